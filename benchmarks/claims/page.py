@@ -14,7 +14,7 @@ from claims.protocol import preset_name
 from claims.series import list_studies
 from claims.tables import false_discovery
 from longitude.report.figure import SLACK, Figure
-from longitude.report.wording import count, legible, paper, with_base
+from longitude.report.wording import count, legible, paper, short_papers, with_base
 from longitude.statistics.comparisons import orders_kept
 from longitude.statistics.estimates import level
 from longitude.study.analysis import CRITERIA, Analysis
@@ -206,8 +206,9 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
     study = {**run.study, "configuration": {**run.study["configuration"], **kept}}
     part = Run(run.path, study, tuple(trial for trial in run.trials if trial.label in labels), run.rows)
     criterion = CRITERIA[run.task.kind](part)
-    short = lambda label: re.sub(r" \+ attention \((\w+)=true\)", r", \1", paper(label))  # noqa: E731 - a chart has no more room
-    names = [short(label) if method == first else f"{short(label)}, {method}" for label, method in drawn]
+    gate = r" \+ attention \((\w+)=true\)"  # a chart has no room for all of it
+    short = {label: re.sub(gate, r", \1", name) for label, name in short_papers([*labels]).items()}
+    names = [short[label] + ("" if method == first else f", {method}") for label, method in drawn]
     findings = [
         criterion.finding(label, length, method)._replace(label=name)
         for name, (label, method) in zip(names, drawn, strict=True)

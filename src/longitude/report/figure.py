@@ -38,7 +38,9 @@ DARK = {
 WIDTH = 760
 """Width of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
 SLACK = 24
-"""Pixels added at the right of a file, for wider fonts of readers."""
+"""Least pixels added at the right of a file, for wider fonts of readers."""
+WIDER = 1.5
+"""Pixels by which a character of a bold name at the end of a line may be wider there: DejaVu Sans against Liberation Sans."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,9 @@ def _still(chart: Any) -> Any:
     """The chart of a file: without invisible layers for a pointer, and with room for another font."""
     spec = _visible(chart.to_dict())
     if isinstance(spec.get("padding"), dict):  # readers' fonts may be wider than the font of the layout
-        spec["padding"] |= {"right": spec["padding"]["right"] + SLACK}
+        names = [point.get("name", "") for points in spec.get("datasets", {}).values() for point in points]
+        longest = max(map(len, names), default=0)
+        spec["padding"] |= {"right": spec["padding"]["right"] + max(SLACK, round(WIDER * longest))}
     return alt.Chart.from_dict(spec)
 
 

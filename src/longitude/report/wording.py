@@ -70,6 +70,8 @@ PAPERS = {
 """Names in papers, by registered name; other names stay unchanged."""
 ROPE_BASE = 10_000
 """The base of `rope` without options."""
+FITS = 30
+"""Characters of the longest name that has room at the end of a line in a chart."""
 PART = re.compile(r"([A-Za-z_]\w*)((?::[^+]*?)?)(?=\+|\.\.|$)")
 """A part of a label: a name and its options."""
 
@@ -111,6 +113,29 @@ def papers(labels: Sequence[str]) -> dict[str, str]:
         return paper(full, options=bool(re.search(r"\brope:", full)) or often[paper(label, options=False)] > 1)
 
     return {label: name(label) for label in labels}
+
+
+def short_papers(labels: Sequence[str]) -> dict[str, str]:
+    """`papers`; names that a chart would cut have only their first options, two or as many as tell the labels apart.
+
+    rope:scaling=yarn,factor=4,original_max_length=128 -> RoPE (base=10000,scaling=yarn).
+    """
+    whole = papers(labels)
+    if max(map(len, whole.values())) <= FITS:
+        return whole
+
+    def first(label: str, most: int) -> str:
+        def part(found: re.Match[str]) -> str:
+            options = re.split(r",(?=\w+=)", found[2][1:])  # a value may be a list: sections=2,1,1
+            return found[1] + (f":{','.join(options[:most])}" if found[2] else "")
+
+        return PART.sub(part, with_base(label))
+
+    for most in range(2, 2 + max(label.count("=") for label in labels)):
+        cut = papers([first(label, most) for label in labels])
+        if len(set(cut.values())) == len(labels):
+            return dict(zip(labels, cut.values(), strict=True))
+    return whole
 
 
 def named(label: str) -> str:

@@ -11,7 +11,7 @@ import altair as alt
 import pandas as pd
 
 from longitude.report.figure import COLORS, EDGE, GREY, PAPER, apart, color_of, dash_of, themed
-from longitude.report.wording import capital, papers
+from longitude.report.wording import capital, short_papers
 from longitude.study.results import Run
 
 SAMPLES = ("—", "--", "··")
@@ -141,7 +141,7 @@ def ends(
         if point["label"] not in last or point[field] >= last[point["label"]][field]:
             last[point["label"]] = point
 
-    names = papers(run.labels)
+    names = short_papers(run.labels)
 
     def named(point: dict) -> str:
         if "name" in point:
