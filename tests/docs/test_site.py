@@ -49,6 +49,14 @@ def test_links_to_files_are_those_of_the_site() -> None:
     assert make_site.linked(both, page, places) == "![The cost of each.](/cost.svg)"
 
 
+def test_every_claim_is_on_the_page_of_its_number() -> None:
+    text = Path("docs/claims.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"^## (\d+)\w* ", text.partition("## The studies")[0], re.MULTILINE)
+    pages = make_site.by_topic(text)
+    assert {f"claims/{int(number):02}.md" for number in numbers} == {*pages} - {"claims.md", "claims/studies.md"}
+    assert sum(page.count("\n## ") for page in pages.values()) == text.count("\n## ") - 1
+
+
 def test_names_of_a_table_lead_to_their_pages() -> None:
     row = "| `t5`, `alibi` | `T5Bias` | a `bias` |"
     assert make_site.indexed(row, "encodings") == (

@@ -32,7 +32,10 @@ def test_a_long_name_in_a_chart_has_the_options_that_tell_it_apart():
             [yarn.format(4), yarn.format(8), "alibi"],
             ["RoPE (base=72,scaling=yarn,factor=4)", "RoPE (base=72,scaling=yarn,factor=8)", "ALiBi"],
         ),
-        (["mrope:sections=4,2,2,base=500,layout=half", "rope:base=5"], ["M-RoPE", "RoPE (base=5)"]),
+        (
+            [f"mrope:base={base},sections=2,1,1,layout=interleaved" for base in (5, 6)],
+            ["M-RoPE (base=5,sections=2,1,1)", "M-RoPE (base=6,sections=2,1,1)"],
+        ),
     ):
         assert wording.short_papers(labels) == dict(zip(labels, names, strict=True))
     alike = [yarn.format(4), yarn.format(4).replace("128", "256")]
