@@ -8,8 +8,8 @@ from torch import Tensor
 
 import longitude as lg
 from longitude.bench.cases import Inputs
-from longitude.bench.peers import ROTATIONS, Forward
 from longitude.bench.rows import Row
+from peers import ROTATIONS, Forward
 from target import Call, Session
 
 PINNED = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30)}

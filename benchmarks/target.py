@@ -23,11 +23,12 @@ from fill_numbers import RESULTS, promises
 from longitude.bench import report
 from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, ours, plain
 from longitude.bench.clock import CLOCKS, interleaved
-from longitude.bench.peers import Peer, installed
 from longitude.bench.rows import Row, reason, timed
 from longitude.bench.sweep import threads
 from longitude.runs.memory import available_memory
 from longitude.runs.progress import Progress
+from longitude.runs.provenance import version_of
+from peers import PEERS, Peer, installed
 
 USUAL_TURNS = 7
 Call = tuple[str, str, Callable[[], object]]
@@ -213,6 +214,7 @@ def main(targets: Sequence[Target], description: str | None, name: str) -> int:
             progress.note(f"{target.name}: <= {target.limit:.2f}, measured {measured and round(measured, 2)}")
     documented = [asdict(row) for row in rows]
     measured = report.document(session.as_json(), report.PROTOCOL, targets=outcomes, rows=documented)
+    measured["versions"] |= {peer.package: version_of(peer.package) for peer in PEERS}
     report.write(asked.out, measured, target_chart.chart(measured))
     print("\n".join([promises(measured), *report.remarks(rows), f"chart: {asked.out.with_suffix('.html')}"]))
     return int(report.has_failed(measured))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import longitude as lg
 import networks
+import peers
 import rotation
 from kinds import offset_biases, temperatures_and_sinks
 from longitude.bench import memory
@@ -31,12 +32,12 @@ LEARNED_BIASES = ("x-transformers T5 bias", "transformers T5")
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
-def biases(passed: str, learned: bool | None, peers: tuple[str, ...]) -> Callable[[Session], list[Row]]:
+def biases(passed: str, learned: bool | None, rivals: tuple[str, ...]) -> Callable[[Session], list[Row]]:
     def measure(session: Session) -> list[Row]:
         """Every encoding that is nothing but a bias of the offset, at lengths 1024 to 8192; others at 1024 and 2048."""
         rows, labels = [], offset_biases(learned)
         for length, turns in ((1024, 9), (2048, 7), (4096, 5), (8192, 3)):
-            others = peers if length <= 2048 else ()
+            others = rivals if length <= 2048 else ()
             rows += session.attention(labels, session.shape(length), passed, turns, others)
         return rows
 
@@ -53,19 +54,20 @@ def extra_memory(session: Session) -> list[Row]:
     if not session.memory or not can_measure_peak():
         return []
     shape = session.shape(8192)
-    peers = [peer.name for peer in session.peers_of(("x-transformers ALiBi",), shape)]
-    base, *rows = [_memory_row(session, name, shape) for name in (PLAIN, *offset_biases(), *peers)]
+    rivals = [peer.name for peer in session.peers_of(("x-transformers ALiBi",), shape)]
+    base, *rows = [_memory_row(session, name, shape) for name in (PLAIN, *offset_biases(), *rivals)]
     plain_mib = base.memory_mib or 0.0
     for row in rows:
         beyond = (row.memory_mib or 0.0) - plain_mib
-        kind = "peer" if row.name in peers else "ours"
+        kind = "peer" if row.name in rivals else "ours"
         rows[rows.index(row)] = replace(row, kind=kind, memory_beyond_mib=beyond, score=beyond / plain_mib)
     return [replace(base, kind="plain", memory_beyond_mib=0.0), *rows]
 
 
 def _memory_row(session: Session, name: str, shape: AttentionShape) -> Row:
     session.on_progress(f"memory at {shape.length}: {name}")
-    mib = memory.growth(shape, name, "auto", session.threads)
+    program = (peers.__file__,) if name in peers.installed() else ("-m", "longitude.bench.memory")
+    mib = memory.growth(shape, name, "auto", session.threads, program)
     return session.row(name, "ours", shape, "memory", BOTH, memory_mib=mib, clock="none")
 
 

@@ -10,7 +10,6 @@ import torch
 from longitude.bench import memory, report, sweep as sweeps
 from longitude.bench.cases import AttentionShape
 from longitude.bench.config import BenchConfig, checked
-from longitude.bench.peers import PEERS, installed
 from longitude.bench.rows import FAILED, Row
 from longitude.runs.memory import can_measure_peak
 from longitude.runs.progress import Progress
@@ -30,8 +29,8 @@ def rows() -> list[Row]:
 
 
 def test_rows_are_complete(rows):
-    """One for every encoding, backend, length and pass, and for every peer; each with its protocol."""
-    lines = 1 + 3 * 3 + len(installed())
+    """One for every encoding, backend, length and pass; each with its protocol."""
+    lines = 1 + 3 * 3
     assert len(rows) == 2 * 2 * lines
     for row in rows:
         assert (row.threads, row.clock, row.turns, row.batch, row.heads, row.kv_heads, row.head_dim, row.dtype) == (
@@ -52,19 +51,6 @@ def test_a_row_names_the_backend_that_ran(rows):
     refused = {(row.name, row.asked): row.note for row in rows if row.note}
     assert set(refused) == {("rope+cope", "sdpa")}
     assert "sdpa refuses: it does not support RowBias" in refused["rope+cope", "sdpa"]
-
-
-@pytest.mark.parametrize(
-    ("peer", "note"),
-    [
-        ({"make": lambda inputs: int("one\ntwo")}, "failed: ValueError: invalid literal for int"),
-        ({"scores": 2**30, "make": lambda inputs: pytest.fail("it would not fit")}, "GiB of memory"),
-    ],
-)
-def test_a_peer_that_is_not_timed_is_a_row_with_its_reason(peer, note, monkeypatch):
-    monkeypatch.setattr(sweeps, "installed", lambda: {"theirs": replace(PEERS[0], name="theirs", **peer)})
-    notes = [row.note for row in sweep(encodings=("rope",), lengths=(12,)) if row.name == "theirs"]
-    assert len(notes) == 2 and all(note in each for each in notes)
 
 
 def test_a_noisy_ratio_is_marked(rows):
@@ -95,11 +81,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_measured(free, message,
     monkeypatch.setattr(sweeps, "interleaved", lambda *_: pytest.fail("it measured"))
     monkeypatch.setattr(sweeps, "available_memory", lambda: free * 2**20)
     with pytest.raises(ValueError, match=message):
-        sweep(encodings=("alibi",), backends=("reference",), lengths=(64, 4096), no_peers=True)
+        sweep(encodings=("alibi",), backends=("reference",), lengths=(64, 4096))
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
-FEW = "--lengths 12 17 --heads 4 --kv-heads 2 --head-dim 8 --repeats 2 --threads 1 --no-memory --no-peers".split()
+FEW = "--lengths 12 17 --heads 4 --kv-heads 2 --head-dim 8 --repeats 2 --threads 1 --no-memory".split()
 
 
 @pytest.mark.slow
@@ -131,7 +117,7 @@ def test_json_is_what_is_written(monkeypatch, command):
     for name in ("system", "cpu", "cores", "os", "memory_gib", "load", "environment"):
         assert machine[name] is not None
     assert machine["threads"] == torch.get_num_threads() and {row["threads"] for row in written[0]["rows"]} == {1}
-    assert {"python", "torch", "transformers", "x-transformers", "rotary-embedding-torch"} <= set(versions)
+    assert {"python", "torch", "transformers"} <= set(versions)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +138,6 @@ def test_json_is_what_is_written(monkeypatch, command):
         ("--lengths 1000000000 --encodings none", ["30517.6", "GiB"]),
         ("--out there.txt", ["there.txt", ".json"]),
         ("--set", ["'--set'"]),
-        ("--peers", ["'--no-peers'"]),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path, monkeypatch, command):

@@ -18,8 +18,8 @@ import targets_mixers
 from fill_numbers import promises
 from longitude.attention.mixer import mixer
 from longitude.bench.cases import AttentionShape, Inputs
-from longitude.bench.peers import ROTATIONS, installed
 from longitude.bench.rows import Row
+from peers import ROTATIONS, installed
 from target import Session, Target
 
 SESSION = Session(threads=1, repeats=1, memory=False, peers=False, shrink=256)

@@ -1,6 +1,6 @@
-"""The cost of a position encoding: time and memory compared with plain causal attention, and with the libraries people use.
+"""The cost of a position encoding: time and memory compared with plain causal attention.
 
-Everything timed is the public API. What is timed: `cases`, `peers`; how: `clock`, `memory`; for which sizes: `sweep`; shown by
+Everything timed is the public API. What is timed: `cases`; how: `clock`, `memory`; for which sizes: `sweep`; shown by
 `report` and `figures`.
 """
 

@@ -41,8 +41,6 @@ class BenchConfig:
     """Number of turns; each calls every case once, and medians are over turns."""
     no_memory: bool = False
     """Do not measure the memory of forward and backward at the longest length, in a process for each case (Linux)."""
-    no_peers: bool = False
-    """Do not time other libraries: those installed of x-transformers, rotary-embedding-torch and transformers."""
 
     @property
     def clock(self) -> str:

@@ -9,7 +9,6 @@ from longitude.report.figure import COLORS, GREY, INK, themed
 from longitude.report.wording import count
 
 STEP, WIDTH = 19, 330
-OWN, PEER = "Longitude", "other ways"
 
 
 def chart(measured: dict[str, Any]) -> Any:
@@ -30,7 +29,6 @@ def point(row: Row) -> dict[str, Any]:
     named = row.name if row.asked in ("", "auto") else f"{row.name} ({row.backend})"
     return {
         "name": named,
-        "whose": PEER if row.kind == "peer" else OWN,
         "backend": row.backend,
         "pass": row.passed,
         "length": str(row.length),
@@ -43,21 +41,19 @@ def point(row: Row) -> dict[str, Any]:
 
 
 def _panel(points: list[dict[str, Any]], passed: str, domain: list[float], first: bool) -> Any:
-    """Panel of our encodings from fast to slow, by the last pass at the longest length, then the peers in the same order."""
-    last = {(each["whose"], each["name"]): each["ratio"] for each in points}
-    names = [name for _, name in sorted(last, key=lambda key: (key[0] == PEER, last[key]))]
+    """Panel of encodings from fast to slow, by the last pass at the longest length."""
+    last = {each["name"]: each["ratio"] for each in points}
+    names = sorted(last, key=lambda name: last[name])
     lengths = sorted({each["length"] for each in points}, key=int)
     y, x = name_axis("name", names, 190, labels=first), ratio_axis(passed, domain)
     colors, circles = alt.Scale(domain=lengths, range=list(COLORS)), alt.Legend(orient="bottom", symbolType="circle")
     color = alt.Color("length:N", title="length", sort=lengths, scale=colors, legend=circles)
-    shapes = alt.Scale(domain=[OWN, PEER], range=["circle", "diamond"])
-    shape = alt.Shape("whose:N", title=None, scale=shapes, legend=alt.Legend(orient="bottom"))
     numbers = [alt.Tooltip(f"{name}:Q", format=".2f") for name in ("ratio", "low", "high", "ms")]
     tooltip = ["name:N", "backend:N", "length:N", *numbers, "memory:N"]
     base = alt.Chart(alt.Data(values=[each for each in points if each["pass"] == passed]))
     one = alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(color=INK, strokeWidth=1.4).encode(x=alt.X("one:Q"))
     bars = base.mark_rule(strokeWidth=1.4, opacity=0.6).encode(alt.X("low:Q"), y, x2="high:Q", color=color)
-    dots = base.mark_point(filled=True, size=62, opacity=0.95).encode(x, y, color=color, shape=shape, tooltip=tooltip)
+    dots = base.mark_circle(size=62, opacity=0.95).encode(x, y, color=color, tooltip=tooltip)
     return alt.layer(one, bars, dots).properties(width=WIDTH, height=STEP * len(names))
 
 

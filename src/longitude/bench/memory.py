@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 import torch
 
 from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, ours, plain
-from longitude.bench.peers import PEERS
 from longitude.runs.memory import memory_growth
 
 STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
@@ -20,10 +20,19 @@ STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
 keeps holes, whose size varies with the order of threads, and blocks that fit into those of the warm-up count as no growth."""
 
 
-def growth(shape: AttentionShape, name: str, backend: str, threads: int) -> float:
-    """MiB by which forward and backward of a case raise the peak of a fresh process, above its inputs."""
+def growth(
+    shape: AttentionShape,
+    name: str,
+    backend: str,
+    threads: int,
+    program: Sequence[str] = ("-m", "longitude.bench.memory"),
+) -> float:
+    """MiB by which forward and backward of a case raise the peak of a fresh process, above its inputs.
+
+    program: Arguments of Python for a program that calls `main`; this module by default.
+    """
     case = json.dumps({"shape": asdict(shape), "name": name, "backend": backend, "threads": threads})
-    command = [sys.executable, "-m", "longitude.bench.memory", case]
+    command = [sys.executable, *program, case]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **STEADY})
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -32,14 +41,11 @@ def growth(shape: AttentionShape, name: str, backend: str, threads: int) -> floa
 
 
 def find(name: str, backend: str, inputs: Inputs) -> Case:
-    """A case by its name: plain, a peer, or an encoding of ours."""
-    if name == PLAIN:
-        return plain(inputs)
-    peer = next((peer for peer in PEERS if peer.name == name), None)
-    return ours(name, backend, inputs) if peer is None else peer.case(inputs)
+    """A case by its name: plain, or an encoding of ours."""
+    return plain(inputs) if name == PLAIN else ours(name, backend, inputs)
 
 
-def main(text: str) -> None:
+def main(text: str, find: Callable[[str, str, Inputs], Case] = find) -> None:
     case = json.loads(text)
     torch.set_num_threads(case["threads"])
     shape = AttentionShape(**case["shape"])

@@ -10,7 +10,6 @@ import vl_convert
 from rich.table import Table
 
 from longitude.bench.cases import PLAIN
-from longitude.bench.peers import PEERS
 from longitude.bench.rows import FAILED, Row
 from longitude.report.figure import save
 from longitude.report.page import vega_notice
@@ -18,12 +17,11 @@ from longitude.report.table import table
 from longitude.report.wording import count
 from longitude.runs.files import atomic, require_writable, write_json
 from longitude.runs.memory import available_memory, total_memory
-from longitude.runs.provenance import provenance, version_of
+from longitude.runs.provenance import provenance
 
 SCHEMA = 1
 NOISY = 0.2
 """Quartiles of a ratio further apart than this share of it are marked."""
-PACKAGES = sorted({peer.package for peer in PEERS})
 PROTOCOL = (
     "Each turn calls every case of a size once, in one process; the first turn is not counted. seconds: the median of a "
     "call. ratio: to `against` in the same turn, its median and quartiles over turns. forward: without gradients. "
@@ -45,7 +43,6 @@ def document(configuration: dict[str, Any], protocol: str, **results: Any) -> di
         "load": [round(load, 2) for load in os.getloadavg()],
         "environment": environment,
     }
-    origin["versions"] |= {package: version_of(package) for package in PACKAGES}
     made = datetime.now(UTC).isoformat(timespec="seconds")
     return {"schema": SCHEMA, "made": made, "protocol": protocol, "configuration": configuration, **origin, **results}
 
@@ -75,10 +72,7 @@ def parts(measured: dict[str, Any]) -> list[Any]:
     size = f"{first.batch} x {first.heads} heads x {first.head_dim}, {first.dtype}"
     clock = f"{count(first.threads, 'thread')}, {first.clock} time, medians of {first.turns}"
     heading = f"time over plain causal attention; {size}, {clock}"
-    missing = [package for package in PACKAGES if measured["versions"][package] is None]
-    absent = f"not installed, so not compared: {', '.join(missing)}; pip install 'longitude[bench]' brings all"
-    peers = missing and not measured["configuration"]["no_peers"]
-    return [heading, ratios(rows), *remarks(rows), *([absent] if peers else [])]
+    return [heading, ratios(rows), *remarks(rows)]
 
 
 def ratios(rows: list[Row]) -> Table:
@@ -95,7 +89,7 @@ def ratios(rows: list[Row]) -> Table:
         if kind != before:
             shown.add_row()
             before = kind
-        where = "" if kind == "peer" else ", ".join(dict.fromkeys(row.backend for row in cells.values()))
+        where = ", ".join(dict.fromkeys(row.backend for row in cells.values()))
         memory = next((_memory(row) for row in cells.values() if row.memory_mib is not None), "")
         shown.add_row(name, where, *(_cell(cells[column]) for column in columns), *[memory] * weighed)
     return shown

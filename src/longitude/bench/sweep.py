@@ -1,4 +1,4 @@
-"""The table of a BenchConfig: every encoding on every backend at every length, and the peers, compared with plain attention."""
+"""The table of a BenchConfig: every encoding on every backend at every length, compared with plain attention."""
 
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from longitude.bench import memory
-from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, Kind, built, ours, plain, verdict
+from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, built, ours, plain, verdict
 from longitude.bench.clock import CLOCKS, interleaved
 from longitude.bench.config import BenchConfig
-from longitude.bench.peers import installed
-from longitude.bench.rows import FAILED, Row, reason, timed
+from longitude.bench.rows import FAILED, Row, timed
 from longitude.runs.device import threads
 from longitude.runs.memory import available_memory, can_measure_peak, require_memory
 from longitude.runs.progress import Progress
@@ -24,10 +23,9 @@ SMALLER = "choose shorter --lengths, a smaller --batch, or another of --backends
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: an encoding on a backend, or a peer."""
+    """A line of the table: an encoding on a backend."""
 
     name: str
-    kind: Kind
     backend: str
 
     @property
@@ -36,8 +34,7 @@ class Line:
 
 
 def lines_of(config: BenchConfig) -> list[Line]:
-    own = [Line(label, "ours", backend) for label in config.encodings for backend in config.backends]
-    return own + [Line(name, "peer", "") for name in installed() if not config.no_peers]
+    return [Line(label, backend) for label in config.encodings for backend in config.backends]
 
 
 def shape_of(config: BenchConfig, length: int) -> AttentionShape:
@@ -78,12 +75,12 @@ def timed_rows(config: BenchConfig, lines: list[Line], inputs: Inputs, passed: s
     protocol: dict[str, Any] = {"threads": torch.get_num_threads(), "clock": config.clock, "turns": config.repeats}
     protocol |= {"passed": passed, **asdict(inputs.shape)}
     rows = []
-    for line in (Line(PLAIN, "plain", ""), *lines):
+    for line in (Line(PLAIN, ""), *lines):
         case = cases[line.key]
         done = isinstance(case, Case)
-        found: dict[str, Any] = timed(timings[line.key], PLAIN) if done else {"note": case}
-        backend = case.backend if done else line.backend
-        rows.append(Row(name=line.name, kind=line.kind, asked=line.backend, backend=backend, **protocol, **found))
+        numbers: dict[str, Any] = timed(timings[line.key], PLAIN) if done else {"note": case}
+        backend, kind = case.backend if done else line.backend, "plain" if line.name == PLAIN else "ours"
+        rows.append(Row(name=line.name, kind=kind, asked=line.backend, backend=backend, **protocol, **numbers))
     return rows
 
 
@@ -119,18 +116,8 @@ def sweep(config: BenchConfig, progress: Progress) -> list[Row]:
 
 
 def case_of(line: Line, inputs: Inputs, backward: bool) -> Case | str:
-    """Case of a line, or the reason why it is not timed. A peer is tried once, and any error it raises is recorded."""
-    if line.kind == "ours":
-        try:
-            return ours(line.name, line.backend, inputs, backward)
-        except ValueError as error:
-            return str(error)
-    peer = installed()[line.name]
-    if (needed := peer.bytes(inputs.shape)) > available_memory():
-        return f"needs about {needed / 2**30:.1f} GiB of memory"
+    """Case of a line, or the reason why it is not timed."""
     try:
-        case = peer.case(inputs)
-        case.step(backward)()
-    except Exception as error:
-        return reason(error)
-    return case
+        return ours(line.name, line.backend, inputs, backward)
+    except ValueError as error:
+        return str(error)

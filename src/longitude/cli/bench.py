@@ -11,7 +11,7 @@ from longitude.bench.config import BenchConfig
 from longitude.cli.shared import DONE, FAILURES, INTERRUPTED, print_json, waiting
 
 GROUPS = {
-    "data": "encodings lengths backends batch heads kv_heads head_dim dtype passes no_peers",
+    "data": "encodings lengths backends batch heads kv_heads head_dim dtype passes",
     "timing": "threads cpu_time repeats no_memory",
 }
 EXAMPLES = """  longitude bench --encodings rope alibi t5 --lengths 1024 4096
@@ -23,7 +23,7 @@ def bench(
     out: Path = Path("runs/bench.json"),
     json: bool = False,
 ) -> int:
-    """Measure time and memory of encodings, beside PyTorch SDPA and other libraries.
+    """Measure time and memory of encodings, beside PyTorch SDPA.
 
     Args:
         config: What to measure.

@@ -1,11 +1,12 @@
 """Other libraries on the same tensors: each corresponds to one of our encodings.
 
 A peer is timed if its package is installed. Whole modules of transformers run on given queries, keys and values: their
-projections are replaced by functions that return those.
+projections are replaced by functions that return those. `python benchmarks/peers.py CASE` prints the memory of a case.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longitude.bench import memory
 from longitude.bench.cases import AttentionShape, Case, Inputs, causal
 from longitude.runs.provenance import version_of
 
@@ -205,3 +207,7 @@ PEERS = (
     Peer("transformers MPT", "transformers", mpt, scores=4),
     Peer("transformers T5", "transformers", t5, scores=5),
 )
+
+
+if __name__ == "__main__":
+    memory.main(sys.argv[1], lambda name, backend, inputs: installed()[name].case(inputs))
