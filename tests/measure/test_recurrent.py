@@ -4,13 +4,13 @@ import pytest
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, RwkvConfig, RwkvForCausalLM
 
 import longitude as lg
-from longitude.checkpoints.families.recurrent import from_recurrent
 from longitude.checkpoints.load import byte_tokenizer, config_of
 from longitude.measure.config import MeasureConfig
 from longitude.measure.plan import keeps_keys, outline_of, plan
 from longitude.measure.run import measure
 from longitude.runs.progress import Progress
 from longitude.testing import fill
+from tests.checkpoints.copied import of_recurrent
 from tests.checkpoints.recurrent_models import GROUPED
 
 SIZES = {"vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 2}
@@ -29,7 +29,7 @@ def test_theirs_and_ours_on_one_page(name, text, tmp_path):
     model = fill(MODELS[name](), std=0.2)
     model.save_pretrained(theirs)
     byte_tokenizer().save_pretrained(theirs)
-    from_recurrent(theirs).save_pretrained(ours)
+    of_recurrent(model).save_pretrained(ours)
     config = MeasureConfig(
         text=str(text), device="cpu", lengths=(24, 48), documents=2, chunk=16, methods=("non-overlapping",)
     )

@@ -1,1 +1,0 @@
-"""Special rules for families of published models."""
