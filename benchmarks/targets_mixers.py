@@ -328,7 +328,6 @@ TARGETS = (
     Target("latent attention, 1024 tokens", 1.1, "the same through torch.nn", latent),
     Target("encoder-decoder, 1024 tokens", 1.1, "the same through torch.nn", encoder_decoder),
     Target("hierarchical attention, 8192 and 16384", 1.0, "full attention", hierarchical),
-    Target("native sparse attention, a toy, 1024 tokens", 8.0, "full attention", over_full("nsa", {1024: 9})),
     Target("stick-breaking, 1024 tokens", 1.2, "full attention", over_full("stick_breaking", {1024: 7})),
     Target("128 keys by an indexer, 1024 tokens", 1.2, "full attention", over_full("indexed", {1024: 9}, k_top=128)),
     Target("repositioning (RePo), 1024 tokens", 1.2, "full attention", over_full("repo", {1024: 15})),

@@ -422,7 +422,7 @@ def test_rotated_values_are_those_of_deepseek_v4():
         close(out.transpose(1, 2).reshape(2, 11, 64), seen["out"].reshape(2, 11, 64), 2e-6)
 
 
-@pytest.mark.parametrize("mixer", ["latent", "hierarchical", "nsa", "performer"])
+@pytest.mark.parametrize("mixer", ["latent", "hierarchical", "performer"])
 def test_mixers_whose_values_have_no_position_refuse_to_rotate_them(mixer):
     rope = {"name": "rope", "rotate_values": True}
     sizes = {"vocab_size": 11, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}

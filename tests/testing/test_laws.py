@@ -113,7 +113,6 @@ MIXER_VARIANTS = {
     "hierarchical, one softmax, learned": of("hierarchical", "rope", "alibi", combine="softmax", merge="learned"),
     "hierarchical, learned": of("hierarchical", "rope", merge="learned", window=2),
     "hierarchical, window of one": of("hierarchical", "t5", window=1, size_term=False),
-    "nsa, overlapping": of("nsa", "rope", block=6, select_block=8, select_count=4),
     "stick_breaking, remainder": of("stick_breaking", remainder=True),
     "stick_breaking in a block": of("stick_breaking", qk_norm=True, output_gate=True, short_conv="kv"),
     "repo in a block": of("repo", **PARTS, qk_norm=True, short_conv="qkv"),

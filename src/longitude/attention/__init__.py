@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from longitude.attention.layers.longformer import LongformerAttention as LongformerAttention
     from longitude.attention.layers.parallel import ParallelMixer as ParallelMixer
     from longitude.attention.layers.repo import RePoAttention as RePoAttention
-    from longitude.attention.layers.sparse import NativeSparseAttention as NativeSparseAttention
     from longitude.attention.layers.stick_breaking import StickBreaking as StickBreaking
     from longitude.attention.layers.window import ChunkAttention as ChunkAttention, WindowAttention as WindowAttention
     from longitude.attention.merge import merge_attention as merge_attention
@@ -43,7 +42,6 @@ __getattr__, __all__ = loaded_on_use(
         "layers.longformer": "LongformerAttention",
         "layers.parallel": "ParallelMixer",
         "layers.repo": "RePoAttention",
-        "layers.sparse": "NativeSparseAttention",
         "layers.stick_breaking": "StickBreaking",
         "layers.window": "ChunkAttention WindowAttention",
     },

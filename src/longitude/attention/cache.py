@@ -232,15 +232,6 @@ class LatentCacheLayer(LongitudeCacheLayer):
         return self.keys, self.values
 
 
-class SparseCacheLayer(LongitudeCacheLayer):
-    """keys, values [B, 3 Hkv, L, head_dim]: those of blocks, which are not rotated, of chosen blocks, and of the window.
-
-    columns "block_keys" and "block_values" [B, Hkv, L, head_dim]: at the last token of each block its summary, zeros elsewhere.
-    """
-
-    kind = "sparse"
-
-
 class IndexedCacheLayer(LongitudeCacheLayer):
     """Keys and values as in LongitudeCacheLayer; the column "index_keys" [B, 1, L, index_dim] has the indexer's keys."""
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-CacheKind = Literal["full", "rolling", "latent", "sparse", "indexed", "indexed_latent", "state"]
-"""Kind of a cache layer: all keys and values, the newest of them, latents, those of sparse or indexed attention, or a state."""
+CacheKind = Literal["full", "rolling", "latent", "indexed", "indexed_latent", "state"]
+"""Kind of a cache layer: all keys and values, the newest of them, latents, those of indexed attention, or a state."""
 
 
 class unchanged_if_refused:

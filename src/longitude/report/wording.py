@@ -43,7 +43,6 @@ PAPERS = {
     "beam_temperature": "Beam temperature",
     "sink": "learned sink",
     "latent": "MLA",
-    "nsa": "NSA",
     "indexed": "DSA",
     "indexed_latent": "DSA over MLA",
     "repo": "RePo",

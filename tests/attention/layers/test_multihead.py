@@ -183,7 +183,6 @@ CACHED = {
     "window": {"size": 3},
     "latent": {},
     "hierarchical": {"window": 3},
-    "nsa": {},
     "mamba": {},
     "retention": {},
 }
