@@ -377,28 +377,6 @@ def test_accelerate_launch_on_two_processes_is_one_of_double_batch(extended, tex
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--positions", "skipped", "--gradient-checkpointing"]])
-def test_processes_that_share_each_window_are_one(options, extended, text, tmp_path) -> None:
-    """`torchrun -m longitude extend --sequence-parallel` on two processes: losses of every step and weights of one."""
-    tuning = ["--fine-tune", str(text), "--steps", "4", "--window", "63", "--batch", "2", "--learning-rate", "1e-3"]
-    given = [str(extended), *tuning, "--no-measure", "--json", *options, "--out"]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "longitude"]
-    ways = {"one": ["-m", "longitude"], "two": torchrun}
-    losses = {}
-    for name, way in ways.items():
-        shared = ["--sequence-parallel"] if name == "two" else []
-        command = [sys.executable, *way, "extend", *given, str(tmp_path / name), *shared]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 0, done.stderr
-        losses[name] = json.loads(done.stdout)["tuned"]["losses"]
-    assert len(losses["one"]) == 4
-    assert losses["two"] == pytest.approx(losses["one"], rel=1e-6)
-    one, two = (weights(tmp_path / name) for name in ("one", "two"))
-    for name, tensor in one.items():  # Adam divides small gradients, and their rounding, by their size
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-4)
-
-
 def test_a_saved_training_that_was_damaged_is_dropped(tmp_path) -> None:
     saved = tmp_path / "step-4"
     saved.mkdir()

@@ -16,8 +16,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 
 import longitude as lg
 import longitude.hf  # registers
-from longitude.attention.operation import requests
-from longitude.hf.attention import REFUSED, stock_attention, with_bias
+from longitude.hf.attention import REFUSED, stock_attention
 from longitude.hf.masks import StockMask
 from longitude.hf.trainer import require_shareable
 from longitude.models.cache_names import cache_in, named
@@ -471,11 +470,3 @@ def test_a_bias_of_another_shape_is_refused():
     q = torch.randn(2, 4, 9, 8)
     with refused("position_bias", "[2, 4, 9, 9]", "[3, 4, 9, 9]"):
         stock_attention(torch.nn.Module(), q, q, q, None, position_bias=torch.randn(3, 4, 9, 9))
-
-
-def test_a_bias_of_one_process_is_refused_for_a_shared_sequence():
-    q = torch.randn(2, 4, 9, 8)
-    (part,) = requests(q, q, q)
-    part.request.pairs.shared = object()
-    with refused("position_bias"):
-        with_bias(part.request, torch.randn(1, 4, 9, 9))

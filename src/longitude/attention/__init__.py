@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from longitude.attention.layers.stick_breaking import StickBreaking as StickBreaking
     from longitude.attention.layers.window import ChunkAttention as ChunkAttention, WindowAttention as WindowAttention
     from longitude.attention.merge import merge_attention as merge_attention
-    from longitude.attention.sequence_slice import SequenceSlice as SequenceSlice
 
 __getattr__, __all__ = loaded_on_use(
     __name__,
@@ -34,7 +33,6 @@ __getattr__, __all__ = loaded_on_use(
         "cache": "LongitudeCacheLayer",
         "grouped_heads": "pool_heads",
         "merge": "merge_attention",
-        "sequence_slice": "SequenceSlice",
         "layers.cross": "CrossAttention",
         "layers.hierarchical": "HierarchicalAttention hierarchical_attention",
         "layers.indexed": "IndexedAttention IndexedLatentAttention indexer_loss",

@@ -1,4 +1,4 @@
-"""Merging of attention over parts of the keys, for ring attention or a cache in parts."""
+"""Merging of attention over parts of the keys, such as the parts of a cache."""
 
 from __future__ import annotations
 

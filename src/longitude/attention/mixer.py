@@ -68,7 +68,6 @@ class Mixer(FullPrecision):
         rotates_values: Whether an encoding may rotate its values, and its outputs back.
         bidirectional: Whether a token also attends to later tokens under lg.NoMask(), as encoders need.
         has_weights: Whether it has attention weights, which return_weights returns.
-        shares_sequence: Whether its tokens may be a slice of a sequence (lg.attention.SequenceSlice).
         growth: Growth of its cache with the number of tokens N: "O(1)", "O(log N)" or "O(N)".
         undecayed: Names of parameters without weight decay, besides vectors and norms (lg.parameter_groups).
         full_precision: Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded.
@@ -85,7 +84,6 @@ class Mixer(FullPrecision):
     rotates_values = False
     bidirectional = False
     has_weights = False
-    shares_sequence = False
     growth = "O(N)"
     saturates = False
     carries = False

@@ -16,13 +16,11 @@ from longitude import c_compile
 from longitude.attention.backends import BACKENDS, Backend, refuses, routes
 from longitude.attention.backends.sdpa import sdpa_is_plain
 from longitude.attention.length_dependent import Part, joined, parted
-from longitude.attention.masks import AllOf, Causal, Mask, require_causal
+from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import from_tensor
 from longitude.attention.regions import merged
 from longitude.attention.request import AllowedPairs, Options, Request, places, require_heads, transformed, validate
-from longitude.attention.ring import ring
-from longitude.attention.sequence_slice import SequenceSlice, require_sliceable, slice_positions
 from longitude.attention.terms import (
     learned_of,
     mixed,
@@ -146,8 +144,6 @@ def requests(
         else compose(encoding)
     )
     require_causal(encoding.causal_only, mask)
-    if isinstance(mask, AllOf | SequenceSlice):
-        q_positions, k_positions = slice_positions(mask, q.device, q_positions, k_positions)
     at = places(q, k, q_positions, k_positions, encoding.axes)
     r = raw_request(q, k, v, encoding, context, mask, *at, scale, dropout, return_weights, sinks=sinks, softcap=softcap)
     if encoding.stable_keys:
@@ -211,8 +207,6 @@ def raw_request(
         pairs=pairs,  # type: ignore[arg-type]
         sinks=sinks,
     )  # fmt: skip
-    if r.pairs.shared is not None:
-        require_sliceable(encoding)
     return r if len(added) == len(terms) else with_terms_around(r, terms)
 
 
@@ -233,8 +227,6 @@ def refusal(backend: Backend, requests: Sequence[Request]) -> str | None:
 def choose(requests: Sequence[Request], name: str) -> Backend:
     """The backend of that name, or the cheapest that supports all requests; ValueError with the reason otherwise."""
     require_backend(name)
-    if requests[0].pairs.shared is not None:
-        return ring(name)
     if name == "auto":
         return cheapest(requests)
     if why := refusal(BACKENDS[name], requests):

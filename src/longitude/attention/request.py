@@ -15,7 +15,6 @@ from torch import Tensor
 from longitude.attention.find_spans import Span, find_spans, tensors_of
 from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask
 from longitude.attention.patterns import Ago
-from longitude.attention.sequence_slice import slice_of
 from longitude.derivatives import readable
 from longitude.errors import UsageError, check_positive
 from longitude.positions.base import Columns, Drift, Encoding, OffsetVectors, Region, Term, Transport
@@ -50,7 +49,6 @@ class AllowedPairs:
         self.q_order, self.k_order = q_order, k_order
         parts = mask.parts()
         self.beyond_band = tuple([m for m in parts if not is_band(m)])
-        self.shared = slice_of(mask) if len(self.beyond_band) > 0 else None  # a sequence on several processes
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
         self.found: list[tuple[list[int], list[Span]]] | str | None = None
         self.visible: Tensor | None = None  # keys per query, once they are counted

@@ -27,10 +27,6 @@ def visible_keys(pairs: AllowedPairs, device: torch.device) -> Tensor:
     """
     if pairs.visible is not None:
         return pairs.visible.to(device)
-    if (share := pairs.shared) is not None:  # keys of the whole sequence, not only of this process
-        whole, own = share.whole(pairs.mask), share.parts_of(share.rank)
-        sizes = ((part.stop - part.start, share.length, part.start) for part in own)
-        return torch.cat([visible_keys(AllowedPairs(whole, pairs.batch, *size), device) for size in sizes], -1)
     stream = torch.arange(pairs.keys, device=device)
     ids = [
         m.ids if isinstance(m, Documents) else m.ids(stream)

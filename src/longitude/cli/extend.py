@@ -46,8 +46,6 @@ class ExtendOptions:
         batch: With --fine-tune: windows per step on each device.
         learning_rate: With --fine-tune: after 5% of the steps, in which it rises.
         gradient_checkpointing: With --fine-tune: less memory, a third more time.
-        sequence_parallel: With --fine-tune under torchrun: all processes share each window, so that n of them take n times the
-            length.
         dry_run: Print what would change, and write nothing.
         plan: Write nothing; print tokens, FLOPs, memory and time of each part, on this machine and on one H100, from
             config.json and a few layers that are run here.
@@ -76,7 +74,6 @@ class ExtendOptions:
     batch: int = 1
     learning_rate: float = 2e-5
     gradient_checkpointing: bool = False
-    sequence_parallel: bool = False
     dry_run: bool = False
     plan: bool = False
     gguf: Path | None = None
@@ -93,8 +90,7 @@ class ExtendOptions:
                 "--plan is of --to and --fine-tune, got --convert-layout, which copies; leave one of them out"
             )
         self._require("--to, the new length", self.to, ("method", "factor", "base", "original"))
-        tuning = ("steps", "lora", "positions", "window", "batch", "learning_rate")
-        tuning += ("gradient_checkpointing", "sequence_parallel")
+        tuning = ("steps", "lora", "positions", "window", "batch", "learning_rate", "gradient_checkpointing")
         self._require("--fine-tune TEXT", self.fine_tune, tuning)
         if self.to is None and self.convert_layout is None and self.fine_tune is None:
             raise ValueError("expected --to, the length in tokens, and --method; got neither --to nor --convert-layout")
@@ -125,7 +121,7 @@ class ExtendOptions:
 GROUPS = {
     "method": "to method factor base original convert_layout budget seed",
     "evaluation": "text cost_minutes no_measure",
-    "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing sequence_parallel",
+    "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing",
     "execution": "dry_run plan gguf allow_pickle",
 }
 EXAMPLES = """  longitude extend models/llama --to 1024 --method all
@@ -216,7 +212,6 @@ def _extend(model: str, file: Path, config: ExtendOptions, out: Path | None, jso
             "batch",
             "learning_rate",
             "gradient_checkpointing",
-            "sequence_parallel",
             "seed",
         )
         options: Any = {name: getattr(config, name) for name in names} | {"length": config.window}

@@ -30,8 +30,7 @@ from longitude.errors import check_sizes
 from longitude.extend.methods import is_unrotated
 from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement
 from longitude.extend.units import TRAINING, digest_of_tokens, digest_of_weights, work_of, working
-from longitude.hf import SequenceParallelTrainer, Trainer
-from longitude.hf.trainer import require_shareable
+from longitude.hf import Trainer
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
@@ -89,7 +88,6 @@ def fine_tune(
     positions: Positions = "contiguous",
     seed: int = 0,
     gradient_checkpointing: bool = False,
-    sequence_parallel: bool = False,
     cost_text: str | None = None,
     minutes: float = MINUTES,
     on_progress: Callable[[str, float, float], None] = lambda what, done, total: None,
@@ -121,8 +119,6 @@ def fine_tune(
             length for windows of any length.
         seed: Random seed for the order of windows and for positions.
         gradient_checkpointing: Recompute activations in backward: less memory, a third more time.
-        sequence_parallel: All processes share each window, and a step equals that of one process: n processes allow n times the
-            length.
         cost_text: Text for comparing both checkpoints; None: no comparison.
         minutes: Approximate time of the comparison.
         on_progress: Called as on_progress(description with the perplexity, steps done, total steps).
@@ -165,26 +161,20 @@ def fine_tune(
         short = source.kind == "rotary" and is_unrotated(of_full_attention(ropes_of(source)).scaling)
         length, rule = window_of(config, length, positions, short)
         model.config.use_cache = False
-        shared = processes() if sequence_parallel else 1
-        if sequence_parallel:
-            model.set_attn_implementation("longitude")
-            require_shareable(model)
         weights = digest_of_weights(model)
         if lora:
             model = _with_lora(model, seed)
         stream = _stream(tokenizer, text, length)
         question = {"steps": steps, "length": length, "learning_rate": learning_rate, "batch": batch, "lora": lora}
-        question |= {"sequence_parallel": True} if sequence_parallel else {}
         question |= {"positions": positions, "seed": seed, "processes": processes(), "weights": weights}
         question |= {"declared": source.declared, "text": digest_of_tokens(stream)}
         state = work_of(out) / f"{TRAINING}-{key_of(question)}"
         with new_folder(out) if store is not None else nullcontext(out) as unfinished:
             arguments = _arguments(state, steps, batch, learning_rate, seed, gradient_checkpointing)
-            _require_memory(model, config, batch, math.ceil(length / shared), gradient_checkpointing)
+            _require_memory(model, config, batch, length, gradient_checkpointing)
             newest = _newest(state, model)
-            windows = Windows(stream, length, steps * batch * arguments.world_size // shared, seed, rule)
-            kind = SequenceParallelTrainer if sequence_parallel else Trainer
-            trainer = kind(
+            windows = Windows(stream, length, steps * batch * arguments.world_size, seed, rule)
+            trainer = Trainer(
                 model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress), Keep(on_note)]
             )
             trainer.remove_callback(PrinterCallback)

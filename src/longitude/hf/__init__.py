@@ -13,11 +13,11 @@ from transformers.masking_utils import AttentionMaskInterface
 from longitude.hf.attention import refusing, stock_attention
 from longitude.hf.masks import stock_mask
 from longitude.hf.stock import from_pretrained, set_positions
-from longitude.hf.trainer import SequenceParallelTrainer, Trainer
+from longitude.hf.trainer import Trainer
 
 AttentionInterface.register("longitude", stock_attention)
 AttentionMaskInterface.register("longitude", stock_mask)
 for _name in ("get_correct_attn_implementation", "set_attn_implementation"):
     setattr(PreTrainedModel, _name, refusing(getattr(PreTrainedModel, _name)))
 
-__all__ = ["SequenceParallelTrainer", "Trainer", "from_pretrained", "set_positions"]
+__all__ = ["Trainer", "from_pretrained", "set_positions"]

@@ -18,12 +18,11 @@ from longitude.attention.masks import AllOf, Causal, Mask, NoMask, Window
 from longitude.attention.operation import answer, choose_once, requests, run_parts
 from longitude.attention.patterns import Pairs
 from longitude.attention.request import Request
-from longitude.attention.sequence_slice import SequenceSlice
 from longitude.attention.terms import with_sinks
 from longitude.derivatives import in_forward_mode, tracing, transforms_active
 from longitude.errors import UsageError
 from longitude.hf.layer import CALL, LayerCall, encoding_of
-from longitude.hf.masks import StockMask, dense_mask, sliced, with_packed
+from longitude.hf.masks import StockMask, dense_mask, with_packed
 from longitude.positions.terms import PairBias
 
 REFUSED = {
@@ -193,11 +192,6 @@ def with_bias(r: Request, bias: Tensor | None) -> Request:
         or bias.shape[3] < r.length
     ):
         raise UsageError("position_bias", f"[{len(r.q)}, {r.heads}, {r.rows}, {r.length}]", list(bias.shape))
-
-    if r.pairs.shared is not None:
-        raise ValueError(
-            "position_bias: it covers the pairs of one process; expected a sequence that no processes share"
-        )
     size = r.rows if torch.compiler.is_compiling() else ROWS
     blocks = bias.split(size, 2)  # so that backward makes gradients of a few rows, not of all for each part of the call
 
@@ -243,8 +237,6 @@ def stock_mask_of(module: nn.Module, attention_mask: Any, query: Tensor, keys: i
     """The mask that the layer was called with; if its model makes none, causality as the layer itself declares it."""
     causal = getattr(module, "is_causal", True) if causal is None else causal
     mask: Mask = Causal() if causal else NoMask()
-    if isinstance(attention_mask, SequenceSlice):  # the model made no mask from it
-        return sliced(mask, attention_mask)
     if isinstance(attention_mask, StockMask):
         # More keys than the cache has room for are the model's own, such as summaries of those before them.
         if not attention_mask.keys <= keys <= max(attention_mask.keys, attention_mask.slots):

@@ -14,7 +14,6 @@ from transformers import masking_utils as theirs
 from longitude.attention.documents import places_of, runs_of
 from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.attention.patterns import Ago, Chunks, from_tensor
-from longitude.attention.sequence_slice import SequenceSlice
 from longitude.derivatives import numbers_of, readable, tracing
 from longitude.errors import UsageError
 from longitude.models.streams import Packed, documents_of
@@ -82,10 +81,6 @@ def stock_mask(
     """
     if isinstance(attention_mask, StockMask):  # made ahead by generate()
         return attention_mask
-    if isinstance(attention_mask, SequenceSlice):
-        if kv_length != q_length:
-            raise ValueError("attention_mask: a SequenceSlice is a sequence without a past; expected use_cache=False")
-        return sliced(AllOf(tuple(parts_of(mask_function, torch.arange(q_length)))), attention_mask)
     if any(getattr(building.get("config"), name, None) is not None for name in INDEXERS):
         return theirs.eager_mask(
             batch_size, q_length, kv_length, int(q_offset), kv_offset, mask_function, attention_mask, **building
@@ -111,13 +106,6 @@ def stock_mask(
             streams = torch.zeros_like(valid, dtype=torch.long).masked_fill(~valid, -1)
             parts.append(Padding(valid))
     return StockMask(AllOf(tuple(parts)), keys, streams, slots=kv_length)
-
-
-def sliced(mask: Mask, share: SequenceSlice) -> StockMask:
-    """The mask of a slice of a sequence that several processes share; ValueError if it is no mask by order."""
-    mask = mask & share
-    share.whole(mask)
-    return StockMask(mask, share.own)
 
 
 _DENSE: WeakIdKeyDictionary = WeakIdKeyDictionary()

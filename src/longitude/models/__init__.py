@@ -11,7 +11,6 @@ from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel
 from longitude.models.encoder import LongitudeForMaskedLM
 from longitude.models.seq2seq import LongitudeForSeq2SeqLM
-from longitude.models.sequence import cut_sequence
 
 AutoConfig.register("longitude", LongitudeConfig, exist_ok=True)
 AutoModel.register(LongitudeConfig, LongitudeModel, exist_ok=True)
@@ -20,5 +19,5 @@ AutoModelForMaskedLM.register(LongitudeConfig, LongitudeForMaskedLM, exist_ok=Tr
 AutoModelForSeq2SeqLM.register(LongitudeConfig, LongitudeForSeq2SeqLM, exist_ok=True)
 
 __all__ = [
-    "LongitudeConfig", "LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM", "LongitudeModel", "cut_sequence",
+    "LongitudeConfig", "LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM", "LongitudeModel",
 ]  # fmt: skip

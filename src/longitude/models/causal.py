@@ -12,7 +12,6 @@ from transformers import Cache
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
-from longitude.attention.sequence_slice import SequenceSlice
 from longitude.errors import UsageError
 from longitude.models.cache_names import INSTALLED, CausalOutput, one_of
 from longitude.models.configuration import LongitudeConfig
@@ -73,7 +72,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             memories: As in LongitudeModel.
             output_hidden_states: As in LongitudeModel.
             output_attentions: As in LongitudeModel.
-            attention_mask: 0 for padding [B, Lk], cached tokens included; or a SequenceSlice, as cut_sequence makes it.
+            attention_mask: 0 for padding [B, Lk], cached tokens included.
             position_ids: [B, L], instead of counting from the start of each document. Without attention_mask and cache, those
                 that start over mark documents, as transformers' cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
                 seq_idx [B, L] in kwargs do (see `documents_of`).
@@ -117,10 +116,6 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             if given is not None and given.shape != hidden.shape[:2]:
                 raise UsageError(name, f"{list(hidden.shape[:2])}", list(given.shape))
         if labels is not None and shift_labels is None:
-            if isinstance(attention_mask, SequenceSlice):
-                raise ValueError(
-                    "labels: a slice ends before the next process's first token; expected shift_labels too"
-                )
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
             alone = cache is None and not use_cache and memories is None
             documents = documents_of(

@@ -17,14 +17,12 @@ from longitude.attention.cache import LongitudeCache, adopt
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
-from longitude.attention.sequence_slice import SequenceSlice
 from longitude.errors import UsageError
 from longitude.linear import FullPrecision
 from longitude.models.blocks import Block, norm
 from longitude.models.cache_names import ATTENTION, INSTALLED, DecoderOutput, one_of
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.inputs import ids_so_far, layers_of, places_of, require_embeds
-from longitude.models.sequence import require_slice
 from longitude.models.streams import Packed, documents_of, places_after, streams_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed, of_axes
@@ -248,7 +246,7 @@ class LongitudeModel(LongitudePreTrainedModel):
 
         Args:
             input_ids: Tokens [B, L]; or inputs_embeds.
-            attention_mask: 0 for padding [B, Lk], cached tokens included; or a SequenceSlice, as cut_sequence makes it.
+            attention_mask: 0 for padding [B, Lk], cached tokens included.
             position_ids: [L], [B, L] or [B, L, axes]; those that start over mark documents.
             cache: A cache, filled or empty.
             inputs_embeds: [B, L, hidden_size] instead of input_ids.
@@ -321,12 +319,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         packed: Packed,
     ) -> Call:
         """Arguments of `forward` -> a Call, with a new cache if one is asked for."""
-        mask, positions, (batch, length) = self.mask, None, x.shape[:2]
-        if isinstance(attention_mask, SequenceSlice):
-            marks = {"document_ids": document_ids, "memories": memories, "place_ids": place_ids, **packed}
-            others = {"cache": cache, "use_cache": use_cache, **marks}
-            positions = require_slice(self, attention_mask, position_ids, others)
-            mask, attention_mask, position_ids, use_cache = mask & attention_mask, None, None, False
+        batch, length = x.shape[:2]
         alone = cache is None and not use_cache and memories is None
         restarting = position_ids if memories is None else None  # require_memories raises for any position_ids
         documents = documents_of(
@@ -348,12 +341,11 @@ class LongitudeModel(LongitudePreTrainedModel):
             past = self.require_memories(memories, cache, position_ids)
         streams = streams_of(attention_mask, documents, batch, past + length, x.device)
         remembered = 0 if memories is None else past
-        if positions is None:
-            positions = self.positions_of(position_ids, streams, cache, batch, remembered + length)
+        positions = self.positions_of(position_ids, streams, cache, batch, remembered + length)
         ids = None
         if input_ids is not None and (place_ids is not None or self.encoding_of_layer[0].reads_ids):
             ids = ids_so_far(input_ids, cache, past)
-        return Call(mask, as_int(positions), streams, cache, memories, remembered, ids, place_ids)
+        return Call(self.mask, as_int(positions), streams, cache, memories, remembered, ids, place_ids)
 
     def _positioned(self, x: Tensor, call: Call) -> tuple[Tensor, list[Any]]:
         """The input of the first layer, [B, L, D], and the tables of each distinct encoding.

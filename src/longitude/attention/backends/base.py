@@ -95,8 +95,6 @@ def register_backend(backend: Backend) -> Backend:
 
 def refuses(backend: Backend, r: Request) -> str | None:
     """The reason why this backend does not take this request; None if it does."""
-    if r.pairs.shared is not None:
-        return "keys of the sequence are on other processes; attend passes them round and runs it part by part"
     for term in r.terms:
         if not isinstance(term, backend.terms):
             return f"it does not support {type(term).__name__}"

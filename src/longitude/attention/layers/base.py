@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from longitude.attention.cache_guard import of_this_mode
 from longitude.attention.documents import padding_of, require_number_per_token, require_tokens, runs_of
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
-from longitude.attention.masks import AllOf, Documents, Mask, Padding, is_causal, require_causal, require_mask
+from longitude.attention.masks import Documents, Mask, Padding, is_causal, require_causal, require_mask
 from longitude.attention.mixer import Mixer, MixerInputs
 from longitude.attention.operation import Backend, answer, choose_once, raw_request, require_backend, run_parts
 from longitude.attention.request import AllowedPairs, Request, require_options
-from longitude.attention.sequence_slice import SequenceSlice, slice_of
 from longitude.attention.short_conv import conv_places, convolved
 from longitude.attention.state_mixer import document_flags
 from longitude.errors import UsageError, check_flags, check_sizes
@@ -182,12 +181,12 @@ class AttentionLayer(Mixer):
 
     def require_in_order(self, inputs: MixerInputs) -> None:
         """ValueError unless the mask is causal and in plain order; documents and padding must be in documents=."""
-        parts, foreign = inputs.mask.parts(), (Documents, Padding, SequenceSlice)
+        parts, foreign = inputs.mask.parts(), (Documents, Padding)
         ordered = not any(isinstance(m, foreign) or getattr(m, "order", None) is not None for m in parts)
         if not ordered or not is_causal(inputs.mask):
             raise UsageError(
                 f"mask: {type(self).__name__} with short_conv, which reads the tokens before each",
-                "lg.Causal() and windows on one process, with documents and padding as documents=",
+                "lg.Causal() and windows, with documents and padding as documents=",
                 repr(inputs.mask),
             )
         if inputs.memory is not None and "output" in self.short_conv:
@@ -243,17 +242,12 @@ def _checked(
     batch, length = x.shape[:2]
     keys, documents, positions = past + length, inputs.documents, inputs.positions
     require_mask(mask)
-    share = slice_of(mask) if isinstance(mask, AllOf | SequenceSlice) else None
     if documents is None and encoding.reads_tokens and any(isinstance(m, Documents | Padding) for m in mask.parts()):
         raise ValueError("mask: the encoding reads the tokens too; pass documents and padding as documents= instead")
     if documents is not None:
         require_number_per_token(documents, batch, keys)
         documents = runs_of(documents)
         mask = mask & Documents(documents) & Padding(documents >= 0)
-    if share is not None and (documents is not None or inputs.cache is not None or remembered):
-        raise ValueError("mask: a SequenceSlice takes no cache and no memory, and its documents= are the slice's own")
-    if positions is None and share is not None:
-        positions = share.own_positions(x.device)
     if positions is None:
         positions = inputs.cache.next_positions() if inputs.cache is not None else 0
         if isinstance(positions, Tensor):

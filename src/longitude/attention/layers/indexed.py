@@ -74,7 +74,7 @@ class Indexer(AttentionLayer):
     """Base class of layers that attend to the k_top keys of the highest index score."""
 
     source = "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556"
-    bidirectional = shares_sequence = False
+    bidirectional = False
     choosing = ("index_q", "index_k", "index_w", "index_norm")
 
     def set_indexer(

@@ -60,7 +60,6 @@ class MultiHeadAttention(AttentionLayer):
 
     widens = True
     rotates_values = True
-    shares_sequence = True
     cache_kinds: tuple[CacheKind, ...] = ("full",)
 
     def __init__(

@@ -123,7 +123,7 @@ class StickBreaking(MultiHeadAttention):
     """
 
     source = "Tan et al. 2024, https://arxiv.org/abs/2410.17980"
-    scores = rotates = widens = bidirectional = has_weights = shares_sequence = False
+    scores = rotates = widens = bidirectional = has_weights = False
 
     def __init__(
         self,

@@ -137,8 +137,6 @@ class ChunkAttention(WindowAttention):
         Meta AI 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/
     """
 
-    shares_sequence = False
-
     def __init__(
         self,
         dim: int,
