@@ -87,7 +87,7 @@ WORDS = {
     "a token behind 1024": "a token at context length 1024",
     **{
         f"a token behind 32768, {kind}": f"a token at context length 32768, {kind}"
-        for kind in ("recurrent", "hierarchical", "log-linear")
+        for kind in ("recurrent", "hierarchical")
     },
 }
 """The results' own words -> words for readers."""

@@ -334,7 +334,6 @@ TARGETS = (
     Target("attention and Mamba-2 in parallel, 1024 tokens", 1.2, "full attention", over_full("parallel", {1024: 9})),
     Target("a token behind 32768, recurrent", 1.1, "a token behind 1024", decoding(recurrences)),
     Target("a token behind 32768, hierarchical", 1.5, "a token behind 1024", decoding(lambda: ["hierarchical"])),
-    Target("a token behind 32768, log-linear", 1.5, "a token behind 1024", decoding(lambda: ["log_linear_mamba2"])),
 )
 
 

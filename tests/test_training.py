@@ -23,7 +23,6 @@ def last_names(names) -> set[str]:
 RATES = {
     "mamba": {"A_log", "D", "conv1d.bias", "dt_proj.bias"},
     "mamba2": {"A_log", "D", "dt_bias", "conv1d.bias", "norm.weight"},
-    "log_linear_mamba2": {"A_log", "D", "L", "dt_bias", "conv1d.bias", "norm.weight"},
     "mamba3": {"B_bias", "C_bias", "D", "dt_bias", "B_norm.weight", "C_norm.weight"},
     "rwkv4": {"time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance"},
     "rwkv6": {*(f"time_maa_{each}" for each in "xwkvrg"), "time_decay", "time_faaaa", "ln_x.weight", "ln_x.bias"},
@@ -48,7 +47,6 @@ def test_what_decays_of_a_mixer(mixer, heads):
     """Each parameter is in one group, whatever its sizes: one head decays as two do. (A law tries all encodings.)"""
     options = {
         "mamba2": {"head_dim": 16},
-        "log_linear_mamba2": {"head_dim": 16},
         "latent": {"q_rank": 8},
         "indexed_latent": {"q_rank": 8},
         "window": {"size": 8},

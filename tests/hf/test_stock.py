@@ -18,7 +18,6 @@ import longitude as lg
 import longitude.hf  # registers
 from longitude.hf.attention import REFUSED, stock_attention
 from longitude.hf.masks import StockMask
-from longitude.hf.trainer import require_shareable
 from longitude.models.cache_names import cache_in, named
 from tests.support import close as near, refused
 
@@ -403,12 +402,6 @@ def test_what_would_change_the_attention_is_refused(name):
     with refused(name):
         stock_attention(torch.nn.Module(), q, k, v, None, **{name: torch.ones(2)})
     stock_attention(torch.nn.Module(), q, k, v, None, **{name: None})
-
-
-def test_a_sequence_is_shared_with_our_attention_alone(stock):
-    require_shareable(stock(backend="longitude"))
-    with refused(got="'sdpa'"):
-        require_shareable(stock())
 
 
 def test_what_their_attention_reads_is_known():

@@ -20,7 +20,7 @@ LENGTHS = [7, 9, 12, 13, 15, 16, 17, 21, 24, 31, 32, 33, 40, 45, 48, 50, 55, 58,
 DYNAMIC = "attention chunks gated_deltanet latent mamba2 mamba3 performer retention window".split()
 """Mixers whose exported graph holds for every length; the others' steps or chunks are counted while it is made."""
 
-BY_TOKENS = ["hierarchical", "log_linear_mamba2"]
+BY_TOKENS = ["hierarchical"]
 """Mixers whose cache has blocks by the number of tokens in it: they refuse a graph."""
 
 

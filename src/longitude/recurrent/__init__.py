@@ -2,7 +2,6 @@
 
 from longitude.recurrent.delta import GatedDeltaNet, KimiDeltaAttention, gated_delta_rule
 from longitude.recurrent.gated import GRU, LSTM
-from longitude.recurrent.log_linear import LogLinearMamba2, LogLinearState, log_linear
 from longitude.recurrent.mamba import Mamba, selective_scan
 from longitude.recurrent.mamba2 import Mamba2, ssd
 from longitude.recurrent.mamba3 import Mamba3, Mamba3State, mamba3
@@ -14,8 +13,8 @@ from longitude.recurrent.rwkv7 import RWKV7, rwkv7
 from longitude.recurrent.s4d import S4D, s4d
 
 __all__ = [
-    "GRU", "GatedDeltaNet", "KimiDeltaAttention", "LSTM", "LogLinearMamba2", "LogLinearState", "Mamba", "Mamba2",
+    "GRU", "GatedDeltaNet", "KimiDeltaAttention", "LSTM", "Mamba", "Mamba2",
     "Mamba3", "Mamba3State", "Performer", "RWKV4", "RWKV6", "RWKV7", "RWKVChannelMix", "Retention", "S4D",
-    "gated_delta_rule", "log_linear", "mamba3", "orthogonal_features", "performer", "retention", "rwkv4", "rwkv6",
+    "gated_delta_rule", "mamba3", "orthogonal_features", "performer", "retention", "rwkv4", "rwkv6",
     "rwkv7", "s4d", "selective_scan", "ssd",
 ]  # fmt: skip

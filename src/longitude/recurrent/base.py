@@ -14,9 +14,10 @@ from longitude.derivatives import exporting
 from longitude.recurrent.ops.checks import require_mode, state_dtype
 
 
-class ChunkedMixer(StateMixer):
-    """A mixer with a state and three modes: parallel, chunked and recurrent. Subclasses implement `mix`; see StateMixer."""
+class RecurrentMixer(StateMixer):
+    """A mixer with a state of constant size and three modes: parallel, chunked, recurrent. Subclasses implement `mix`."""
 
+    growth = "O(1)"
     mode = "chunked"
     chunk_size = 64
     any_length = False
@@ -31,12 +32,6 @@ class ChunkedMixer(StateMixer):
         """Arguments of recurrences besides tokens and state."""
         mode = "parallel" if self.any_length and exporting() else self.mode
         return {"mode": mode, "chunk_size": self.chunk_size, "reset": inputs.reset, "valid": inputs.valid}
-
-
-class RecurrentMixer(ChunkedMixer):
-    """A chunked mixer with a state of constant size."""
-
-    growth = "O(1)"
 
 
 class WideRMSNorm(nn.RMSNorm):

@@ -14,7 +14,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes
-from longitude.recurrent.base import ChunkedMixer, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
+from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
@@ -62,89 +62,8 @@ def ssd(
     return decayed("ssd", C, B, x, log_decay, mode=mode, chunk_size=chunk_size, state=state, reset=reset, valid=valid)
 
 
-class Mamba2Block(ChunkedMixer):
-    """Base class of Mamba-2 blocks; subclasses add the recurrence. The cache stores the convolution's tail, then its state.
-
-    more: how many numbers per token and head a subclass needs besides the step.
-    """
-
-    undecayed: tuple[str, ...] = ("dt_bias", "A_log", "D")
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        head_dim: int | None,
-        expand: int,
-        state_size: int,
-        groups: int,
-        conv_kernel: int,
-        conv_bias: bool,
-        bias: bool,
-        norm_eps: float,
-        mode: str,
-        chunk_size: int,
-        more: int = 0,
-    ):
-        super().__init__()
-        who, head_dim = type(self).__name__, 64 if head_dim is None else head_dim
-        check_sizes(who, dim=dim, head_dim=head_dim, expand=expand, state_size=state_size, groups=groups)
-        check_sizes(who, conv_kernel=conv_kernel)
-        check_positive(who, norm_eps=norm_eps)
-        self.set_mode(mode, chunk_size)
-        inner = expand * dim
-        if inner % head_dim or (inner // head_dim) % groups:
-            raise UsageError(
-                who,
-                f"head_dim to divide expand dim = {inner} into heads, and groups to divide the heads",
-                f"head_dim={head_dim} and groups={groups}",
-            )
-        self.dim, self.inner, self.num_heads, self.head_dim = dim, inner, inner // head_dim, head_dim
-        self.state_size, self.groups, self.norm_eps = state_size, groups, norm_eps
-        mixed = inner + 2 * groups * state_size
-        self.in_proj = nn.Linear(dim, inner + mixed + (1 + more) * self.num_heads, bias=bias)
-        self.conv1d = nn.Conv1d(mixed, mixed, conv_kernel, groups=mixed, bias=conv_bias)
-        self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(3))
-        self.norm = WideRMSNorm(inner, norm_eps, groups)
-        self.out_proj = nn.Linear(inner, dim, bias=bias)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Initialize as published: A in [1, 16], Delta log-uniform in [0.001, 0.1], D = 1."""
-        fill(self.A_log, torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16).log())
-        fill_step_bias(self.dt_bias)
-        nn.init.ones_(self.D)
-        self.conv1d.reset_parameters()
-
-    def products(self, keys: float) -> float:
-        return 2 * self.inner * self.state_size
-
-    def recur(
-        self, delta_x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, more: Tensor, state: Any, inputs: StateInputs
-    ) -> tuple[Tensor, Any]:
-        """Return y [B, H, L, P] for tokens times their steps, and the state after them. more: [B, L, heads * more]."""
-        raise NotImplementedError
-
-    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Any]]:
-        tail, own = (None, None) if state is None else state
-        of_groups = self.groups * self.state_size
-        sizes = [self.inner, self.inner + 2 * of_groups, self.num_heads]
-        z, xbc, dt, more = self.in_proj(x).split([*sizes, self.in_proj.out_features - sum(sizes)], -1)
-        xbc, tail = convolved(self.conv1d, xbc, tail, inputs.reset, inputs.valid)
-        tokens, B, C = F.silu(xbc).split([self.inner, of_groups, of_groups], -1)
-        tokens, B, C = split_heads(tokens, self.num_heads), split_heads(B, self.groups), split_heads(C, self.groups)
-        exact = state_dtype(x)
-        step = softplus(dt.to(exact) + self.dt_bias.to(exact)).transpose(1, 2)  # [B, H, L]
-        log_decay = -step * self.A_log.to(exact).exp()[:, None]
-        delta_x = (tokens * step[..., None]).to(x.dtype)
-        y, own = self.recur(delta_x, log_decay, B, C, more, own, inputs)
-        y = y.to(exact) + self.D.to(exact)[:, None, None] * tokens
-        y = self.norm(join_heads(y) * F.silu(z.to(exact)))
-        return self.out_proj(y.to(x.dtype)), (tail, own)
-
-
 @register_mixer("mamba2")
-class Mamba2(Mamba2Block, RecurrentMixer):
+class Mamba2(RecurrentMixer):
     """Mamba-2, a decay per head: the block, with the parameter names of its checkpoints.
 
         z, xBC, dt = x W_in;   x, B, C = silu(conv(xBC));   Delta = softplus(dt + dt_bias)
@@ -173,6 +92,7 @@ class Mamba2(Mamba2Block, RecurrentMixer):
 
     source = "Dao and Gu 2024"
     any_length = True
+    undecayed = ("dt_bias", "A_log", "D")
 
     def __init__(
         self,
@@ -189,13 +109,53 @@ class Mamba2(Mamba2Block, RecurrentMixer):
         mode: str = "chunked",
         chunk_size: int = 64,
     ):
-        sizes = {"head_dim": head_dim, "expand": expand, "state_size": state_size, "groups": groups}
-        conv = {"conv_kernel": conv_kernel, "conv_bias": conv_bias, "bias": bias, "norm_eps": norm_eps}
-        super().__init__(dim, **sizes, **conv, mode=mode, chunk_size=chunk_size)
+        super().__init__()
+        who, head_dim = "Mamba2", 64 if head_dim is None else head_dim
+        check_sizes(who, dim=dim, head_dim=head_dim, expand=expand, state_size=state_size, groups=groups)
+        check_sizes(who, conv_kernel=conv_kernel)
+        check_positive(who, norm_eps=norm_eps)
+        self.set_mode(mode, chunk_size)
+        inner = expand * dim
+        if inner % head_dim or (inner // head_dim) % groups:
+            raise UsageError(
+                who,
+                f"head_dim to divide expand dim = {inner} into heads, and groups to divide the heads",
+                f"head_dim={head_dim} and groups={groups}",
+            )
+        self.dim, self.inner, self.num_heads, self.head_dim = dim, inner, inner // head_dim, head_dim
+        self.state_size, self.groups, self.norm_eps = state_size, groups, norm_eps
+        mixed = inner + 2 * groups * state_size
+        self.in_proj = nn.Linear(dim, inner + mixed + self.num_heads, bias=bias)
+        self.conv1d = nn.Conv1d(mixed, mixed, conv_kernel, groups=mixed, bias=conv_bias)
+        self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(3))
+        self.norm = WideRMSNorm(inner, norm_eps, groups)
+        self.out_proj = nn.Linear(inner, dim, bias=bias)
         self.mark_undecayed()
         self.reset_parameters()
 
-    def recur(
-        self, delta_x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, more: Tensor, state: Any, inputs: StateInputs
-    ) -> tuple[Tensor, Tensor]:
-        return ssd(delta_x, log_decay, B, C, state=state, **self.options(inputs))
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialize as published: A in [1, 16], Delta log-uniform in [0.001, 0.1], D = 1."""
+        fill(self.A_log, torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16).log())
+        fill_step_bias(self.dt_bias)
+        nn.init.ones_(self.D)
+        self.conv1d.reset_parameters()
+
+    def products(self, keys: float) -> float:
+        return 2 * self.inner * self.state_size
+
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Any]]:
+        tail, own = (None, None) if state is None else state
+        of_groups = self.groups * self.state_size
+        z, xbc, dt = self.in_proj(x).split([self.inner, self.inner + 2 * of_groups, self.num_heads], -1)
+        xbc, tail = convolved(self.conv1d, xbc, tail, inputs.reset, inputs.valid)
+        tokens, B, C = F.silu(xbc).split([self.inner, of_groups, of_groups], -1)
+        tokens, B, C = split_heads(tokens, self.num_heads), split_heads(B, self.groups), split_heads(C, self.groups)
+        exact = state_dtype(x)
+        step = softplus(dt.to(exact) + self.dt_bias.to(exact)).transpose(1, 2)  # [B, H, L]
+        log_decay = -step * self.A_log.to(exact).exp()[:, None]
+        delta_x = (tokens * step[..., None]).to(x.dtype)
+        y, own = ssd(delta_x, log_decay, B, C, state=own, **self.options(inputs))
+        y = y.to(exact) + self.D.to(exact)[:, None, None] * tokens
+        y = self.norm(join_heads(y) * F.silu(z.to(exact)))
+        return self.out_proj(y.to(x.dtype)), (tail, own)

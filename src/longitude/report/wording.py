@@ -58,7 +58,6 @@ PAPERS = {
     "mamba": "Mamba",
     "mamba2": "Mamba-2",
     "mamba3": "Mamba-3",
-    "log_linear_mamba2": "log-linear Mamba-2",
     "rwkv4": "RWKV-4",
     "rwkv6": "RWKV-6",
     "rwkv7": "RWKV-7",
