@@ -77,7 +77,6 @@ TYPES = {
     "lg.attend(x, x, x, return_weights=bool(x.any()))": "Tensor | tuple[Tensor, Tensor]",
     "lg.explain(x, x, x, encoding='alibi', return_lse=True)": "tuple[Verdict, ...]",
     "lg.encoding('rope', head_dim=8, layout='half')": "Encoding",
-    "lg.attention.pool_heads(lg.MultiHeadAttention(8, 4), 2)": "MultiHeadAttention",
 }
 MISTAKES = (
     "lg.attend(x, x, x, encodng='alibi')",

@@ -7,7 +7,6 @@ from longitude import loaded_on_use
 if TYPE_CHECKING:
     from longitude.attention.backends.base import Backend as Backend, register_backend as register_backend
     from longitude.attention.cache import LongitudeCacheLayer as LongitudeCacheLayer
-    from longitude.attention.grouped_heads import pool_heads as pool_heads
     from longitude.attention.layers.cross import CrossAttention as CrossAttention
     from longitude.attention.layers.hierarchical import (
         HierarchicalAttention as HierarchicalAttention,
@@ -31,7 +30,6 @@ __getattr__, __all__ = loaded_on_use(
     {
         "backends.base": "Backend register_backend",
         "cache": "LongitudeCacheLayer",
-        "grouped_heads": "pool_heads",
         "merge": "merge_attention",
         "layers.cross": "CrossAttention",
         "layers.hierarchical": "HierarchicalAttention hierarchical_attention",

@@ -61,6 +61,17 @@ def test_scale_and_dropout():
     assert not torch.equal(dropping.train()(x, source), dropping(x, source))
 
 
+def test_grouped_heads_are_repeated_heads():
+    """Query head h reads head h // (H / Hkv) of keys and values."""
+    grouped, wide, size = make(2, bias=True), make(bias=True), DIM // HEADS
+    for name, x in grouped.state_dict().items():
+        if name.startswith(("k_proj", "v_proj")):
+            x = x.unflatten(0, (2, size)).repeat_interleave(HEADS // 2, 0).flatten(0, 1)
+        wide.get_parameter(name).data.copy_(x)
+    x, source = random(2, 5, DIM), random(2, 9, SOURCE, seed=1)
+    close(grouped(x, source), wide(x, source))
+
+
 # ---- padding of the source -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("integer", [False, True])
 def test_padding_of_the_source_is_not_there(integer):
