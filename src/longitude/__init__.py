@@ -143,7 +143,7 @@ def __getattr__(name: str) -> Any:
         registered = import_module("longitude.positions.base").ENCODINGS.values()
         if kind := next((each for each in registered if isinstance(each, type) and each.__name__ == name), None):
             return kind  # an encoding that a user registered
-    raise AttributeError(f"module 'longitude' has no attribute {name!r}; dir(longitude) lists its names")
+    raise import_module("longitude.errors").no_attribute(__name__, name)
 
 
 def __dir__() -> list[str]:
@@ -156,7 +156,7 @@ def loaded_on_use(package: str, names: Mapping[str, str]) -> tuple[Callable[[str
 
     def get(name: str) -> Any:
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; {package}.__all__ lists its names")
+            raise import_module("longitude.errors").no_attribute(package, name)
         return getattr(import_module(f"{package}.{module_of[name]}"), name)
 
     return get, sorted(module_of)

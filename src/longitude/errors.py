@@ -17,6 +17,21 @@ EXTRAS = {
 }  # fmt: skip
 """Packages of each extra, by their import names."""
 
+FORMER = {
+    "cut_sequence": "one sequence over several processes is gone; use torch's context_parallel with SDPA.",
+    "SequenceSlice": "one sequence over several processes is gone; use torch's context_parallel with SDPA.",
+    "SequenceParallelTrainer": "one sequence over several processes is gone; use lg.hf.Trainer with shorter windows.",
+    "--sequence-parallel": "one sequence over several processes is gone; use a shorter --window.",
+    "nsa": "native sparse attention is gone; the mixer 'indexed' chooses keys.",
+    "NativeSparseAttention": "native sparse attention is gone; lg.attention.IndexedAttention chooses keys.",
+    "log_linear": "log-linear attention is gone; use lg.recurrent.ssd or flash-linear-attention.",
+    "log_linear_mamba2": "log-linear Mamba-2 is gone; use the mixer 'mamba2'.",
+    "LogLinearMamba2": "log-linear Mamba-2 is gone; use lg.recurrent.Mamba2.",
+    "pool_heads": "pooling of heads is gone; average k_proj and v_proj by groups yourself.",
+    "--evaluator": "LongPPL is gone; perplexity by length is what `longitude measure` compares.",
+}
+"""Names of what was removed: the sentence that every error for an unknown name has about them."""
+
 
 class UsageError(ValueError):
     """Error of an invalid call or option, with structured fields; str() is its message.
@@ -82,10 +97,19 @@ def nearest(name: object, valid: Iterable[str]) -> str | None:
 
 def unknown(kind: str, name: object, valid: Iterable[str], where: str) -> UsageError:
     """The error for an unknown name: the nearest valid one, and where the whole list is."""
+    if (gone := FORMER.get(str(name).partition("=")[0])) is not None:
+        return UsageError(kind, None, repr(name), gone)
     valid = sorted(valid)
     near = nearest(name, valid)
     hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(valid)}."
     return UsageError(kind, None, repr(name), f"{hint} {where}")
+
+
+def no_attribute(module: str, name: str) -> AttributeError:
+    """The error for an attribute that a module does not have."""
+    return AttributeError(
+        f"module {module!r} has no attribute {name!r}; {FORMER.get(name, f'dir({module}) lists its names')}"
+    )
 
 
 def check_sizes(who: str, **numbers: int) -> None:

@@ -1,6 +1,6 @@
 """Transformers as Hugging Face models. Importing this package registers them with the Auto classes."""
 
-from longitude.errors import require_extra
+from longitude.errors import no_attribute, require_extra
 
 require_extra("longitude.models", "models")
 
@@ -21,3 +21,7 @@ AutoModelForSeq2SeqLM.register(LongitudeConfig, LongitudeForSeq2SeqLM, exist_ok=
 __all__ = [
     "LongitudeConfig", "LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM", "LongitudeModel",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    raise no_attribute(__name__, name)
