@@ -7,7 +7,6 @@ import pytest
 
 from longitude.report import passage
 from longitude.report.passage import SMOOTH, Panel, Passage
-from longitude.show import terminal
 
 
 def made(pieces, values, mark=None, panels=3, unit="token"):
@@ -48,10 +47,10 @@ def test_cells_cover_each_row_and_a_long_text_shares_them(count, panels):
 
 
 @pytest.mark.parametrize(("pieces", "mark"), [(["ab"] * 5000, 500), (["a", "", "b"] * 40, 64)])
-def test_the_terminal_has_the_line_where_no_cell_begins_at_it(pieces, mark):
+def test_the_line_stands_where_no_cell_begins_at_it(pieces, mark):
     drawn = made(pieces, np.arange(len(pieces)), mark=mark, panels=3)
-    assert terminal.drawn(drawn).count(f"trained at {mark}") == 3
     assert mark % drawn.share if not drawn.lettered else not pieces[mark]
+    assert passage.place_of(drawn, drawn.panels["model 0"]) is not None
 
 
 def test_numbers_that_are_not_finite_leave_a_scale():

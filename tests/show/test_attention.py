@@ -28,12 +28,12 @@ def test_a_checkpoint_in_a_text(name, tmp_path, text):
     with torch.no_grad():
         weights = model.eval()(input_ids=ids, output_attentions=True).attentions[1][0].double().numpy()
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
-    x, first = found["first-2"].lines["head 1"]
-    np.testing.assert_allclose(first, weights[0, :, 0], atol=1e-5)
-    entropy = np.array(found["entropy-2"].lines["head 2"][1])
+    x, first = found["first"].lines["layer 2"]
+    np.testing.assert_allclose(first, weights[:, :, 0].mean(0), atol=1e-5)
+    entropy = np.array(found["entropy"].lines["layer 2"][1])
     assert (entropy >= -1e-9).all() and (entropy <= np.log2(x) + 1e-5).all()
-    offset_2 = np.mean([weights[0, i, i - 2] for i in range(16, 32)])
-    assert found["attention-2"].lines["head 1"][1][2] == pytest.approx(offset_2, rel=1e-4)
+    offset_2 = np.mean([weights[:, i, i - 2].mean() for i in range(16, 32)])
+    assert found["attention"].lines["layer 2"][1][2] == pytest.approx(offset_2, rel=1e-4)
 
 
 @pytest.mark.parametrize("causal", [True, False])

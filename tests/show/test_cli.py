@@ -78,16 +78,14 @@ def test_a_bias_beside_latent_attention_without_rotation(command):
     assert command("show", "alibi+latent:rope_dim=0", *SMALL)[0] == 0
 
 
-def test_dials_in_the_terminal_and_as_numbers(command):
-    """A line of 48 signs is a full turn; the numbers are the shares."""
+def test_dials_are_numbers_and_a_terminal_names_the_file_that_draws_them(command):
+    """Shares of the circle by the formula: length * theta / 2 pi."""
     code, out, _ = command("show", "rope", "--clocks", *SMALL)
-    found = json.loads(command("show", "rope", "--clocks", *SMALL, "--json")[1])
-    rows = found["drawings"][0]["rows"]
-    lines = re.findall(r"^pair +(\d+) (█*)(░*)$", out, re.MULTILINE)[: len(rows)]
-    assert code == 0 and [int(pair) for pair, *_ in lines] == [row["dial"] for row in rows]
-    for row, (_, seen, new) in zip(rows, lines, strict=True):
-        assert len(seen) == round(48 * row["seen"])
-        assert len(new) == max(0, round(48 * row["asked"]) - len(seen))
+    rows = json.loads(command("show", "rope", "--clocks", *SMALL, "--json")[1])["drawings"][0]["rows"]
+    assert code == 0 and "--out" in out and len(rows) == 8
+    turns = [64 * 10_000 ** (-pair / 8) / (2 * np.pi) for pair in range(8)]
+    np.testing.assert_allclose([row["seen"] for row in rows], np.minimum(turns, 1))
+    np.testing.assert_allclose([row["asked"] for row in rows], np.minimum(np.multiply(turns, 4), 1))
 
 
 @pytest.mark.slow

@@ -165,36 +165,7 @@ def test_the_sinusoid_table():
     )
 
 
-# ---- content ---------------------------------------------------------------------------------------------------------
-def test_gates_of_fox():
-    module = built("fox", SHAPE).encoding
-    gate = torch.nn.functional.logsigmoid(module.forget(SHAPE.tokens()))[0, :, 1].detach()
-    near(lines("fox", "gates")["head 2"], lambda d: gate[64 - int(d) :].sum().item() if d else 0.0)
-
-
-def test_reflections_of_path():
-    """H = I - b w w' of one token after the other."""
-    module = built("path", SHAPE).encoding
-    columns = module.context(SHAPE.tokens())[0]
-    w, b = columns["reflection"][0, 0].detach(), columns["strength"][0].detach()
-    np.testing.assert_allclose(drawn("path", "reflections").values, b, atol=1e-12)
-    key = torch.nn.functional.normalize(
-        torch.randn(16, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=0
-    )
-    state, want = key, [1.0]
-    for t in range(1, 64):
-        state = (torch.eye(16, dtype=torch.float64) - b[0, t] * torch.outer(w[t], w[t])) @ state
-        want.append(float(key @ state))
-    np.testing.assert_allclose([*lines("path", "path")["random key 2"].values()], want, atol=1e-9)
-
-
-def test_positions_that_cope_counts():
-    noise = torch.randn(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for name, mean in (("scores of mean -2", -2), ("scores of mean 2", 2)):
-        counts = (1 / (1 + np.exp(-(noise.numpy() + mean)))).cumsum()
-        near(lines("cope:max_position=40", "counted")[name], lambda d, counts=counts: min(39, counts[int(d)]), 1e-9)
-
-
+# ---- vectors and weights ----------------------------------------------------------------------------------------------
 def test_vectors_of_shaw():
     module = built("shaw:max_distance=5", SHAPE).encoding
     query = torch.randn(16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

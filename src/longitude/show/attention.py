@@ -19,14 +19,12 @@ from longitude.checkpoints.positions import last_position
 from longitude.errors import UsageError
 from longitude.hf.stock import KEY
 from longitude.runs.memory import available_memory
-from longitude.show.drawing import Drawing, Grid, Lines, evenly, middle
+from longitude.show.drawing import Drawing, Grid, Lines, evenly
 
 STACKS = {"": "attentions", "encoder, ": "encoder_attentions", "decoder, ": "decoder_attentions"}
 """Layers -> what a model returns their weights as."""
-EACH = 4
-"""Most layers that each have pictures, with a line for every head. For more there are grids, and lines for some layers."""
 SOME = 5
-"""Number of layers with a line, if there are more than EACH."""
+"""Number of layers with a line, at most."""
 POINTS = 64
 """Points of a line over positions, about: each is a mean of neighbors."""
 
@@ -202,59 +200,33 @@ def read_file(path: Path) -> bytes:
 
 # ---- by distance -----------------------------------------------------------------------------------------------------
 def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
-    """Mean weights by offset of each layer, or of some, the receptive field, and how near each head looks.
+    """Mean weights by offset and receptive field of some layers; means of their heads.
 
     Args:
         layers: Result of `read`.
         texts: Description of their texts, such as "8 held-out windows of 64 tokens".
     """
-    queries = {name: "the second half" if layer.causal else "all queries" for name, layer in layers.items()}
-    where = {name: f"Mean over {which} of {texts}." for name, which in queries.items()}
-    every, last, some = " ".join(dict.fromkeys(where.values())), [*layers][-1], evenly([*layers], SOME)
-    if len(layers) <= EACH:
-        for name, layer in layers.items():
-            lines = {f"head {head}": (layer.offsets, line) for head, line in enumerate(layer.weights, 1)}
-            yield Lines.by_offset(
-                name="attention-" + name.replace("layer ", "").replace(", ", "-"),
-                title=f"Attention by distance, {name}",
-                caption="The weight of the key this far before the query"
-                + (". " if layer.causal else ", after it where the distance is below 0. ")
-                + where[name],
-                y="weight",
-                lines=lines,
-                focus=middle(lines),
-            )
-    else:
-        yield Lines.by_offset(
-            name="attention",
-            title="Attention by distance, by layer",
-            caption=f"The weight of the key this far before the query, a mean of the heads. {every}",
-            y="weight",
-            lines={name: (layers[name].offsets, layers[name].weights.mean(0)) for name in some},
-            log_y=True,
-            focus=last,
-        )
+    queries = dict.fromkeys("the second half" if layer.causal else "all queries" for layer in layers.values())
+    means = " ".join(f"Mean over {part} of {texts}." for part in queries)
+    last, shown = [*layers][-1], {name: layers[name] for name in evenly([*layers], SOME)}
+    sided = "" if all(layer.causal for layer in layers.values()) else ", after it where the distance is below 0"
+    yield Lines.by_offset(
+        name="attention",
+        title="Attention by distance, by layer",
+        caption=f"The weight of the key this far before the query{sided}, a mean of the heads. {means}",
+        y="weight",
+        lines={name: (layer.offsets, layer.weights.mean(0)) for name, layer in shown.items()},
+        log_y=True,
+        focus=last,
+    )
     yield Lines(
         name="field",
         title="Receptive field: the share of attention within this many tokens, by layer",
-        caption=f"The mean of the heads of a layer. {every}",
-        x="tokens before the query" + ("" if all(layer.causal for layer in layers.values()) else " or after it"),
+        caption=f"The mean of the heads of a layer. {means}",
+        x="tokens before the query" + " or after it" * bool(sided),
         y="share of attention",
-        lines={name: (np.arange(layers[name].within.shape[1]), layers[name].within.mean(0)) for name in some},
+        lines={name: (np.arange(layer.within.shape[1]), layer.within.mean(0)) for name, layer in shown.items()},
         far=True,
-        focus=last,
-    )
-    if len(layers) > EACH:
-        return
-    half = {name: 1 + (layer.within < 0.5).sum(1) for name, layer in layers.items()}
-    yield Lines(
-        name="heads",
-        title="Nearest tokens that receive half of a head's attention",
-        caption=f"Few are a local head, many a global one; the query's own token is one of them. {every}",
-        x="head",
-        y="tokens",
-        lines={name: (np.arange(1, len(tokens) + 1), tokens) for name, tokens in half.items()},
-        log_y=True,
         focus=last,
     )
 
@@ -286,28 +258,19 @@ def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> I
         ),
     }
     for name, (title, caption, unit) in about.items():
-        values = {layer: getattr(each, name) for layer, each in causal.items()}
-        even = {"all tokens alike, log2": np.log2(seen)} if name == "entropy" else {}
-        if len(causal) <= EACH:
-            pictures = {
-                layer: {f"head {head}": line for head, line in enumerate(of, 1)} | {"mean of the heads": of.mean(0)}
-                for layer, of in values.items()
-            }
-        else:
-            pictures = {"": {layer: values[layer].mean(0) for layer in evenly([*causal], SOME)}}
-            caption = f"{caption} A mean of the heads."
-        for layer, lines in pictures.items():
-            number = layer.replace("layer ", "").replace(", ", "-")
-            yield Lines(
-                name=f"{name}-{number}" if number else name,
-                title=f"{title}, {layer or 'by layer'}",
-                caption=f"{caption} Mean over {texts}.",
-                x="tokens up to the query",
-                y=f"{'entropy' if name == 'entropy' else 'weight of the first token'}, {unit}",
-                lines={line: binned(seen, of) for line, of in (lines | even).items()},
-                marks=marks,
-                focus="mean of the heads" if layer else [*lines][-1],
-            )
+        lines = {layer: getattr(causal[layer], name).mean(0) for layer in evenly([*causal], SOME)}
+        last = [*lines][-1]
+        lines |= {"all tokens alike, log2": np.log2(seen)} if name == "entropy" else {}
+        yield Lines(
+            name=name,
+            title=f"{title}, by layer",
+            caption=f"{caption} A mean of the heads, over {texts}.",
+            x="tokens up to the query",
+            y=f"{'entropy' if name == 'entropy' else 'weight of the first token'}, {unit}",
+            lines={layer: binned(seen, line) for layer, line in lines.items()},
+            marks=marks,
+            focus=last,
+        )
 
 
 def binned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -317,8 +280,8 @@ def binned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
-    """Mean distance, entropy, sink and shares by distance of every head, of many layers."""
-    if len(layers) <= EACH or len({len(layer.distance) for layer in layers.values()}) > 1:
+    """Mean distance, entropy, sink and shares by distance of every head of every layer."""
+    if len({len(layer.distance) for layer in layers.values()}) > 1:
         return
     heads = len(next(iter(layers.values())).distance)
     causal = all(layer.causal for layer in layers.values())

@@ -15,7 +15,6 @@ from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBi
 from longitude.positions.bias import FORBIDDEN, ALiBi
 from longitude.positions.buckets import T5Bias, t5_bucket
 from longitude.positions.composed import Composed, compose
-from longitude.show.content import counted, gates, reflections
 from longitude.show.drawing import Drawing, Grid, Lines, floor_of, heads, middle, offsets_of
 from longitude.show.rotations import scores, wavelengths
 from longitude.show.shape import Shape
@@ -37,7 +36,7 @@ def drawings(encoding: Encoding, shape: Shape) -> list[Drawing]:
         Drawings with distinct names.
     """
     members = list(encoding) if isinstance(encoding, Composed) else [encoding]
-    kinds = (table, wavelengths, scores, bias, slopes, buckets, vectors, temperature, gates, reflections, counted)
+    kinds = (table, wavelengths, scores, bias, slopes, buckets, vectors, temperature)
     found = [drawing for member in members for draw in kinds for drawing in draw(member, shape)]
     return [*found, *weights(encoding, shape)]
 

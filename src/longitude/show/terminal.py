@@ -1,4 +1,4 @@
-"""Drawings for a terminal: curves of braille dots, grids of shades; readable in 80 columns, without color, and in a file."""
+"""Curves for a terminal, of braille dots; readable in 80 columns, without color, and in a file."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,24 +7,21 @@ from typing import Any
 import numpy as np
 from plotille import Canvas, color
 
-from longitude.report.passage import SIGNS, Passage, place_of
-from longitude.show.drawing import Dials, Drawing, Grid, Lines, evenly, number, ticks, valued
+from longitude.report.passage import Passage
+from longitude.show.drawing import Drawing, Lines, evenly, number, ticks, valued
 
-SHADES = " ░▒▓█"
 CURVES = 8
 """Maximum number of curves in a terminal; of more curves, evenly spaced ones are drawn."""
-ROWS, HEIGHT = 16, 12
-"""Maximum rows of a grid, and height of curves in lines."""
+HEIGHT = 12
+"""Height of curves in lines."""
 BRIGHT = ("bright_blue", "bright_red", "bright_green", "bright_magenta", "bright_yellow", "bright_cyan")
 COLORS = (*BRIGHT, "white", "blue")
-ARC = 48
-"""Letters of a full turn of a dial."""
 MARGIN = 9
 """Letters before the curves."""
 
 
 def drawn(drawing: Drawing, width: int = 80, color: bool = False) -> str:
-    """Render a drawing as text.
+    """Render curves as text; of another drawing its words, because a terminal has too few cells for it.
 
     Args:
         drawing: The drawing.
@@ -32,12 +29,12 @@ def drawn(drawing: Drawing, width: int = 80, color: bool = False) -> str:
         color: Whether the terminal shows colors.
     """
     if isinstance(drawing, Lines):
-        lines = _curves(drawing, width, color)
-    elif isinstance(drawing, Grid):
-        lines = _shades(drawing, width)
+        lines, caption = [*_curves(drawing, width, color)], drawing.caption
+    elif isinstance(drawing, Passage):
+        lines = [f"{name}: {panel.summary}" for name, panel in drawing.panels.items()]
+        caption = f"{drawing.words} --out FILE.svg or .html draws it."
     else:
-        lines = _arcs(drawing) if isinstance(drawing, Dials) else _texts(drawing)
-    caption = drawing.words if isinstance(drawing, Passage) else drawing.caption
+        lines, caption = [], f"{drawing.caption} --out FILE.svg or .html draws it."
     return "\n".join([*wrapped(drawing.title, width), *lines, *wrapped(caption, width)])
 
 
@@ -158,51 +155,6 @@ def _legend(entries: Sequence[str], hues: Sequence[str], width: int) -> Iterator
         length += len(entry) + 2
     if line:
         yield "  ".join(line)
-
-
-# ---- grids -----------------------------------------------------------------------------------------------------------
-def _shades(grid: Grid, width: int) -> Iterator[str]:
-    rows = evenly(range(len(grid.rows)), ROWS)
-    names = [grid.rows[row] for row in rows]
-    room = max(map(len, names))
-    columns = evenly(range(len(grid.columns)), max(1, width - room - 1))
-    values = np.asarray(grid.values, float)[np.ix_(rows, columns)]
-    finite = values[np.isfinite(values)]
-    low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
-    bottom = low if grid.floor is None else grid.floor
-    yield grid.y
-    for name, line in zip(names, values, strict=True):
-        shares = np.clip((line - bottom) / ((high - bottom) or 1.0), 0, 1) * (len(SHADES) - 1)
-        shades = (SHADES[round(share)] if np.isfinite(share) else " " for share in shares)
-        yield f"{name:>{room}} {''.join(shades)}".rstrip()
-    first, last = number(grid.columns[columns[0]]), number(grid.columns[columns[-1]])
-    yield " " * (room + 1) + first + grid.x.center(max(0, len(columns) - len(first) - len(last))) + last
-    yield f"blank: {number(bottom)}{' or less' if low < bottom else ''}, full: {number(high)}"
-
-
-# ---- dials and texts -------------------------------------------------------------------------------------------------
-def _arcs(dials: Dials) -> Iterator[str]:
-    """A circle as a line, from an angle of 0 to a full turn."""
-    for pair in evenly(range(len(dials.seen)), ROWS):
-        seen, asked = (round(ARC * float(share)) for share in (dials.seen[pair], dials.asked[pair]))
-        yield f"pair {pair:>4} {'█' * seen}{'░' * max(0, asked - seen)}".rstrip()
-    yield f"█ seen in training, ░ new; {ARC} signs are a full turn"
-
-
-def _texts(passage: Passage) -> Iterator[str]:
-    """Each row of a text with a row of shades below it."""
-    low, high = passage.ends
-    for name, panel in passage.panels.items():
-        yield f"{name}: {panel.summary}"
-        end, column = place_of(passage, panel) or (None, 0)
-        for place, row in enumerate(passage.rows(panel)):
-            if place == end:
-                yield f"{'─' * column}┐ trained at {panel.mark}"
-            shares = np.nan_to_num(np.clip((row.values - low) / (high - low), 0, 1)) * (len(SHADES) - 1)
-            if passage.lettered:
-                yield row.text.translate(SIGNS).rstrip()
-            yield "".join(SHADES[round(share)] for share in shares).rstrip()
-    yield f"blank: {number(low)} bits per {passage.unit} or less, full: {number(high)} or more"
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
