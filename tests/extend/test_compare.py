@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from longitude.errors import UsageError
 from longitude.extend import compare as module, short_contexts
-from longitude.extend.compare import COMPARED, UNCHANGED, Candidates, Comparison, Profile, candidates
+from longitude.extend.compare import UNCHANGED, Candidates, Comparison, Profile, candidates
 from longitude.extend.short_contexts import FEWEST, Sums
 from longitude.measure.documents import documents_of
 from longitude.measure.sources import read_text
@@ -72,7 +72,7 @@ def test_losses_are_those_of_the_checkpoint_that_a_method_writes(kind, checkpoin
     found = compared(checkpoint(kind))
     assert (found["windows"], found["tokens"]) == (WINDOWS, WINDOWS * TO)
     assert row(found, UNCHANGED) == pytest.approx(perplexities(checkpoint(kind), text), rel=1e-5)
-    for name in COMPARED:
+    for name in module.compared():
         written = longer(kind, "--to", TO, "--method", name, "--no-measure")
         assert row(found, name) == pytest.approx(perplexities(written, text), rel=1e-5)
         assert max(abs(a / b - 1) for a, b in zip(row(found, name), row(found, UNCHANGED), strict=True)) > 1e-3
@@ -82,7 +82,7 @@ def test_the_best_and_the_command(compared, checkpoint, command, monkeypatch, te
     """The lowest of each column has the mark in the table, and the printed command is one that works."""
     found = compared(checkpoint("llama"), "--factor", 5)
     rows = {each["method"]: [one["perplexity"] for one in each["losses"]] for each in found["rows"]}
-    assert [*rows] == [UNCHANGED, *COMPARED]
+    assert [*rows] == [UNCHANGED, *module.compared()]
     for i, best in enumerate(found["best"]):
         assert best["method"] == min(rows, key=lambda name: rows[name][i])
     program, verb, *given = shlex.split(found["command"])
@@ -153,7 +153,7 @@ def test_a_killed_comparison_continues(checkpoint, fast, command, text, tmp_path
     monkeypatch.setattr(module, "losses_by_length", interrupted)
     given = [checkpoint("llama"), *ALL, "--text", text]
     assert command(*given)[0] == 130 and len(list(tmp_path.rglob("result.json"))) == 1 + 3
-    assert command(*given)[0] == 0 and len(read) == 1 + 1 + len(COMPARED)
+    assert command(*given)[0] == 0 and len(read) == 1 + 1 + len(module.compared())
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
 
 
@@ -168,7 +168,7 @@ def test_plan_writes_nothing(checkpoint, command, tmp_path, monkeypatch) -> None
     )
     [part] = json.loads(printed)
     assert code == 0 and not list(tmp_path.iterdir()) and files(checkpoint("llama")) == before
-    assert part["length"] == TO and part["tokens"] % (TO * (1 + len(COMPARED))) == 0
+    assert part["length"] == TO and part["tokens"] % (TO * (1 + len(module.compared()))) == 0
     assert part["seconds"] == pytest.approx(part["flops"] / 1e9) and part["seconds"] <= 6 and not part["reason"]
 
 

@@ -14,18 +14,17 @@ from longitude.checkpoints.config import from_hugging_face
 from longitude.checkpoints.keys import with_ropes
 from longitude.checkpoints.positions import rotary_of, table_of
 from longitude.checkpoints.source import open_source
-from longitude.extend.methods import METHODS
 from longitude.extend.short_contexts import Cost
 from longitude.extend.show import verdict
 from longitude.positions.absolute import Learned
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.scaling.base import Scaling, plain
+from longitude.positions.scaling.base import METHODS, Scaling, plain, register_scheme
 from longitude.statistics.documents import Interval
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 
 OFFSETS = {"gpt2": 0, "openai-gpt": 0, "opt": 2, "bert": 0, "roberta": 2}
 """Rows for no position in each learned table."""
-WITHOUT_SEARCH = [name for name, method in METHODS.items() if not method.searched]
+WITHOUT_SEARCH = [name for name, method in METHODS.items() if not method.searched and name != "clipped"]
 SCHEMES = {
     "linear": lg.scaling.Linear(4.0),
     "ntk": lg.scaling.NTK(4.0),
@@ -202,16 +201,25 @@ def test_other_files_are_copied_and_piped_output_takes_no_name_for_markup(save, 
 class RootOfFactor(Scaling):
     """theta_k / sqrt(s): a scheme that no rope_type of transformers describes."""
 
-    name = "root_of_factor"
     factor: float
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         return plain(rotary_dim, base, device) / self.factor**0.5
 
 
+def with_root_of_factor(monkeypatch) -> None:
+    """Register the scheme for one test."""
+    for registered in (lg.scaling.SCHEMES.factories, lg.scaling.SCHEMES.aliases, METHODS):  # restored after the test
+        monkeypatch.setitem(registered, "root_of_factor", None)
+        monkeypatch.setitem(registered, "root-of-factor", None)
+        monkeypatch.delitem(registered, "root_of_factor")
+        monkeypatch.delitem(registered, "root-of-factor")
+    register_scheme("root_of_factor")(RootOfFactor)
+
+
 def test_a_registered_scheme_is_a_method_by_its_name(checkpoint, write, monkeypatch) -> None:
     """Written as LongRoPE's factors, by which plain transformers rotates at any length."""
-    monkeypatch.setitem(lg.scaling.SCHEMES.factories, "root_of_factor", RootOfFactor)
+    with_root_of_factor(monkeypatch)
     out, printed = write(checkpoint("llama"), *by("root-of-factor"))
     assert "theta_k / sqrt(s)" in printed
     model, before = loaded(out), loaded(checkpoint("llama"))

@@ -18,7 +18,7 @@ from longitude.extend import extend
 from longitude.positions.scaling.base import Scaling
 from make_families import OPTIONS, OWN, SHAPE
 from tests.extend.recorded import NotShown, Recorded, Table, recorded
-from tests.extend.test_extend import RootOfFactor
+from tests.extend.test_extend import RootOfFactor, with_root_of_factor
 from tests.support import edit_config, refused
 
 LENGTH = 64
@@ -61,7 +61,7 @@ METHODS: dict[str, Scaling] = {
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setitem(lg.scaling.SCHEMES.factories, "root_of_factor", RootOfFactor)
+    with_root_of_factor(monkeypatch)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 

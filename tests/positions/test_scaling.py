@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_face
 from longitude.positions.scaling import (
     NTK,
     SCHEMES,
@@ -27,6 +28,7 @@ from longitude.positions.scaling import (
     ntk as ntk_module,
     rope_frequencies,
 )
+from longitude.positions.scaling.base import METHODS, method_of
 
 LISTS = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 2.0, 8.0, 32.0]}
 ONES = [1.0] * 32
@@ -403,3 +405,31 @@ def test_frequencies_are_on_the_device_and_as_wide_as_it_allows(monkeypatch: pyt
     for scaling in [None, *EXAMPLES]:
         there = inverse(scaling, device=torch.device("meta"))
         assert (there.device.type, there.dtype, inverse(scaling).dtype) == ("meta", torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_one_row_under_both_spellings_of_its_name(name: str) -> None:
+    assert method_of(name) is method_of(name.replace("-", "_")) is METHODS[name]
+    make = METHODS[name].make
+    scheme = make and make(4.0, 4096)
+    assert METHODS[name].searched or METHODS[name].needs_training or scheme is not None
+    if scheme is not None:
+        assert SCHEMES[scheme.name.replace("_", "-")] is type(scheme)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in SCHEMES.items() if kind.extending(4.0, 4096)])
+def test_frequencies_of_a_scheme_survive_a_config(name: str) -> None:
+    """What `written` gives is read again as a scheme with the same frequencies; without a rope_type it raises an error."""
+    scheme = SCHEMES[name].extending(4.0, 4096)
+    if name == "clipped":
+        with pytest.raises(ValueError):
+            scheme.written(10_000.0, 64)
+        return
+    entries = to_hugging_face(RopeConfig(10_000.0, scheme), 64)
+    again = read_ropes({"max_position_embeddings": 4096} | entries)
+    for length in (4096, 16_384):
+        got, want = (
+            rope_frequencies(64, one.base, one.scaling, length=length) for one in (again, RopeConfig(10_000.0, scheme))
+        )
+        torch.testing.assert_close(got.inverse, want.inverse, rtol=1e-12, atol=0)
+        assert got[1:] == want[1:]

@@ -38,7 +38,6 @@ from longitude.positions.config_keys import (
     ORIGINAL,
     SCHEMAS,
     SHARES,
-    TYPES,
     is_foreign,
     names_any,
     of_layers,
@@ -55,7 +54,7 @@ from longitude.positions.hugging_face import (
 from longitude.positions.layers import LayerPositions, layers_of
 from longitude.positions.layouts import Layout
 from longitude.positions.scaling import DynamicNTK, Follows, Llama3, LongRoPE
-from longitude.positions.scaling.base import Follow
+from longitude.positions.scaling.base import ROPE_TYPES, Follow
 
 OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
 """Keys of earlier releases that transformers still reads."""
@@ -441,7 +440,7 @@ def idle(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     for layer, rope in ropes(config).items():
         given, scaling = parameters_of(raw, layer), rope.scaling
         kind = OLD_TYPES.get(kind := given.get("rope_type", given.get("type", "default")), kind)
-        if scaling is None or isinstance(scaling, DynamicNTK) or kind not in TYPES:
+        if scaling is None or isinstance(scaling, DynamicNTK) or kind not in ROPE_TYPES:
             continue  # dynamic changes nothing up to there by its rule
         if not (own := _rotations(config, layer, rope, declared)):
             continue
@@ -449,7 +448,7 @@ def idle(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
         if own == _rotations(config, layer, rope._replace(scaling=None), declared):
             yield f"{where}: {kind!r} changes no frequency and no factor up to the declared length {declared}"
             continue
-        _, must, may = TYPES[kind]
+        _, must, may = ROPE_TYPES[kind]
         for key, ours in (must | may).items():
             value = getattr(scaling, ours, None)
             if key == ORIGINAL or given.get(key) is None or isinstance(value, bool) or not value:

@@ -17,7 +17,6 @@ from longitude.checkpoints.source import Source, open_source
 from longitude.errors import UsageError
 from longitude.extend.costs import reading
 from longitude.extend.factors import rotating_with
-from longitude.extend.methods import METHODS
 from longitude.extend.plan import Target, original_length, plan_extension
 from longitude.extend.short_contexts import (
     BATCH,
@@ -34,14 +33,20 @@ from longitude.extend.units import PASSES
 from longitude.measure.documents import bos_of, documents_of
 from longitude.measure.text import losses_by_length
 from longitude.measure.windows import Bounded, Resumable
+from longitude.positions.scaling.base import METHODS, SCHEMES
 from longitude.runs.store import Store, Unit
 from longitude.statistics.documents import Interval, interval, paired_difference
 
 UNCHANGED = "unchanged"
-COMPARED = [name for name, method in METHODS.items() if not method.searched and name not in ("drope", "base")]
-"""Methods that need no search, no training and no additional option."""
 MOST = 3
 """Approximate number of buckets of positions beyond the training length."""
+
+
+def compared() -> list[str]:
+    """Methods that need no search, no training and no additional option."""
+    SCHEMES.load()
+    alone = (method for method in METHODS.values() if not method.searched and not method.needs_training)
+    return [method.name for method in alone if method.extends]
 
 
 @dataclass(frozen=True)
@@ -195,9 +200,9 @@ def candidates(
     if source.quantization is not None or not source.causal:
         got = "one that predicts masked tokens" if source.quantization is None else f"{source.quantization}"
         raise UsageError("--method all", "a causal model with plain weights, whose loss is measured", got)
-    targets = {name: Target(to=to, method=name, factor=factor, original=original) for name in COMPARED}
+    targets = {name: Target(to=to, method=name, factor=factor, original=original) for name in compared()}
     try:
-        trained = original_length(source, targets[COMPARED[0]])
+        trained = original_length(source, next(iter(targets.values())))
     except ValueError:
         if source.declared is None:
             raise

@@ -15,8 +15,7 @@ from longitude.checkpoints.keys import of_full_attention, ropes_of
 from longitude.checkpoints.source import Source, open_source
 from longitude.extend.criteria import needles, running_text
 from longitude.extend.factors import rotary_pairs
-from longitude.extend.methods import ROTATED_VALUES
-from longitude.extend.plan import ExtendPlan, Target, original_length, plan_extension
+from longitude.extend.plan import ROTATED_VALUES, ExtendPlan, Target, original_length, plan_extension
 from longitude.extend.search import SearchResult, search
 from longitude.extend.serve import FILE, page
 from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement, Progress

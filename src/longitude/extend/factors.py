@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +13,12 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from longitude.checkpoints.config import FULL, head_dim_of
-from longitude.checkpoints.keys import of_full_attention
+from longitude.checkpoints.keys import WINDOWED, of_full_attention
 from longitude.checkpoints.positions import rotary_modules
-from longitude.extend.methods import UNROTATED, scheme_of, with_scheme
 from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_face
 from longitude.positions.scaling import LongRoPE, Scaling, rope_frequencies
-
-STARTS = ("linear", "ntk", "yarn", "ntk-by-parts", "llama3")
-"""Methods that the search starts from: the three of the paper, and later ones."""
+from longitude.positions.scaling.base import METHODS
+from longitude.positions.scaling.linear import UNROTATED
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,8 @@ class RotaryPairs:
 
     def starts(self) -> dict[str, Candidate]:
         """Name -> candidate, with the attention factor of its method; "unchanged" is the model as it was trained."""
-        schemes = {name: scheme_of(name, self.factor, self.original_length) for name in STARTS}
+        starting = (method for method in METHODS.values() if method.starts and method.make)
+        schemes = {method.name: method.make(self.factor, self.original_length) for method in starting}
         return {name: self.candidate(scheme) for name, scheme in ({"unchanged": None} | schemes).items()}
 
     def longrope(self, long: Candidate, short: tuple[float, ...] | None = None) -> LongRoPE:
@@ -79,6 +78,18 @@ def ntk_below(factors: Sequence[float], critical: int) -> tuple[float, ...]:
     """Factors with those below pair d = critical replaced by lambda_k = lambda_d^(k / d), which is NTK with another base."""
     below = (factors[critical] ** (k / critical) for k in range(critical))
     return (*below, *factors[critical:])
+
+
+def with_scheme(
+    ropes: RopeConfig | Mapping[str, RopeConfig | None], scheme: Scaling
+) -> RopeConfig | dict[str, RopeConfig | None]:
+    """Rotary parameters with `scheme`, for all layers or for those with full attention."""
+    if isinstance(ropes, RopeConfig):
+        return ropes._replace(scaling=scheme)
+    return {
+        layer: rope if rope is None or layer in WINDOWED else rope._replace(scaling=scheme)
+        for layer, rope in ropes.items()
+    }
 
 
 def writable(scheme: Scaling, rope: RopeConfig, rotary_dim: int, original_length: int, length: int) -> Scaling:

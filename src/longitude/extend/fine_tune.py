@@ -27,13 +27,13 @@ from longitude.checkpoints.load import differences, load, require_shards
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, open_source, require_fit
 from longitude.errors import check_sizes
-from longitude.extend.methods import is_unrotated
 from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement
 from longitude.extend.units import TRAINING, digest_of_tokens, digest_of_weights, work_of, working
 from longitude.hf import Trainer
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
+from longitude.positions.scaling.linear import is_unrotated
 from longitude.runs.distributed import WAIT, is_first_process, processes
 from longitude.runs.files import COMPLETE, checksums, is_as_sealed, new_folder, place, require_space, write_json
 from longitude.runs.memory import require_memory, total_memory, training_memory

@@ -22,19 +22,20 @@ from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.reading import turning_alike
 from longitude.checkpoints.source import Source, require_fit
 from longitude.errors import UsageError
-from longitude.extend.factors import writable
+from longitude.extend.factors import with_scheme, writable
 from longitude.extend.layers import Layers, NotAsMeant, auto_class
-from longitude.extend.methods import ROTATED_VALUES, method_of, original_of, scheme_of, with_scheme
 from longitude.extend.search import SearchResult
 from longitude.extend.weights import Change
 from longitude.positions.absolute import Learned
 from longitude.positions.config_keys import BASES, names_any
 from longitude.positions.hugging_face import ORIGINAL, unread_words
-from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Scaling, YaRN
-from longitude.positions.scaling.ntk import ntk_base
+from longitude.positions.scaling import BaseChange, DynamicNTK, Linear, Scaling, YaRN
+from longitude.positions.scaling.base import method_of, scheme_of
 from longitude.runs.files import read_json
 from longitude.runs.memory import forward_memory, require_memory, total_memory
 
+ROTATED_VALUES = ("deepseek_v4",)
+"""Model types with rotated values. A factor on cos and sin would multiply values too, so their YaRN has none."""
 FARTHEST = 2**24
 """transformers counts positions in float32, which represents every whole number up to here and not beyond."""
 
@@ -53,6 +54,14 @@ class Target:
     def searched(self) -> bool:
         """Whether a search with the model chooses the factors."""
         return bool(method_of(self.method).searched)
+
+    def scheme(self, factor: float, original: int) -> Scaling:
+        """The scheme of a method that needs no search."""
+        if self.method != "base":
+            return scheme_of(self.method, factor, original)
+        if self.base is None:
+            raise ValueError("--method base: expected --base, the new rope_theta, got none; such as 500000")
+        return BaseChange(self.base)
 
     def __post_init__(self) -> None:
         if not 1 <= self.to <= FARTHEST:
@@ -209,6 +218,15 @@ def original_length(source: Source, target: Target) -> int:
     return length
 
 
+def original_of(scheme: Scaling | None, declared: int | None) -> int | None:
+    """The training length according to a configuration."""
+    if scheme is None:
+        return declared
+    if isinstance(scheme, Linear) and declared is not None:
+        return round(declared / scheme.factor)
+    return getattr(scheme, "original_max_length", None)
+
+
 def _require_unextended(source: Source, target: Target, scheme: Scaling | None, known: int | None) -> None:
     """ValueError for a model that was extended, unless --original lets the new scheme replace the old one."""
     to = f"to {source.declared} tokens"
@@ -273,7 +291,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
         below = f"below the base of {source.name}, {rope.base:g}"
         raise ValueError(f"--base {target.base:g} is {below}: a smaller base shortens the context; give a larger one")
     layers = Layers.of(source, ropes, plan.original)
-    scheme = plan.search.scheme if plan.search else scheme_of(target.method, plan.factor, plan.original, target.base)
+    scheme = plan.search.scheme if plan.search else target.scheme(plan.factor, plan.original)
     _require_reach(plan, scheme)
     if source.config.model_type in ROTATED_VALUES and isinstance(scheme, YaRN):
         scheme = replace(scheme, attention_factor=1.0)
@@ -282,10 +300,8 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
         )
     plan.scheme = writable(scheme, rope, layers.rotary_dim, plan.original, plan.length)
     after = with_scheme(ropes, plan.scheme)
-    written = plan.scheme
-    if isinstance(written, NTK):
-        written = BaseChange(ntk_base("ntk", rope.base, written.factor, layers.rotary_dim))
-    inner = with_ropes(source, with_scheme(ropes, written), layers.rotary_dim)
+    _, plan.base, written = plan.scheme.written(rope.base, layers.rotary_dim)
+    inner = with_ropes(source, with_scheme(ropes, written or BaseChange(plan.base)), layers.rotary_dim)
     if method.raises_length:
         inner |= {source.length_key: plan.length, ORIGINAL: plan.original}
     else:
@@ -299,7 +315,6 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
             f"{source.name}: transformers does not rotate as {target.method} defines: {error}; "
             f"{source.config.model_type} models cannot be extended by --method {target.method}"
         ) from error
-    plan.base = written.base if isinstance(written, BaseChange) else rope.base
     plan.notes.append(method.note)
     if unread := unread_keys(source.inner, source.config):
         plan.notes.append(f"{unread_words(unread)}. They stay as they are.")

@@ -23,11 +23,11 @@ from typing import Any
 
 from longitude.checkpoints.gguf import HALVES, NEIGHBOURS
 from longitude.checkpoints.keys import ropes_of
-from longitude.extend.methods import is_unrotated
 from longitude.extend.plan import ExtendPlan
 from longitude.positions.config_keys import BASES, SCHEMAS, SHARES
 from longitude.positions.hugging_face import ORIGINAL, RopeConfig
 from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, LongRoPE, NTKByParts
+from longitude.positions.scaling.linear import is_unrotated
 
 FILE = "serve.md"
 """Name of the file in the new folder."""

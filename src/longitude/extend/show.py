@@ -12,10 +12,10 @@ from longitude.extend import serve
 from longitude.extend.compare import UNCHANGED, Comparison
 from longitude.extend.convert import Parity
 from longitude.extend.fine_tune import Training
-from longitude.extend.methods import method_of
 from longitude.extend.plan import ExtendPlan
 from longitude.extend.short_contexts import Cost
 from longitude.extend.weights import left_out
+from longitude.positions.scaling.base import method_of
 from longitude.report.table import table
 
 

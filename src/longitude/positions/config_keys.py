@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from longitude.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
+from longitude.positions.scaling.base import ROPE_TYPES
 
 # ---- names at the top of a config ------------------------------------------------------------------------------------
 SCHEMAS = ("rope_parameters", "rope_scaling")
@@ -47,22 +47,6 @@ FULL, WINDOWED = "full_attention", ("sliding_attention", "chunked_attention", "m
 
 
 # ---- names inside rope parameters ------------------------------------------------------------------------------------
-def same(keys: str) -> dict[str, str]:
-    """Map keys to themselves: those with equal names in transformers and in our schemes."""
-    return {key: key for key in keys.split()}
-
-
-LENGTH = {ORIGINAL: "original_max_length"}
-# rope_type -> (its scheme, required keys, optional keys), keys as {name in transformers: name in our scheme}
-TYPES: dict[str, tuple[type[Scaling] | None, dict[str, str], dict[str, str]]] = {
-    "default": (None, {}, {}),
-    "linear": (Linear, same("factor"), {}),
-    "proportional": (Linear, {}, same("factor")),
-    "dynamic": (DynamicNTK, same("factor"), {}),
-    "yarn": (YaRN, {}, LENGTH | same("factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate")),
-    "longrope": (LongRoPE, same("short_factor long_factor"), LENGTH | same("factor attention_factor")),
-    "llama3": (Llama3, same("factor low_freq_factor high_freq_factor"), LENGTH),
-}
 OLD_TYPES = {"su": "longrope", "mrope": "default"}  # names that early checkpoints use
 COMMON = (
     "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta",
@@ -70,7 +54,8 @@ COMMON = (
 EXTRA = {"longrope": ("short_mscale", "long_mscale"), "dynamic": ("alpha",)}
 """Keys that one family adds to a type: Phi-MoE's factor of cos and sin, and the factor by which HunYuan stretches the base."""
 KEYS = {
-    kind: (*must, *may, *EXTRA.get(kind, ()), *COMMON, "type", LENGTHS[0]) for kind, (_, must, may) in TYPES.items()
+    kind: (*must, *may, *EXTRA.get(kind, ()), *COMMON, "type", LENGTHS[0])
+    for kind, (_, must, may) in ROPE_TYPES.items()
 }
 """The keys that a type has inside rope parameters."""
 ALL_KEYS = frozenset(key for each in KEYS.values() for key in each)

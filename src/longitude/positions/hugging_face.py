@@ -16,22 +16,19 @@ from longitude.positions.config_keys import (
     COMMON,
     EXTRA,
     KEYS,
-    LENGTH,
     LOCAL_BASES,
     OLD_TYPES,
     ORIGINAL,
     SCHEMAS,
     SHARES,
-    TYPES,
     UNDERSTOOD,
     ZERO_IS_NONE,
     is_foreign,
 )
 from longitude.positions.layouts import Layout
 from longitude.positions.rotary import MultimodalRotary, Rotary
-from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, Scaling, YaRN
-from longitude.positions.scaling.base import Follow
-from longitude.positions.scaling.ntk import ntk_base
+from longitude.positions.scaling import NTK, DynamicNTK, Linear, LongRoPE, Scaling
+from longitude.positions.scaling.base import ORIGINAL_LENGTH, ROPE_TYPES, Follow
 
 
 class NotUnderstood(ValueError):
@@ -206,16 +203,16 @@ def rope_of(
     old_key = given.pop("type", "default")
     kind = given.pop("rope_type", old_key)
     kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else kind
-    if not isinstance(kind, str) or kind not in TYPES:
-        raise unknown("rope_type", kind, TYPES, f"all: {', '.join(TYPES)}.")
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
+        raise unknown("rope_type", kind, ROPE_TYPES, f"all: {', '.join(ROPE_TYPES)}.")
     if "rope_theta" not in given:
         slips = get_close_matches(BASES[0], config, n=1, cutoff=0.8)
         other = f"{slips[0]} is no such key" if slips else "A config of text and images has it in its text_config"
         raise UsageError("", "rope_theta, the base of the frequencies", "none", f"it is never assumed. {other}")
     given = {key: value for key, value in given.items() if value != 0 or key not in ZERO_IS_NONE}
-    _, needed, optional = TYPES[kind]
+    _, needed, optional = ROPE_TYPES[kind]
     names = needed | optional
-    keys = [*names, *EXTRA.get(kind, ()), *COMMON, *(LENGTH if "llama_4_scaling_beta" in given else ())]
+    keys = [*names, *EXTRA.get(kind, ()), *COMMON, *(ORIGINAL_LENGTH if "llama_4_scaling_beta" in given else ())]
     stretched = kind == "dynamic" and "alpha" in given  # HunYuan: its files keep keys of YaRN beside it
     for key in given:
         if key not in keys and not is_foreign(key) and not (stretched and key in KEYS["yarn"]):
@@ -269,7 +266,7 @@ def scaling_of(
     kind: str, options: dict[str, Any], config: Mapping[str, Any], follow: Follow | None, max_length: int | None
 ) -> Scaling | None:
     """The scheme of a type, with the lengths that are outside its dict."""
-    scheme = TYPES[kind][0]
+    scheme = ROPE_TYPES[kind][0]
     if scheme is None or (kind == "proportional" and options.get("factor", 1.0) == 1):
         return None
     declared = config.get("max_position_embeddings")
@@ -348,7 +345,7 @@ def entries(rope: RopeConfig, head_dim: int | None) -> tuple[dict[str, Any], dic
         inner |= {"mrope_section": list(rope.sections)} | ({"mrope_interleaved": True} if rope.interleaved else {})
     outside: dict[str, Any] = {}
     if scaling is not None:
-        ours, (_, needed, optional) = scaling.as_dict(), TYPES[kind]
+        ours, (_, needed, optional) = scaling.as_dict(), ROPE_TYPES[kind]
         inner |= {key: ours[name] for key, name in (needed | optional).items() if ours[name] is not None}
         declared = scaling.max_length if isinstance(scaling, LongRoPE) else None
         declared = scaling.original_max_length if isinstance(scaling, DynamicNTK) else declared
@@ -370,25 +367,6 @@ def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling
                 'rope_type "proportional" has a factor and nothing else: Linear scaling (--method linear) is the one that fits',
             )
         return "proportional", rope.base, rope.scaling
-    match rope.scaling:
-        case None:
-            return "default", rope.base, None
-        case BaseChange(base=base):
-            return "default", base, None
-        case NTK():
-            if head_dim is None:
-                raise UsageError("NTK", "head_dim, on which the exported rope_theta depends", "None")
-            return "default", ntk_base("ntk", rope.base, rope.scaling.factor, rope.rotary_dim(head_dim)), None
-        case YaRN(ramp="dimensions"):
-            return "yarn", rope.base, rope.scaling
-        case NTKByParts(ramp="rotations") as parts if not isinstance(parts, YaRN):
-            options = parts.factor, parts.original_max_length, parts.beta_slow, parts.beta_fast
-            return "llama3", rope.base, Llama3(*options)
-        case NTKByParts(ramp="dimensions") as parts:
-            options = {name: value for name, value in parts.as_dict().items() if name != "name"}
-            return "yarn", rope.base, YaRN(**options, attention_factor=1.0)
-        case scaling:
-            for kind, (scheme, _, _) in TYPES.items():
-                if type(scaling) is scheme and scheme is not YaRN:
-                    return kind, rope.base, scaling
-    raise UsageError("", "a scaling that has a rope_type", rope.scaling, "YaRN has one with ramp='dimensions'")
+    if rope.scaling is None:
+        return "default", rope.base, None
+    return rope.scaling.written(rope.base, None if head_dim is None else rope.rotary_dim(head_dim))

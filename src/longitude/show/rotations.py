@@ -13,7 +13,7 @@ from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.rotary import Rotary, XPos
 from longitude.positions.scaling import SCHEMES, Follows, Scaling, rope_frequencies
-from longitude.registry import options_of, resolve_options
+from longitude.registry import options_of
 from longitude.show.drawing import Dials, Drawing, Line, Lines, offsets_of
 from longitude.show.shape import Shape
 
@@ -29,16 +29,10 @@ NEW = 1e-9
 
 def schemes(factor: float, original: int) -> dict[str, Scaling]:
     """Registered schemes that a factor and a training length determine, by name."""
-    known = {"factor": float(factor), "original_max_length": original, "max_length": math.ceil(factor * original)}
-    found = {}
-    for name, scheme in SCHEMES.items():
-        if "factor" not in options_of(scheme):
-            continue
-        try:
-            found[name] = scheme(**resolve_options(name, scheme, {}, known, "scaling"))
-        except ValueError:  # it needs more than these: LongRoPE's factors, a base
-            continue
-    return found
+    made = {
+        name: kind.extending(float(factor), original) for name, kind in SCHEMES.items() if "factor" in options_of(kind)
+    }
+    return {name: scheme for name, scheme in made.items() if scheme is not None}
 
 
 def arcs(before: Tensor, after: Tensor, trained: int, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -19,13 +19,13 @@ from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.errors import UsageError
 from longitude.extend.evolution import evolve
 from longitude.extend.factors import Candidate, RotaryPairs
-from longitude.extend.methods import scheme_of
 from longitude.extend.spaces import longrope
 from longitude.measure import losses_by_length
 from longitude.measure.windows import Progress, Reader
 from longitude.models.configuration import mixer_class
 from longitude.positions.base import ENCODINGS
 from longitude.positions.scaling import NTK, Linear, Scaling, YaRN
+from longitude.positions.scaling.base import scheme_of
 from longitude.registry import Registry, options_of
 from longitude.report.wording import and_
 

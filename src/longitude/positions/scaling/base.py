@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from longitude.errors import UsageError, check_choice, check_positive, check_sizes
+from longitude.errors import UsageError, check_choice, check_positive, check_sizes, unknown
 from longitude.positions.coordinates import wide
 from longitude.registry import Registry
 
@@ -61,6 +61,24 @@ class Scaling:
         """(attention_factor, softmax_factor)."""
         return 1.0, 1.0
 
+    @classmethod
+    def extending(cls, factor: float, original_length: int) -> Self | None:
+        """The scheme for `factor` times a training length; None if it needs more than these two."""
+        known = {"factor": factor, "original_max_length": original_length}
+        options = {field.name: field.default for field in dataclasses.fields(cls)}
+        if any(default is MISSING and name not in known for name, default in options.items()):
+            return None
+        return cls(**{name: value for name, value in known.items() if name in options})
+
+    def written(self, base: float, rotary_dim: int | None) -> tuple[str, float, Scaling | None]:
+        """(rope_type, rope_theta, scheme of that type) with the same frequencies. ValueError if transformers has none."""
+        for kind, rope_type in ROPE_TYPES.items():
+            if rope_type.scheme is type(self):
+                return kind, base, self
+        raise UsageError(
+            "", "a scaling that has a rope_type", self, "`longitude extend` writes its frequencies as longrope"
+        )
+
     def length_at(self, query: Length, newest: Length) -> Length | None:
         """The length that tables follow, for a query at position `query` and the newest key at position `newest`.
 
@@ -89,15 +107,63 @@ class Scaling:
                 check_choice(self.name, Follow, follow=value)
 
 
+# ---- the registers of schemes ----------------------------------------------------------------------------------------
+class RopeType(NamedTuple):
+    """A rope_type of config.json. Its keys are {name in transformers: option of the scheme}.
+
+    Args:
+        scheme: the class; None: no scaling.
+        required: keys that must be there.
+        optional: other keys.
+    """
+
+    scheme: type[Scaling] | None
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a scheme extends a trained model: its row, which its file registers.
+
+    Attributes:
+        name: Its name in `longitude extend`.
+        note: For the user.
+        make: (factor, training length) -> the scheme, or None if it needs more; by default `extending` of the scheme.
+        searched: Loss by which a search with the model chooses the factors; empty if nothing is searched.
+        needs_training: Whether the model must be trained on afterwards.
+        raises_length: Whether max_position_embeddings becomes the new length.
+        starts: Whether a search of factors starts from it.
+    """
+
+    name: str
+    note: str
+    make: Callable[[float, int], Scaling | None] | None = None
+    searched: str = ""
+    needs_training: bool = False
+    raises_length: bool = True
+    starts: bool = False
+
+    @property
+    def extends(self) -> bool:
+        """Whether it extends a model. A registered scheme that needs further options does not."""
+        return bool(self.searched or self.needs_training or (self.make and self.make(2.0, 4096)))
+
+
 SCHEMES = Registry("scaling", "dir(lg.scaling)", ("longitude.positions.scaling",))
+METHODS: dict[str, Method] = {}
+"""Methods of `longitude extend`: a row for each registered scheme, and for other uses of one."""
+ORIGINAL_LENGTH = {"original_max_position_embeddings": "original_max_length"}
+ROPE_TYPES: dict[str, RopeType] = {"default": RopeType(None, {}, {})}
 Scheme = TypeVar("Scheme", bound=type[Scaling])
 
 
-def register_scheme(name: str) -> Callable[[Scheme], Scheme]:
+def register_scheme(name: str, method: Method | None = None) -> Callable[[Scheme], Scheme]:
     """Decorator that registers a subclass of Scaling for lg.Rotary; if it needs a factor alone, also for `longitude extend`.
 
     Args:
-        name: name of the scheme in labels, configs and messages.
+        name: name of the scheme in labels, configs and messages; hyphens are read as underscores.
+        method: its row in `METHODS`; by default one with the first line of the docstring as its note.
 
     Returns:
         A decorator that sets the name and returns the class.
@@ -108,9 +174,41 @@ def register_scheme(name: str) -> Callable[[Scheme], Scheme]:
 
     def add(scheme: Scheme) -> Scheme:
         scheme.name = name
+        hyphened = name.replace("_", "-")
+        SCHEMES.aliases |= {hyphened: name} if hyphened != name else {}
+        row = method or Method(hyphened, (scheme.__doc__ or "").partition("\n")[0])
+        METHODS[row.name] = row if row.make else replace(row, make=scheme.extending)
         return SCHEMES.register(name)(scheme)
 
     return add
+
+
+def method_of(name: str) -> Method:
+    """The method of a name, written with hyphens or underscores. ValueError, with the nearest, for an unknown one."""
+    SCHEMES.load()
+    method = METHODS.get(name.replace("_", "-"))
+    if method is None or not method.extends:
+        names = [
+            *(name for name, row in METHODS.items() if row.extends),
+            *["all"] * (name != "all"),
+        ]  # "all" compares them
+        raise unknown(
+            "method", name, names, "`longitude extend --method all` compares those without search and training."
+        )
+    return method
+
+
+def scheme_of(name: str, factor: float, original_length: int) -> Scaling:
+    """The scheme of a method that needs no more than a factor and the training length."""
+    make = method_of(name).make
+    scheme = None if make is None else make(float(factor), original_length)
+    assert scheme is not None, name
+    return scheme
+
+
+def same(keys: str) -> dict[str, str]:
+    """Map keys to themselves: those with equal names in transformers and in our schemes."""
+    return {key: key for key in keys.split()}
 
 
 class Follows(Scaling):
@@ -127,6 +225,10 @@ class Follows(Scaling):
     original_max_length: int
     max_length: int | None
     follow: Follow
+
+    @classmethod
+    def extending(cls, factor: float, original_length: int) -> Self | None:
+        return None  # what it follows is a choice
 
     def declared(self) -> int | None:
         """The length that the options declare."""

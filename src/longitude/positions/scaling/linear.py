@@ -9,10 +9,29 @@ import torch
 from torch import Tensor
 
 from longitude.errors import UsageError, check_flags, check_positive, check_sizes
-from longitude.positions.scaling.base import Scaling, plain, register_scheme
+from longitude.positions.scaling.base import (
+    METHODS,
+    ROPE_TYPES,
+    Method,
+    RopeType,
+    Scaling,
+    plain,
+    register_scheme,
+    same,
+)
+
+UNROTATED = 1e30
+"""Factor of "linear", which every family reads, that disables rotation: cos is 1, and sin vanishes in every dtype."""
 
 
-@register_scheme("linear")
+@register_scheme(
+    "linear",
+    Method(
+        "linear",
+        "Adjacent positions come closer together than in training: fine-tune before use; short contexts cost as well.",
+        starts=True,
+    ),
+)
 @dataclass(frozen=True)
 class Linear(Scaling):
     """Position interpolation: theta_k / s, so positions p/s stay fractions.
@@ -31,7 +50,30 @@ class Linear(Scaling):
         return plain(rotary_dim, base, device) / self.factor
 
 
-@register_scheme("base_change")
+ROPE_TYPES["linear"] = RopeType(Linear, same("factor"), {})
+ROPE_TYPES["proportional"] = RopeType(Linear, {}, same("factor"))
+METHODS["drope"] = Method(
+    "drope",
+    "No layer of full attention rotates any more, written as linear with a factor beyond every position. Short contexts "
+    "are lost until the model is recalibrated: train it on at the original length.",
+    lambda factor, original_length: Linear(UNROTATED),
+    needs_training=True,
+)
+
+
+def is_unrotated(scheme: Scaling | None) -> bool:
+    """Whether a scheme leaves no rotation, as "drope" writes it."""
+    return isinstance(scheme, Linear) and scheme.factor >= UNROTATED
+
+
+@register_scheme(
+    "base_change",
+    Method(
+        "base",
+        "Made for training on: without it, a larger base alone extends about as far as ntk.",
+        needs_training=True,
+    ),
+)
 @dataclass(frozen=True)
 class BaseChange(Scaling):
     """Adjusted base frequency: another base in base^(-2k/d), for models whose training continues with it.
@@ -52,8 +94,18 @@ class BaseChange(Scaling):
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         return plain(rotary_dim, self.base, device)
 
+    def written(self, base, rotary_dim):
+        return "default", self.base, None
 
-@register_scheme("clipped")
+
+@register_scheme(
+    "clipped",
+    Method(
+        "clipped",
+        "Published with training at the new length after it; the pairs that it fades are lost.",
+        needs_training=True,
+    ),
+)
 @dataclass(frozen=True)
 class Clipped(Scaling):
     """Clipped RoPE: the n slowest pairs fade out, theta_k (1 + cos(pi j / (n - 1))) / 2 for j = 0 .. n - 1; fast pairs stay.

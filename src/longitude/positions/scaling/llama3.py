@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from longitude.errors import UsageError, check_positive
-from longitude.positions.scaling.base import Scaling, plain, register_scheme
-from longitude.positions.scaling.yarn import blend, rotations_ramp
+from longitude.positions.scaling.base import (
+    ORIGINAL_LENGTH,
+    ROPE_TYPES,
+    Method,
+    RopeType,
+    Scaling,
+    plain,
+    register_scheme,
+    same,
+)
 
 
-@register_scheme("llama3")
+def blend(theta: Tensor, factor: float, gamma: Tensor) -> Tensor:
+    """(1 - gamma) theta/s + gamma theta, exact at 0, at 1 and for s = 1."""
+    return torch.lerp(theta / factor, theta, gamma.to(theta.dtype))
+
+
+def rotations_ramp(theta: Tensor, original: int, slow: float, fast: float) -> Tensor:
+    """gamma_k from 0 at `slow` rotations within L to 1 at `fast`, linear in r_k = L theta_k / 2 pi; a step if they are equal."""
+    rotations = original * theta / (2 * math.pi)
+    if fast == slow:
+        return (rotations >= slow).to(theta.dtype)
+    return ((rotations - slow) / (fast - slow)).clamp(0, 1)
+
+
+@register_scheme(
+    "llama3",
+    Method(
+        "llama3",
+        "Published with training at the new length after it; pairs that rotate more than 4 times stay as they are.",
+        starts=True,
+    ),
+)
 @dataclass(frozen=True)
 class Llama3(Scaling):
     """Llama 3.1: (1 - gamma_k) theta_k/s + gamma_k theta_k, gamma_k = (r_k - low) / (high - low) within [0, 1].
@@ -45,3 +75,6 @@ class Llama3(Scaling):
         theta = plain(rotary_dim, base, device)
         ramp = rotations_ramp(theta, self.original_max_length, self.low_freq_factor, self.high_freq_factor)
         return blend(theta, self.factor, ramp)
+
+
+ROPE_TYPES["llama3"] = RopeType(Llama3, same("factor low_freq_factor high_freq_factor"), ORIGINAL_LENGTH)

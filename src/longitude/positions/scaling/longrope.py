@@ -12,10 +12,37 @@ from torch import Tensor
 
 from longitude.errors import UsageError, check_positive
 from longitude.positions.coordinates import constants
-from longitude.positions.scaling.base import Follow, Follows, plain, register_scheme
+from longitude.positions.scaling.base import (
+    METHODS,
+    ORIGINAL_LENGTH,
+    ROPE_TYPES,
+    Follow,
+    Follows,
+    Method,
+    RopeType,
+    plain,
+    register_scheme,
+    same,
+)
+
+METHODS["longrope2"] = Method(
+    "longrope2",
+    "Chosen by the loss of the digits of hidden numbers, not by that of text. Up to the original length the short factors "
+    "are used, beyond it the long ones: a cache that crosses the border has keys rotated by the other factors. Published "
+    "with training at both lengths after it.",
+    searched="the digits of hidden numbers",
+)
 
 
-@register_scheme("longrope")
+@register_scheme(
+    "longrope",
+    Method(
+        "longrope",
+        "Up to the original length the short factors are used, beyond it the long ones, with one attention factor for both: "
+        "a cache that crosses the border has keys rotated by the other factors.",
+        searched="text",
+    ),
+)
 @dataclass(frozen=True)
 class LongRoPE(Follows):
     """LongRoPE: theta_k / lambda_k, where lambda is short_factor for lengths up to L and long_factor beyond.
@@ -82,3 +109,8 @@ class LongRoPE(Follows):
 
     def canonical(self, length: Any) -> Any:
         return self.original_max_length + (length > self.original_max_length)
+
+
+ROPE_TYPES["longrope"] = RopeType(
+    LongRoPE, same("short_factor long_factor"), ORIGINAL_LENGTH | same("factor attention_factor")
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,18 @@ from torch import Tensor
 
 from longitude.errors import UsageError
 from longitude.positions.coordinates import wide
-from longitude.positions.scaling.base import Follow, Follows, Scaling, at_least, plain, register_scheme
+from longitude.positions.scaling.base import (
+    ROPE_TYPES,
+    Follow,
+    Follows,
+    Method,
+    RopeType,
+    Scaling,
+    at_least,
+    plain,
+    register_scheme,
+    same,
+)
 
 
 def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
@@ -20,7 +32,15 @@ def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
     return base * stretch ** (rotary_dim / (rotary_dim - 2))
 
 
-@register_scheme("ntk")
+@register_scheme(
+    "ntk",
+    Method(
+        "ntk",
+        "Fast pairs hardly change; near the new length some pairs still rotate further than in training: take a longer --to "
+        "than you need, or fine-tune.",
+        starts=True,
+    ),
+)
 @dataclass(frozen=True)
 class NTK(Scaling):
     """NTK-aware: base * s^(d/(d-2)) instead of base, so the slowest frequency is divided by s and the fastest stays.
@@ -39,8 +59,21 @@ class NTK(Scaling):
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         return plain(rotary_dim, ntk_base(self.name, base, self.factor, rotary_dim), device)
 
+    def written(self, base, rotary_dim):
+        if rotary_dim is None:
+            raise UsageError("NTK", "head_dim, on which the exported rope_theta depends", "None")
+        return "default", ntk_base(self.name, base, self.factor, rotary_dim), None
 
-@register_scheme("dynamic_ntk")
+
+@register_scheme(
+    "dynamic_ntk",
+    Method(
+        "dynamic",
+        "Unchanged up to the original length, which max_position_embeddings must keep. Beyond it every token changes the "
+        "frequencies, and keys cached before were rotated by others: cached decoding drifts from a whole pass.",
+        raises_length=False,
+    ),
+)
 @dataclass(frozen=True)
 class DynamicNTK(Follows):
     """NTK-aware scaling that grows with the sequence: base * (s l/L - (s - 1))^(d/(d-2)) at length l, base while l <= L.
@@ -69,6 +102,10 @@ class DynamicNTK(Follows):
         if self.step is not None and self.follow != "row":
             raise UsageError(self.name, "step only with follow='row'", f"follow={self.follow!r}")
 
+    @classmethod
+    def extending(cls, factor, original_length):
+        return cls(factor, original_length, max_length=math.ceil(factor * original_length), follow="sequence")
+
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         s, original = self.factor, self.original_max_length
         dtype = wide(device or torch.device("cpu"))
@@ -86,3 +123,6 @@ class DynamicNTK(Follows):
         original = self.original_max_length
         step = 1 if self.follow == "sequence" else self.step or max(1, original // 16)
         return original - (original - at_least(length, original)) // step * step
+
+
+ROPE_TYPES["dynamic"] = RopeType(DynamicNTK, same("factor"), {})

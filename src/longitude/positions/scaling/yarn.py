@@ -10,22 +10,19 @@ import torch
 from torch import Tensor
 
 from longitude.errors import UsageError, check_choice, check_flags, check_positive
-from longitude.positions.scaling.base import Scaling, plain, register_scheme
+from longitude.positions.scaling.base import (
+    ORIGINAL_LENGTH,
+    ROPE_TYPES,
+    Method,
+    RopeType,
+    Scaling,
+    plain,
+    register_scheme,
+    same,
+)
+from longitude.positions.scaling.llama3 import Llama3, blend, rotations_ramp
 
 Ramp = Literal["dimensions", "rotations"]
-
-
-def blend(theta: Tensor, factor: float, gamma: Tensor) -> Tensor:
-    """(1 - gamma) theta/s + gamma theta, exact at 0, at 1 and for s = 1."""
-    return torch.lerp(theta / factor, theta, gamma.to(theta.dtype))
-
-
-def rotations_ramp(theta: Tensor, original: int, slow: float, fast: float) -> Tensor:
-    """gamma_k from 0 at `slow` rotations within L to 1 at `fast`, linear in r_k = L theta_k / 2 pi; a step if they are equal."""
-    rotations = original * theta / (2 * math.pi)
-    if fast == slow:
-        return (rotations >= slow).to(theta.dtype)
-    return ((rotations - slow) / (fast - slow)).clamp(0, 1)
 
 
 def dimensions_ramp(rotary_dim: int, low: float, high: float, like: Tensor) -> Tensor:
@@ -34,7 +31,10 @@ def dimensions_ramp(rotary_dim: int, low: float, high: float, like: Tensor) -> T
     return 1 - ((pair - low) / (high - low)).clamp(0, 1)
 
 
-@register_scheme("ntk_by_parts")
+@register_scheme(
+    "ntk_by_parts",
+    Method("ntk-by-parts", "The frequencies of YaRN without its attention factor, which is written as 1.", starts=True),
+)
 @dataclass(frozen=True)
 class NTKByParts(Scaling):
     """NTK by parts: (1 - gamma_k) theta_k/s + gamma_k theta_k, gamma_k = 1 for fast pairs and 0 for slow ones.
@@ -86,6 +86,12 @@ class NTKByParts(Scaling):
             gamma = dimensions_ramp(rotary_dim, *self.borders(rotary_dim, base), theta)
         return blend(theta, self.factor, gamma)
 
+    def written(self, base, rotary_dim):
+        if self.ramp == "rotations":
+            return "llama3", base, Llama3(self.factor, self.original_max_length, self.beta_slow, self.beta_fast)
+        options = {name: value for name, value in self.as_dict().items() if name != "name"}
+        return "yarn", base, YaRN(**options, attention_factor=1.0)
+
     def borders(self, rotary_dim: int, base: float) -> tuple[float, float]:
         """The pair that completes beta_fast rotations within L, and the one that completes beta_slow.
 
@@ -112,7 +118,14 @@ class NTKByParts(Scaling):
         return low, high + 0.001 if low == high else high
 
 
-@register_scheme("yarn")
+@register_scheme(
+    "yarn",
+    Method(
+        "yarn",
+        "Static: short contexts are rotated otherwise, too. Keep the original checkpoint for them.",
+        starts=True,
+    ),
+)
 @dataclass(frozen=True)
 class YaRN(NTKByParts):
     """YaRN: NTK by parts, and cos and sin times 0.1 ln s + 1, which sharpens the softmax.
@@ -145,6 +158,11 @@ class YaRN(NTKByParts):
         given = {"mscale": self.mscale, "mscale_all_dim": self.mscale_all_dim}
         check_positive(self.name, **{name: scale for name, scale in given.items() if scale not in (None, 0)})
 
+    def written(self, base, rotary_dim):
+        if self.ramp == "rotations":
+            raise UsageError("", "a scaling that has a rope_type", self, "YaRN has one with ramp='dimensions'")
+        return "yarn", base, self
+
     def factors(self) -> tuple[float, float]:
         def g(scale: float) -> float:
             return 0.1 * scale * math.log(self.factor) + 1
@@ -155,3 +173,8 @@ class YaRN(NTKByParts):
         if self.mscale and self.mscale_all_dim:
             return g(self.mscale) / g(self.mscale_all_dim), softmax
         return g(1), softmax
+
+
+ROPE_TYPES["yarn"] = RopeType(
+    YaRN, {}, ORIGINAL_LENGTH | same("factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate")
+)
