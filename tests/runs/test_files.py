@@ -1,14 +1,23 @@
 """Files and folders that are whole or not there."""
 
+import json
 import os
 from contextlib import suppress
 
+import pytest
+
 from longitude.runs.files import (
+    append_json,
     atomic,
+    checksums,
     held,
     new_folder,
     out_of_space,
+    place,
+    read_bytes,
     read_json,
+    read_json_lines,
+    read_text,
     remove_unfinished,
     require_space,
     write_json,
@@ -30,7 +39,7 @@ def test_a_file_is_whole_or_not_there(tmp_path):
         raise RuntimeError
     assert read_json(path) == {"é": 1} and list(tmp_path.iterdir()) == [path]
     write_json(path, float("inf"), allow_nan=True)
-    assert read_json(path) == float("inf")
+    assert read_json(path, kind=float) == float("inf")
 
 
 def test_json_that_cannot_be_read(tmp_path):
@@ -43,10 +52,97 @@ def test_json_that_cannot_be_read(tmp_path):
     path.write_text("[" * 100_000 + "]" * 100_000)
     with refused("a.json", "nested"):
         read_json(path)
-    path.unlink()
-    os.mkfifo(path)  # which would be waited for
-    with refused("a.json"):
-        read_json(path)
+    path.write_text("[1]")
+    with refused("a.json", "object", "array", "remedy"):
+        read_json(path, "remedy")
+    assert read_json(path, kind=list) == [1]
+    path.write_bytes(b'{"a": "\xff\xfe"}')
+    with refused("a.json", "UTF-8", "remedy"):
+        read_json(path, "remedy")
+
+
+def a_link(path):
+    (path.parent / "elsewhere").touch()
+    path.symlink_to("elsewhere")
+
+
+READ = {"bytes": read_bytes, "text": read_text, "json": read_json, "lines": read_json_lines}
+STRANGE = {"link": a_link, "pipe": os.mkfifo, "loop": lambda path: path.symlink_to(path), "folder": os.mkdir}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_only_regular_files_are_opened(tmp_path, kind):
+    """A pipe would be waited for, and a link leads elsewhere."""
+    path = tmp_path / "a"
+    STRANGE[kind](path)
+    calls = [*READ.values(), lambda path: append_json(path, {})]
+    if kind != "folder":
+        calls.append(lambda path: checksums(path.parent))
+    for call in calls:
+        with refused(str(path)):
+            call(path)
+    assert not (tmp_path / "elsewhere").exists() or (tmp_path / "elsewhere").read_bytes() == b""
+
+
+def test_a_link_is_followed_where_that_is_allowed(tmp_path):
+    """Snapshots of the Hugging Face cache have links to blobs; a pipe behind one is none."""
+    (tmp_path / "blob").write_text("{}")
+    (tmp_path / "config.json").symlink_to("blob")
+    assert read_json(tmp_path / "config.json", links=True) == {}
+    (tmp_path / "blob").unlink()
+    os.mkfifo(tmp_path / "blob")
+    for path in (tmp_path / "config.json", tmp_path / "loop"):
+        (tmp_path / "loop").is_symlink() or (tmp_path / "loop").symlink_to("loop")
+        with refused(str(path)):
+            read_json(path, links=True)
+
+
+def test_no_size_is_believed(tmp_path):
+    """A sparse file of a terabyte takes no room on the disk, and would take all memory."""
+    path = tmp_path / "a"
+    with open(path, "wb") as file:
+        file.truncate(2**40)
+    for read in READ.values():
+        with refused(str(path), "bytes"):
+            read(path)
+
+
+def test_many_keys_are_read_in_linear_time(tmp_path):
+    """The index of a large checkpoint has 100,000 names; comparing each with each took minutes."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(dict.fromkeys(map(str, range(100_000)), "model.safetensors")))
+    assert len(read_json(path)) == 100_000
+
+
+def test_lines_that_are_damaged_are_named(tmp_path):
+    path = tmp_path / "losses.jsonl"
+    for i in range(3):
+        append_json(path, {"step": i})
+    path.write_bytes(path.read_bytes().replace(b"1", b"\xff\xfe") + b'{"step"')
+    with refused("losses.jsonl", "line 2", "remedy"):
+        read_json_lines(path, "remedy")
+
+
+def test_files_of_a_folder_get_the_mode_of_new_files(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "weights").touch(0o600)
+    (tmp_path / "new").touch()
+    place(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b" / "weights").stat().st_mode == (tmp_path / "new").stat().st_mode
+
+
+def test_nothing_is_written_or_removed_through_a_link(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").write_text("kept")
+    (tmp_path / ".out.unfinished").symlink_to(elsewhere)
+    with refused(".out.unfinished"), new_folder(tmp_path / "out"):
+        pass
+    (tmp_path / f".a.json.{os.getpid()}.tmp").symlink_to(elsewhere / "mine")
+    write_json(tmp_path / "a.json", {})
+    (tmp_path / ".b.tmp").symlink_to(elsewhere)
+    remove_unfinished(tmp_path)
+    assert [path.read_text() for path in elsewhere.iterdir()] == ["kept"] and not (tmp_path / ".b.tmp").is_symlink()
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path):

@@ -1,6 +1,7 @@
 """Units: found by what decides them, whole or not there, made by one process at a time."""
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -107,6 +108,46 @@ def test_a_damaged_unit_is_named(tmp_path, content):
     assert store.holds(other)
 
 
+def test_a_flipped_bit_in_a_finished_unit_is_named(tmp_path):
+    unit = Unit("loss", "a", {"n": 1})
+    with Store(tmp_path).making(unit) as folder:
+        (folder / "model").mkdir()
+        (folder / "model" / "weights").write_bytes(bytes(100))
+    weights = Store(tmp_path).folder(unit) / "model" / "weights"
+    assert Store(tmp_path).holds(unit)
+    for content in (bytes(99) + b"\1", b"", None):
+        weights.unlink() if content is None else weights.write_bytes(content)
+        with pytest.raises(ValueError, match="weights"):
+            Store(tmp_path).holds(unit)
+    weights.write_bytes(bytes(100))
+    assert Store(tmp_path).holds(unit)
+    os.mkfifo(weights.parent / "more")
+    with pytest.raises(ValueError, match="more"):
+        Store(tmp_path).holds(unit)
+
+
+LINKS = ["units", "units/.loss-{key}", "units/.loss-{key}/.lock", "units/.loss-{key}/trainer", "units/loss-a-{key}"]
+
+
+@pytest.mark.parametrize("place", LINKS)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_no_link_or_pipe_in_a_run_is_followed(tmp_path, place, kind):
+    """A run's folder that somebody sent: what is computed stays in it, and what is elsewhere stays as it was."""
+    unit, elsewhere = Unit("loss", "a", {"n": 1}), tmp_path / "elsewhere"
+    (elsewhere / "checkpoint-1").mkdir(parents=True)
+    path = tmp_path / "run" / place.format(key=unit.key)
+    path.parent.mkdir(parents=True)
+    target = elsewhere / "new" if path.name == ".lock" else elsewhere
+    path.symlink_to(target) if kind == "link" else os.mkfifo(path)
+    with pytest.raises(ValueError, match=str(path)):
+        make(Store(tmp_path / "run"), unit)
+    if path.name != "trainer":
+        for call in (Store.is_busy, lambda store, unit: store.remove([unit])):
+            with suppress(ValueError, BusyError):
+                call(Store(tmp_path / "run"), unit)
+    assert [each.relative_to(elsewhere) for each in elsewhere.rglob("*")] == [Path("checkpoint-1")]
+
+
 def test_a_unit_of_a_newer_release_is_named(tmp_path):
     store, unit = Store(tmp_path), Unit("loss", "a", {"n": 1})
     make(store, unit)
@@ -148,15 +189,11 @@ def test_processes_share_the_units_of_a_list(tmp_path):
     assert found == [Square(9), Square(121), Square(144)] == [result for _, result in known]
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"value": "9"}'])
-def test_a_damaged_result_is_named(tmp_path, content):
+@pytest.mark.parametrize("value", [{}, {"value": "9"}, [9]])
+def test_a_result_of_another_type_is_named(tmp_path, value):
     store, unit = Store(tmp_path), Unit("square", "a", {"i": 3})
-    store.results([unit], lambda i, folder: Square(9), Square)
-    result = store.folder(unit) / "result.json"
-    result.unlink() if content is None else result.write_text(content)
-    with pytest.raises(ValueError) as caught:
-        store.results([unit], lambda i, folder: Square(9), Square)
-    assert str(store.folder(unit)) in str(caught.value) and store.holds(unit)
+    with pytest.raises(ValueError, match=str(store.folder(unit))):
+        store.results([unit], lambda i, folder: value, Square)
 
 
 def test_what_is_removed_is_made_again(tmp_path):

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from longitude.measure import Row, default_bins, read_rows, write_rows
+from longitude.runs.files import checksums
 from longitude.runs.store import Store, Unit
 from longitude.study import analysis, runner
 from longitude.study.config import StudyConfig
@@ -301,7 +302,17 @@ def put_rows(path: Path, rows: Iterable[Row]) -> None:
     for row in rows:
         of[row.label, row.seed].append(row)
     for (label, seed), own in of.items():
-        write_rows(own, units_in(path, label, seed)["measure"] / "results.parquet")
+        folder = units_in(path, label, seed)["measure"]
+        write_rows(own, folder / "results.parquet")
+        sealed_again(folder)
+
+
+def sealed_again(folder: Path) -> None:
+    """Give a finished unit the checksums of the files that it has now."""
+    about = json.loads((folder / "unit.json").read_text())
+    sums = checksums(folder)
+    del sums["unit.json"]
+    (folder / "unit.json").write_text(json.dumps(about | {"files": sums}))
 
 
 def edit_question(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:

@@ -22,6 +22,7 @@ from tests.study.conftest import (
     edit_question,
     line,
     printed,
+    sealed_again,
     summary,
     units_in,
     write_answers,
@@ -68,6 +69,7 @@ def test_documents_are_paired_whatever_their_order(tmp_path):
     path = units_in(tmp_path, "rope", 0)["measure"] / "documents.parquet"
     sums = pd.read_parquet(path)
     pd.concat([sums[sums["length"] == 256], sums[sums["length"] == 512].iloc[::-1]]).to_parquet(path)
+    sealed_again(path.parent)
     after = line(summary(run), "rope", 512)
     assert after == before
     spread = (after["high"] - after["low"]) / after["value"]
@@ -286,6 +288,7 @@ def test_a_trial_that_is_not_done_counts_for_nothing(tmp_path):
     two = write_run(tmp_path / "two", bits, seeds=(0, 1))
     status = units_in(two, "rope", 1)["measure"] / "status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "diverged"}))
+    sealed_again(status.parent)
     assert summary(two).drop(columns="reason").equals(summary(one).drop(columns="reason"))
     assert set(summary(two)["reason"]) == {"diverged at step 200"} and set(summary(one)["reason"]) == {None}
     assert {row.seed for row in read_run(two).rows} == {0}

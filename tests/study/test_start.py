@@ -16,7 +16,7 @@ from longitude.study.plan import plan
 from longitude.study.results import read_run
 from longitude.study.schemes import extended
 from longitude.study.train import LossLog, build_model, first_model
-from tests.study.conftest import NUMBERS, TINY, OneTrial, dying, run, trial_of, units_in
+from tests.study.conftest import NUMBERS, TINY, OneTrial, dying, run, sealed_again, trial_of, units_in
 from tests.support import refused
 
 YARN = "rope:scaling=yarn,factor=3,original_max_length=16"
@@ -172,6 +172,7 @@ def test_a_start_that_is_not_done_is_refused(first, tmp_path):
     shutil.rmtree(units_in(tmp_path / "first", "rope")["measure"])
     path = tmp_path / "first" / "units" / trial.folder.name / "status.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "diverged", "reason": "x7"}))
+    sealed_again(path.parent)
     with refused("rope", "x7"):
         plan(TUNED, tmp_path / "new")
 

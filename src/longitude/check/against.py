@@ -220,7 +220,7 @@ def gguf_layouts(source: Source, file: GGUF) -> Fact:
 
 def of_adapter(source: Source, folder: Path, allow_pickle: bool) -> list[Fact]:
     """Facts of an adapter: the checkpoint it was trained on, if readable, and the modules about positions that it trains."""
-    given = read_json(folder / ADAPTER)
+    given = read_json(folder / ADAPTER, links=True)
     base = given.get("base_model_name_or_path")
     targets = given.get("target_modules") or []
     facts = [

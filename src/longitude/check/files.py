@@ -44,7 +44,7 @@ def generation_files(subject: Subject) -> Measurement:
     """
     if subject.folder is None:
         raise DoesNotApply("it was not loaded from a folder")
-    generation, tokenizer = (read_json(subject.folder / name) for name in (GENERATION, TOKENIZER))
+    generation, tokenizer = (read_json(subject.folder / name, links=True) for name in (GENERATION, TOKENIZER))
     if generation is None and tokenizer is None:
         raise DoesNotApply(f"its folder has neither {GENERATION} nor {TOKENIZER}")
     generation, tokenizer = generation or {}, tokenizer or {}

@@ -507,7 +507,7 @@ def require_weights(folder: Path, allow_pickle: bool) -> None:
 
 
 def _refuse_adapter(folder: Path) -> NoReturn:
-    base = (read_json(folder / ADAPTER) or {}).get("base_model_name_or_path")
+    base = (read_json(folder / ADAPTER, links=True) or {}).get("base_model_name_or_path")
     raise ValueError(
         f"{folder / ADAPTER}: this is an adapter of {base}, and no model; merge it into its base (merge_and_unload of peft) and "
         "give the folder of that"
@@ -521,7 +521,7 @@ def require_shards(folder: Path) -> dict[str, list[int]]:
     """
     held = {name: shape for shard in sorted(folder.glob("*.safetensors")) for name, shape in shapes_of(shard).items()}
     index = folder / INDEX
-    named = (read_json(index) or {}).get("weight_map", {})
+    named = (read_json(index, links=True) or {}).get("weight_map", {})
     if lost := sorted({file for file in named.values() if not (folder / file).is_file()}):
         raise ValueError(
             f"{index} names {lost[0]}, which is not there; fetch it, or restore the index{_downloading(folder)}"
@@ -536,7 +536,7 @@ def size_of(folder: Path, dtype: torch.dtype | str) -> int:
 
     Quantized numbers stay as they are saved. Files that the index does not name are not read.
     """
-    named = {*(read_json(folder / INDEX) or {}).get("weight_map", {}).values()}
+    named = {*(read_json(folder / INDEX, links=True) or {}).get("weight_map", {}).values()}
     one = folder / "model.safetensors"
     shards = [folder / name for name in named] or ([one] if one.is_file() else [*folder.glob("*.safetensors")])
     total = sum(shard.stat().st_size for shard in shards)

@@ -101,7 +101,7 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
         raise ValueError(
             f"{model}: {config.model_type} is an encoder with a decoder; expected one stack of layers{more}"
         )
-    json = read_json(folder / "config.json")
+    json = read_json(folder / "config.json", links=True)
     text = config.get_text_config(decoder=True)
     inner = json if text is config else json.get("text_config", json)
     architecture = (json.get("architectures") or [""])[0]

@@ -251,7 +251,7 @@ def _require_unextended(source: Source, target: Target, scheme: Scaling | None, 
 def tokenizer_length(source: Source) -> int | None:
     """model_max_length of its tokenizer; None if it is a huge number, which means no limit."""
     path = source.folder / "tokenizer_config.json"
-    length = read_json(path).get("model_max_length") if path.is_file() else None
+    length = read_json(path, links=True).get("model_max_length") if path.is_file() else None
     return length if isinstance(length, int) and length < 10**9 else None
 
 

@@ -308,7 +308,7 @@ class Run:
             if (keys := self.plan.key_tokens(opened.subject)) is not None:
                 found = self.store.find(keys.kind, keys.key)
                 assert found is not None  # find_keys came before
-                chosen = {LONGPPL: selected(read_json(found / KEY_TEXT), documents)}
+                chosen = {LONGPPL: selected(read_json(found / KEY_TEXT, kind=object), documents)}
         first, *others = losses_by_length(
             opened.checkpoint.model,
             documents.ids,

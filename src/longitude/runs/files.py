@@ -1,15 +1,23 @@
-"""Write files and folders whole or not at all, with one writer per directory; recognize full disks."""
+"""Open, read and write the files of runs, checkpoints and caches, which are not trusted.
+
+Reading opens regular files only, follows no link unless the caller allows it, and checks the size first. Files and folders are
+written whole or not at all, with one writer per directory.
+"""
 
 import errno
 import json
 import os
 import re
 import shutil
+import stat
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from longitude.errors import UsageError
 
 try:
     import fcntl
@@ -23,6 +31,134 @@ COMPLETE = "complete.json"
 """Written last into a checkpoint of a training: the checksums of its other files."""
 FULL = 2**20
 """With fewer bytes free, a disk is full."""
+LARGEST = 2**28
+"""Maximum bytes of a file that is read into memory as JSON or text."""
+RESTORE = "restore the file"
+# Windows has none of these flags. Without O_NONBLOCK, opening a pipe waits for its writer.
+NO_LINK, NO_WAIT = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK"))
+JSON_TYPES = {dict: "object", list: "array", str: "string", int: "number", float: "number", type(None): "null"}
+
+
+# ---- opening and reading ---------------------------------------------------------------------------------------------
+@contextmanager
+def regular(path: Path, flags: int = os.O_RDONLY, remedy: str = RESTORE, *, links: bool = False) -> Iterator[int]:
+    """A descriptor of a regular file, closed afterwards.
+
+    Args:
+        path: The file.
+        flags: Flags of os.open; with O_CREAT the file may be missing.
+        remedy: Advice in the error.
+        links: Whether to follow a link to a regular file, as the snapshots of the Hugging Face cache have.
+
+    Raises:
+        ValueError: There is something else of this name, such as a link, a pipe, a folder or a device.
+        FileNotFoundError: There is nothing of this name.
+    """
+    try:
+        with suppress(FileNotFoundError):  # opening some devices has an effect, so look before
+            _require_regular(path, path.stat() if links else path.lstat(), remedy)
+        descriptor = os.open(path, flags | NO_WAIT | (0 if links else NO_LINK), 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UsageError(str(path), "a regular file", "a link that leads to itself", remedy) from None
+    try:
+        _require_regular(path, os.fstat(descriptor), remedy)  # it may have been replaced meanwhile
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _require_regular(path: Path, status: os.stat_result, remedy: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(str(path), "a regular file", _kind_of(status.st_mode), remedy)
+
+
+def _kind_of(mode: int) -> str:
+    """What a path is, in words, from the mode of its status."""
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def read_bytes(path: Path, remedy: str = RESTORE, *, links: bool = False, limit: int = LARGEST) -> bytes:
+    """Content of a regular file of at most `limit` bytes; arguments and errors of `regular`."""
+    with regular(path, remedy=remedy, links=links) as descriptor:
+        if (size := os.fstat(descriptor).st_size) > limit:
+            raise UsageError(str(path), f"at most {limit:,} bytes", f"{size:,}", remedy)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(limit)
+
+
+def read_text(path: Path, remedy: str = RESTORE, *, links: bool = False, limit: int = LARGEST) -> str:
+    """Content of a file of UTF-8 text; arguments and errors of `read_bytes`."""
+    try:
+        return read_bytes(path, remedy, links=links, limit=limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            str(path), "UTF-8 text", f"byte {error.start} = {error.object[error.start]:#x}", remedy
+        ) from None
+
+
+def read_json(path: Path, remedy: str = RESTORE, kind: type = dict, *, links: bool = False) -> Any:
+    """The JSON value of a file, or None if there is no such file.
+
+    Args:
+        path: The file.
+        remedy: Advice in the error.
+        kind: Expected type of the value; object for any.
+        links: Whether the file may be a link.
+
+    Raises:
+        ValueError: It is no regular file, too large, not JSON, of another type, or has a key twice.
+    """
+
+    def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            keys = Counter(key for key, _ in pairs)
+            raise ValueError(f"{keys.most_common(1)[0][0]!r} is in it twice")
+        return values
+
+    try:
+        text = read_text(path, remedy, links=links)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        value = json.loads(text, object_pairs_hook=without_doubles)
+    except RecursionError:
+        raise ValueError(f"{path} is not readable JSON (nested too deeply); {remedy}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
+    if not isinstance(value, kind):
+        expected = f"a JSON {JSON_TYPES.get(kind, kind.__name__)}"
+        raise UsageError(str(path), expected, JSON_TYPES.get(type(value), type(value).__name__), remedy)
+    return value
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+def make_folder(path: Path) -> None:
+    """Make a folder, unless it is there. ValueError if a link stands in its place: files would be written elsewhere."""
+    with suppress(FileExistsError):
+        path.mkdir(parents=True)
+    require_folder(path)
+
+
+def require_folder(path: Path) -> None:
+    """ValueError unless a path is a folder, or missing; a link to a folder is none."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISDIR(mode := path.lstat().st_mode):
+            raise UsageError(str(path), "a folder", _kind_of(mode), "remove it")
+
+
+def require_plain(folder: Path) -> None:
+    """ValueError if a folder has anything besides folders and regular files, at any depth."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                require_plain(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False):
+                kind = _kind_of(entry.stat(follow_symlinks=False).st_mode)
+                raise UsageError(entry.path, "a regular file or a folder", kind, "remove it")
 
 
 @contextmanager
@@ -45,6 +181,7 @@ def naming(path: Path) -> Iterator[None]:
 def atomic(path: Path) -> Iterator[Path]:
     """A temporary path next to `path` to write to; on leaving it is flushed and renamed to `path`, or removed on error."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished.unlink(missing_ok=True)  # of a killed process of this number, or a link
     try:
         with naming(path):
             yield unfinished
@@ -63,7 +200,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     made = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished")
-    unfinished.mkdir(exist_ok=True)
+    make_folder(unfinished)
     with held(unfinished, out):
         try:
             empty(unfinished)
@@ -79,9 +216,15 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def place(folder: Path, out: Path) -> None:
-    """Flush a folder to the disk, then rename it to `out`. ValueError if `out` exists."""
-    for path in (*folder.rglob("*"), folder):
+    """Flush a folder to the disk, then rename it to `out`. ValueError if `out` exists.
+
+    Files get the mode that new files have here; safetensors writes 0600, so that no other user could read them.
+    """
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(folder.stat().st_mode & 0o666)
         flush(path)
+    flush(folder)
     if out.exists():
         raise ValueError(f"--out {out} was created meanwhile, and is not overwritten; choose another --out")
     os.rename(folder, out)
@@ -89,16 +232,19 @@ def place(folder: Path, out: Path) -> None:
 
 
 def checksums(folder: Path) -> dict[str, int]:
-    """CRC-32 of each file except COMPLETE. torch.load ignores those of its zip files, and safetensors has none."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != COMPLETE:
+    """CRC-32 of each file except hidden ones and COMPLETE.
+
+    torch.load ignores those of its zip files, and safetensors has none.
+    """
+    sums = {}
+    for path in sorted(folder.rglob("[!.]*")):
+        if path.name != COMPLETE and (path.is_symlink() or not path.is_dir()):
             number = 0
-            with open(path, "rb") as file:
-                while block := file.read(2**20):
+            with regular(path) as descriptor:
+                while block := os.read(descriptor, 2**20):
                     number = zlib.crc32(block, number)
-            found[path.relative_to(folder).as_posix()] = number
-    return found
+            sums[path.relative_to(folder).as_posix()] = number
+    return sums
 
 
 def is_as_sealed(folder: Path) -> bool:
@@ -155,7 +301,7 @@ def empty(folder: Path) -> None:
 def remove_unfinished(folder: Path) -> None:
     """Remove the temporary files of killed processes from a folder. Only for its one writer."""
     for path in folder.glob(".*.tmp"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def flush(path: Path) -> None:
@@ -171,43 +317,40 @@ def write_json(path: Path, value: Any, allow_nan: bool = False) -> None:
         unfinished.write_text(text + "\n", encoding="utf-8")
 
 
-def read_json(path: Path, remedy: str = "restore the file") -> Any:
-    """The value, or None if there is no such file. ValueError if it is not JSON, or has a key twice."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise ValueError(f"{twice[0]!r} is in it twice")
-        return dict(pairs)
-
-    if path.exists() and not path.is_file():  # reading a pipe would wait
-        raise ValueError(f"{path} is no file; {remedy}")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except RecursionError:
-        raise ValueError(f"{path} is not readable JSON (nested too deeply); {remedy}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
-
-
 def append_json(path: Path, entry: Mapping[str, Any]) -> None:
     """Append a line of JSON, which is on the disk when this returns."""
-    with naming(path), open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
+    line = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
+    with naming(path), appending(path) as file:
+        file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_json_lines(path: Path) -> list[Any]:
+@contextmanager
+def appending(path: Path) -> Iterator[BinaryIO]:
+    """A regular file to append to, made if it is missing. ValueError for a link or a pipe."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with regular(path, flags, "remove it") as descriptor, open(descriptor, "ab", closefd=False) as file:
+        yield file
+
+
+def read_json_lines(path: Path, remedy: str = "remove it, and the same command computes it again") -> list[Any]:
     """Read the lines of `append_json`. An incomplete last line, left by a kill, is removed, so only the writer may call it."""
-    content = path.read_bytes() if path.exists() else b""
+    try:
+        content = read_bytes(path, remedy)
+    except FileNotFoundError:
+        return []
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         os.truncate(path, whole)
         flush(path)
-    return [json.loads(line) for line in content[:whole].splitlines()]
+    entries = []
+    for number, line in enumerate(content[:whole].splitlines(), 1):
+        try:
+            entries.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged at line {number} ({error}); {remedy}") from None
+    return entries
 
 
 def out_of_space(error: BaseException | None, directory: Path) -> bool:

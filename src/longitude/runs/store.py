@@ -2,7 +2,7 @@
 
 ```text
 RUN/question.json            the last question
-RUN/units/KIND-LABEL-KEY/    a finished unit: unit.json (its inputs) and what it made; renamed into place when whole
+RUN/units/KIND-LABEL-KEY/    a finished unit: what it made and unit.json (its inputs, checksums); renamed into place when whole
 RUN/units/.KIND-KEY/         a unit in progress, locked by the process that works on it
 ```
 """
@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -21,7 +21,20 @@ from time import sleep
 from typing import Any
 
 from longitude.errors import UsageError
-from longitude.runs.files import LOCK, lock, naming, place, read_json, remove_unfinished, write_json
+from longitude.runs.files import (
+    LOCK,
+    checksums,
+    lock,
+    make_folder,
+    naming,
+    place,
+    read_json,
+    regular,
+    remove_unfinished,
+    require_folder,
+    require_plain,
+    write_json,
+)
 
 QUESTION, UNITS, UNIT, RESULT = "question.json", "units", "unit.json", "result.json"
 FORMAT = 1
@@ -83,6 +96,8 @@ class Store:
 
     def __init__(self, run: Path):
         self.run, self.units = run, run / UNITS
+        require_folder(self.units)
+        self._sound: dict[tuple[str, str], Path] = {}  # finished units whose files were compared with their checksums
 
     def folder(self, unit: Unit) -> Path:
         """Folder of a finished unit."""
@@ -96,21 +111,28 @@ class Store:
         """The folder of a finished unit, whatever its label is; None if it is not finished.
 
         Raises:
-            ValueError: The folder is damaged (the inputs in it do not have the key in its name), or a newer release wrote it.
+            ValueError: The folder is damaged (the inputs in it do not have the key in its name, or a file does not have its
+                checksum), or a newer release wrote it.
         """
+        if (folder := self._sound.get((kind, key))) is not None and folder.exists():
+            return folder
         folder = next(iter(sorted(self.units.glob(f"{kind}-*-{key}"))), None)
         if folder is None:
             return None
         remedy = _remedy(folder)
+        require_folder(folder)
         saved = read_json(folder / UNIT, remedy)
-        if (
-            not isinstance(saved, dict)
-            or key_of({name: saved.get(name) for name in ("kind", "version", "inputs")}) != key
-        ):
+        if saved is None or key_of({name: saved.get(name) for name in ("kind", "version", "inputs")}) != key:
             raise ValueError(f"{folder} is damaged: its {UNIT} is missing, or of another unit; {remedy}")
         if (form := saved.get("format", 1)) != FORMAT:
             expected = f"a unit of format {FORMAT}, which this release reads"
             raise UsageError(str(folder), expected, f"format {form}", f"install a newer longitude, or {remedy}")
+        sums = checksums(folder)
+        sums.pop(UNIT)
+        if wrong := sorted(name for name, _ in sums.items() ^ saved.get("files", {}).items()):
+            what = f"is damaged: {wrong[0]} is not as it was when the unit was finished"
+            raise ValueError(f"{folder} {what}; {remedy}")
+        self._sound[kind, key] = folder
         return folder
 
     def holds(self, unit: Unit) -> bool:
@@ -133,11 +155,13 @@ class Store:
             BusyError: Another process works on the unit, or has just finished it.
         """
         unfinished = self.unfinished(unit.kind, unit.key)
-        unfinished.mkdir(parents=True, exist_ok=True)
+        make_folder(self.units)
+        make_folder(unfinished)
         with self._held(unit, unfinished):
             if self.holds(unit):
                 shutil.rmtree(unfinished)
                 raise BusyError(unit.name)
+            require_plain(unfinished)  # a link would lead what is written or removed elsewhere
             remove_unfinished(unfinished)
             yield unfinished
             from longitude.runs.provenance import provenance  # it loads torch, which options of a command do not need
@@ -145,7 +169,7 @@ class Store:
             with naming(self.folder(unit)):
                 about = {"format": FORMAT, "kind": unit.kind, "version": unit.version, "inputs": unit.inputs}
                 made = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **provenance()}
-                write_json(unfinished / UNIT, about | {"made": made})
+                write_json(unfinished / UNIT, about | {"files": checksums(unfinished), "made": made})
                 place(unfinished, self.folder(unit))
 
     def results(
@@ -193,18 +217,16 @@ class Store:
     @contextmanager
     def _held(self, unit: Unit, unfinished: Path) -> Iterator[None]:
         """Hold the lock of the unfinished folder. BusyError if another process holds it, or renamed the folder into place."""
+        require_folder(unfinished)
         path = unfinished / LOCK
-        try:
-            file = open(path, "a")  # noqa: SIM115 - a folder with its lock, not the lock alone, must be ours
-        except FileNotFoundError:
-            raise BusyError(unit.name) from None
-        with file:
+        with ExitStack() as stack:
             try:
-                lock(file.fileno())
-            except BlockingIOError:
+                descriptor = stack.enter_context(regular(path, os.O_RDWR | os.O_CREAT, "remove it"))
+                lock(descriptor)
+            except (FileNotFoundError, BlockingIOError):
                 raise BusyError(unit.name) from None
             # Another process may have finished the unit between our opening the lock and holding it.
-            if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+            if not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:
                 raise BusyError(unit.name)
             yield
 
@@ -229,7 +251,7 @@ class Store:
         if others and not (out / QUESTION).exists() and not self.units.is_dir():
             raise ValueError(f"--out {out}: the directory has other files and no results; choose another --out")
         asked = self.question()
-        if asked is not None and (before := asked.get("verb") if isinstance(asked, dict) else None) != verb:
+        if asked is not None and (before := asked.get("verb")) != verb:
             of = f"what `longitude {before}` wrote" if before else f"a {QUESTION} of another program"
             raise ValueError(f"--out {out}: the directory has {of}; choose another --out")
 

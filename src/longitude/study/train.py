@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.models.loss import IGNORED
 from longitude.positions.base import Encoding
-from longitude.runs.files import COMPLETE, atomic, checksums, flush, is_as_sealed, write_json
+from longitude.runs.files import COMPLETE, appending, atomic, checksums, flush, is_as_sealed, read_bytes, write_json
 from longitude.study.blocks import block_options, in_block
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData
@@ -106,14 +107,12 @@ class LossLog:
         self.path = path
 
     def read(self) -> list[dict[str, Any]]:
-        """The entries of steps 1, 2, ... up to the first that is missing or half-written."""
-        entries = []
-        if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").split("\n"):
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    break
+        """The entries of steps 1, 2, ... up to the first that is missing, half-written or damaged."""
+        entries: list[dict[str, Any]] = []
+        lines = read_bytes(self.path, "remove it").split(b"\n") if os.path.lexists(self.path) else []
+        with suppress(ValueError, RecursionError):  # a line that is no JSON
+            for line in lines:
+                entry = json.loads(line)
                 if not isinstance(entry, dict) or entry.get("step") != len(entries) + 1:
                     break
                 entries.append(entry)
@@ -126,12 +125,8 @@ class LossLog:
             unfinished.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
 
     def append(self, entry: dict[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-
-    def flush(self) -> None:
-        with open(self.path, "a") as file:
-            os.fsync(file.fileno())
+        with appending(self.path) as file:
+            file.write((json.dumps(entry) + "\n").encode())
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -347,7 +342,7 @@ class Steps(TrainerCallback):
             control.should_save = True
 
     def on_save(self, args, state, control, **kwargs) -> None:
-        self.log.flush()
+        flush(self.log.path)
         self.saved = time.monotonic()
         seal(self.folder / f"checkpoint-{state.global_step}")
 
