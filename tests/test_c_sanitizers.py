@@ -71,6 +71,8 @@ for mixer in ("mamba", "s4d", "rwkv4", "gated_deltanet", "kda", "rwkv7"):
     for batch, length in ((1, 1), (2, 7), (1, 130)):
         x = torch.randint(8, (batch, length))
         model(x, labels=x).loss.nan_to_num().backward()
+from tests.native.test_shapes import run_everything
+run_everything()
 print("compiled", *sorted(compiled))
 """
 
@@ -92,7 +94,12 @@ def test_every_loop_runs_clean_under_sanitizers(tmp_path):
         "LONGITUDE_COMPILE": "native",
     }
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER], capture_output=True, text=True, timeout=900, env={**os.environ, **environment}
+        [sys.executable, "-c", DRIVER],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        cwd=ROOT,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.splitlines()[-1].split()[1:] == [file.name for file in sorted(LOOPS, key=lambda file: file.name)]

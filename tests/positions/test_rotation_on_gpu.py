@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from longitude.positions.rotation import RotaryTable, empty_like_heads, one_by_one, rotate_by_formula
+from longitude.positions.rotation import RotaryTable, one_by_one, rotate_by_formula
 from tests.support import close
 
 pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
@@ -37,7 +37,7 @@ def test_it_is_the_formula(layout, dtype, tolerance, heads_of_a_program, monkeyp
         angle = 9 * torch.randn(*((batch, 1) if by_row else ()), length, pairs)
         table = RotaryTable(angle.cos(), angle.sin())
         for given in ((q, k), (q,), (k.expand(-1, heads, -1, -1) if kv_heads == 1 else k, q)):
-            got = rotate.rotate(given, table, layout, empty_like_heads)
+            got = rotate.rotate(given, table, layout)
             want = one_by_one(given, table, layout, rotate_by_formula)
             for ours, theirs in zip(got, want, strict=True):
                 close(ours, theirs, tolerance * 9)

@@ -7,7 +7,7 @@ same tokens, on all cores; so does gpu/rotate.py on a GPU. Without a compiler `r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +20,7 @@ from longitude import c_compile
 from longitude.c_compile import in_memory, needs_operator, words
 from longitude.derivatives import in_forward_mode
 from longitude.kernels import switched_off, why_no_triton, why_not_on
+from longitude.native.shapes import Signature
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
 FEW = 2**13  # numbers; for fewer, torch's complex product is faster than a call of rotate.c
@@ -122,6 +123,25 @@ def fits(x: Tensor, table: Tensor) -> bool:
     )
 
 
+@lru_cache
+def _signature(kernel: str, count: int, dim: int) -> Signature:
+    rows = "rows 1 L pairs" if dim == 4 else "L pairs"
+    shapes = {f"x{n}": f"dtype B heads{n} L width{n}" for n in range(count)}
+    shapes |= {"cos": f"float32 {rows}", "sin": f"float32 {rows}"}
+
+    def fits(of: dict[str, Any]) -> bool:
+        return of.get("rows", 1) in (1, of["B"]) and all(of[f"width{n}"] >= 2 * of["pairs"] for n in range(count))
+
+    return Signature(
+        kernel, shapes, fits, "rows of angles for each sequence, or for all, and heads of 2 pairs or wider"
+    )
+
+
+def require_rows(kernel: str, tensors: Sequence[Tensor], table: Angles) -> None:
+    """Raise UsageError unless a kernel can rotate all tensors by the rows of a table [L, pairs] or [B or 1, 1, L, pairs]."""
+    _signature(kernel, len(tensors), table.cos.dim()).require((*tensors, *table))
+
+
 class Rotation(torch.autograd.Function):
     """A rotation with gradients of any order: each is the rotation back, for which no input is saved."""
 
@@ -152,7 +172,7 @@ def unrecorded(how: tuple[RotaryTable, str], *tensors: Tensor) -> tuple[Tensor, 
     if known and in_memory(*tensors) and (run := compiled(dtype)) is not None:
         return rotate_in_one_pass(run, tensors, table, layout)
     if known and device.type == "cuda" and len(tensors) <= 2 and (launch := launched(device, dtype)) is not None:
-        return launch(tensors, table, layout, empty_like_heads)
+        return launch(tensors, table, layout)
     return tuple(one_by_one(tensors, table, layout, rotate_halves if layout == "half" else rotate_neighbours))
 
 
@@ -185,7 +205,7 @@ def launched(device: torch.device, dtype: torch.dtype) -> Callable[..., tuple[Te
 
     def small_call() -> None:
         x, angle = torch.zeros(1, 1, 1, 2, dtype=dtype, device=device), torch.zeros(1, 1, device=device)
-        rotate()((x, x), (angle, angle), "half", empty_like_heads)
+        rotate()((x, x), Angles(angle, angle), "half")
 
     def rotate() -> Callable[..., tuple[Tensor, ...]]:
         return import_module("longitude.positions.gpu.rotate").rotate
@@ -208,6 +228,7 @@ def rotate_in_one_pass(
     run: Callable[..., None], tensors: tuple[Tensor, ...], table: RotaryTable, layout: str
 ) -> tuple[Tensor, ...]:
     """Rotate all tensors in one call, with the numbers of rotate.c's struct Call as its argument."""
+    require_rows("rotation in C", tensors, table)
     (cos, sin), (B, _, L, _) = table, tensors[0].shape
     cos, sin = cos.contiguous(), sin.contiguous()
     pairs, each = cos.shape[-1], cos.stride(0) if cos.dim() == 4 and cos.shape[0] > 1 else 0

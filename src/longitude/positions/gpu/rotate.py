@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from longitude.positions.rotation import Angles, empty_like_heads, require_rows
+
 TOKENS, HEADS = 16, 4
 """Tokens and heads per program: the heads of a program share its reads of the table."""
 ENOUGH = 2**12
@@ -76,13 +78,11 @@ def kernel(q, k, q_out, k_out, cos, sin, length, pairs, each, q_rest, k_rest, q_
                     K_REST, HALF)  # fmt: skip
 
 
-def rotate(tensors: tuple, table: tuple, layout: str, empty_like) -> tuple:
-    """Rotate one or two tensors [B, heads, L, width] of the same tokens by a float32 table [L, pairs] or [B, 1, L, pairs].
-
-    empty_like: allocates a result.
-    """
+def rotate(tensors: tuple, table: Angles, layout: str) -> tuple:
+    """Rotate one or two tensors [B, heads, L, width] of the same tokens by a float32 table [L, pairs] or [B, 1, L, pairs]."""
+    require_rows("rotation in Triton", tensors, table)
     tensors = tuple(x if x.stride(3) == 1 else x.contiguous() for x in tensors)
-    out = tuple(empty_like(x) for x in tensors)
+    out = tuple(empty_like_heads(x) for x in tensors)
     q, k, q_out, k_out = tensors[0], tensors[-1], out[0], out[-1]
     (batch, q_heads, length, _), k_heads = q.shape, k.shape[1] if len(tensors) == 2 else 0
     cos, sin = (t.contiguous() for t in table)

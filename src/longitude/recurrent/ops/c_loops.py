@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ctypes import c_int64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from longitude import c_compile
+from longitude.errors import UsageError
+from longitude.native.shapes import Signature
 from longitude.recurrent.ops.scan import needs_formula, once
 
 REPLAYED = 32
@@ -28,9 +30,88 @@ def usable(name: str, x: Tensor) -> bool:
     return x.device.type == "cpu" and not needs_formula(x) and loops(name, x.dtype) is not None
 
 
+class Kernel(NamedTuple):
+    """Sizes in the struct Shape of a C file, and the shapes of what it reads and writes, in the order of its arguments."""
+
+    sizes: str
+    inputs: dict[str, str]
+    results: dict[str, str]
+    gradients: dict[str, str]
+
+    def signature(self, name: str, backward: bool) -> Signature:
+        """What forward or backward requires."""
+        shapes = self.inputs | self.results | (self.gradients if backward else {})
+        typed = {x: f"{'uint8' if x in ('keep', 'flags') else 'dtype'} {shape}" for x, shape in shapes.items()}
+        return Signature(
+            name, typed, lambda of: of.get("heads", 0) % of.get("groups", 1) == 0, "groups that divide heads"
+        )
+
+
+def _delta() -> Kernel:
+    read, key, value = (
+        f"batch {width}" for width in ("groups length keys", "heads length keys", "heads length values")
+    )
+    state, decay = "batch heads keys values", "batch heads length 1|keys"
+    return Kernel(
+        "batch groups length keys heads values decays early chunk threads",
+        {"q": read, "r": read, "k": key, "b": key, "v": value, "log_w": decay, "keep": "batch length", "first": state},
+        {"out": value, "last": state},
+        {"gq": key, "gr": key, "gk": key, "gb": key, "gv": value, "gw": key, "gfirst": state},
+    )
+
+
+def _scan() -> Kernel:
+    token, read, state = "batch length groups channels", "batch length groups size", "batch groups size channels"
+    parts = "batch groups blocks length size"
+    return Kernel(
+        "batch length groups channels size chunk threads",
+        {
+            "dt": token,
+            "x": token,
+            "A": "groups size channels",
+            "B": read,
+            "C": read,
+            "keep": "batch length",
+            "first": state,
+        },
+        {"out": token, "last": state},
+        {"gdt": token, "gx": token, "gA": state, "gB": parts, "gC": parts, "gfirst": state},
+    )
+
+
+def _diagonal() -> Kernel:
+    token, pair, state = "batch length channels", "2 size channels", "batch 2 size channels"
+    return Kernel(
+        "batch length channels size chunk threads",
+        {"u": token, "r": pair, "B": pair, "C": pair, "flags": "batch length", "first": state},
+        {"out": token, "last": state},
+        {"gu": token, "gr": state, "gB": state, "gC": state, "gfirst": state},
+    )
+
+
+def _wkv() -> Kernel:
+    token, channel, state, sums = "batch length channels", "channels", "3 batch channels", "batch channels"
+    return Kernel(
+        "batch length channels threads",
+        {"w": channel, "u": channel, "k": token, "v": token, "flags": "batch length", "first": state},
+        {"out": token, "last": state},
+        {"gw": sums, "gu": sums, "gk": token, "gv": token, "gfirst": state},
+    )
+
+
+KERNELS = {"delta.c": _delta(), "scan.c": _scan(), "diagonal.c": _diagonal(), "wkv.c": _wkv()}
+SIGNATURES = {
+    name: [kernel.signature(name, backward) for backward in (False, True)] for name, kernel in KERNELS.items()
+}
+"""Those of forward and of backward."""
+
+
 def _call(name: str, direction: int, sizes: tuple[int, ...], *data: Tensor | None) -> None:
     """Run forward (0) or backward (1) of a C file. sizes: the numbers of its struct Shape, threads last."""
-    assert data[0] is not None and all(x is None or x.is_contiguous() for x in data)
+    known = dict(zip(KERNELS[name].sizes.split(), sizes, strict=True))
+    SIGNATURES[name][direction].require(data, blocks=-(-known.get("channels", 0) // LANES), **known)
+    if data[0] is None or not all(x is None or x.is_contiguous() for x in data):
+        raise UsageError(name, "contiguous tensors", [None if x is None else x.stride() for x in data])
     run = loops(name, data[0].dtype)
     assert run is not None
     run[direction]((c_int64 * len(sizes))(*sizes), *(c_void_p(None if x is None else x.data_ptr()) for x in data))

@@ -11,7 +11,7 @@ import torch
 
 import longitude as lg
 from longitude.attention.backends.triton import backend, launch
-from longitude.positions.rotation import empty_like_heads
+from longitude.positions.rotation import Angles
 from tests.attention.backends.one_request import masks, problem
 
 pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
@@ -82,7 +82,7 @@ def test_of_rotation(outside):
 
     for length, width, pairs, layout in ((1, 10, 5, "half"), (37, 20, 7, "interleaved"), (33, 16, 8, "half")):
         q, k = torch.randn(2, 3, length, width), torch.randn(2, 1, length, width)
-        rotate((q, k), (torch.rand(length, pairs), torch.rand(length, pairs)), layout, empty_like_heads)
+        rotate((q, k), Angles(torch.rand(length, pairs), torch.rand(length, pairs)), layout)
     assert not outside
 
 

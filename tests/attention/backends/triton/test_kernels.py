@@ -14,7 +14,7 @@ from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.backends.triton import backend, launch
 from longitude.attention.operation import answer, requests
 from longitude.attention.reference import reference
-from longitude.positions.rotation import empty_like_heads
+from longitude.positions.rotation import Angles
 from longitude.positions.terms import OffsetVectors
 from tests.attention.backends.one_request import compare, masks, problem
 from tests.support import LargestTensor, Reads, close
@@ -186,7 +186,7 @@ def test_a_decoding_step_reads_no_number(names):
     with Reads() as reads:
         assert backend.refusal(r) is None
         launch.forward(backend.inputs_of(r))
-        rotate((r.q, r.k[:, :, :1]), (tables[0], tables[1]), "half", empty_like_heads)
+        rotate((r.q, r.k[:, :, :1]), Angles(tables[0], tables[1]), "half")
         assert reads.count == 0
         r.q.sum().item()
     assert reads.count == 1
@@ -340,7 +340,7 @@ def test_many_sequences_on_any_gpu(monkeypatch):
     x = backend.inputs_of(r)
     x = x._replace(**{name: getattr(x, name)[:1].detach().expand(70_000, -1, -1, -1) for name in "qkv"})
     launched(x)
-    rotate.rotate((x.q, x.k), (torch.ones(3, 8), torch.ones(3, 8)), "half", empty_like_heads)
+    rotate.rotate((x.q, x.k), Angles(torch.ones(3, 8), torch.ones(3, 8)), "half")
     assert len(grids) == 6 and all(max(grid[1:], default=1) < 2**16 for grid in grids)
     assert sum(grid[2] for grid in grids if len(grid) == 3) == 2 * 70_000
 

@@ -21,7 +21,7 @@ from triton.runtime import driver
 from longitude.attention.backends.triton import kernels, launch
 from longitude.attention.backends.triton.launch import Inputs
 from longitude.positions.gpu import rotate
-from longitude.positions.rotation import empty_like_heads
+from longitude.positions.rotation import Angles
 
 class Chip:
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
@@ -69,7 +69,7 @@ def attend(*shape, backward=True, learned=True, **options):
 def turn(batch, heads, kv_heads, length, width, pairs, layout):
     q = torch.zeros(batch, length, heads, width, dtype=torch.bfloat16).transpose(1, 2)
     k = torch.zeros(batch, length, kv_heads, width, dtype=torch.bfloat16).transpose(1, 2)
-    rotate.rotate((q, k), (torch.zeros(length, pairs), torch.zeros(length, pairs)), layout, empty_like_heads)
+    rotate.rotate((q, k), Angles(torch.zeros(length, pairs), torch.zeros(length, pairs)), layout)
 
 def step(name):
     print(json.dumps([name, len(made)]), flush=True)

@@ -309,10 +309,6 @@ def toeplitz_attention(
     A query without keys gives zeros, and a logsumexp of -inf. All inputs get gradients, through both results; double backward
     raises.
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
-    assert q.dim() == 4 and k.dim() == 4 and k.shape[:3] == v.shape[:3] and q.dtype == k.dtype == v.dtype, (q, k, v)
-    assert q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and q.shape[1] % k.shape[1] == 0, (q.shape, k.shape)
-    assert table is None or (table.shape == (q.shape[1], q.shape[2] + k.shape[2] - 1) and table.dtype == wide), table
     stop = Band.of(q.shape[2], k.shape[2], low, None).last + 1  # one past the last diagonal of the band
     vectors = [None if x is None else x[:, : max(0, stop - near)] for x in (key_vectors, value_vectors)]
     tensors = q, k, v, table, *(levels or (None, None)), *vectors, logits, curves, rates, spans

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from longitude import c_compile
+from longitude.errors import UsageError
+from longitude.native.shapes import Signature
 
 BLOCK = 48  # queries at once, as in band.c
 OPTIONS = {torch.float32: (), torch.float64: ("-DDOUBLE",), torch.bfloat16: ("-DBFLOAT16",)}
@@ -51,6 +53,33 @@ class Inputs(NamedTuple):
     def wide(self) -> torch.dtype:
         """The dtype of all sums."""
         return torch.promote_types(self.q.dtype, torch.float32)
+
+
+SIGNATURE = Signature(
+    "attention in C",
+    {
+        "q": "dtype B H Lq D", "k": "dtype B G Lk D", "v": "dtype B G Lk V",
+        "table": "wide H diagonals", "q_level": "level B H Lq", "k_level": "level B H Lk",
+        "key_vectors": "wide 1|H N D", "value_vectors": "wide 1|H M V",
+        "logits": "wide B H Lq columns", "curves": "wide H 3 pieces", "rates": "wide B Lq", "spans": "int64 count 5",
+        "grad": "dtype B H Lq V", "grad_lse": "of_lse B H Lq", "out": "dtype B H Lq V", "ends": "wide 2 B H Lq",
+    },
+    lambda of: of["H"] % of["G"] == 0 and of["near"] >= 0,
+    "heads of keys that divide those of queries, and near >= 0",
+)  # fmt: skip
+"""The tensors that C reads: `Inputs`, and what backward gets besides."""
+
+
+def require(x: Inputs, *of_backward: Tensor | None) -> None:
+    """Raise UsageError unless C can read all tensors by the sizes of q, k and v."""
+    tensors = *x[:12], *(of_backward or [None] * 4)
+    SIGNATURE.require(tensors, wide=x.wide, near=x.near, diagonals=x.q.shape[-2] + x.k.shape[-2] - 1)
+    if (x.curves is None) != (x.rates is None) or (x.curves is not None and x.table is None):
+        raise UsageError("attention in C", "curves, rates and a table together", "some of them")
+    if x.spans is not None:
+        most = x.spans.new_tensor([len(x.q) - 1, *[x.q.shape[2]] * 2, *[x.k.shape[2]] * 2])
+        if bool(((x.spans < 0) | (x.spans > most)).any() | (x.spans[:, 1::2] > x.spans[:, 2::2]).any()):
+            raise UsageError("attention in C, spans", f"rows, queries and keys up to {most.tolist()}", x.spans.tolist())
 
 
 class Tile(NamedTuple):
@@ -231,6 +260,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
 
     None if levels are added, or if C cannot be compiled.
     """
+    require(x)
     stored, wide = _stored(x), x.wide
     run = _functions(x, stored)
     if run is None:
@@ -258,6 +288,7 @@ def backward(
     x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends: Tensor, learned: bool
 ) -> tuple[Tensor | None, ...] | None:
     """Gradients of the fields q to rates, from those of the output and of lse [B, H, Lq]. learned: the table needs one."""
+    require(x, grad, grad_lse, out, ends)
     threads, wide = torch.get_num_threads(), ends.dtype
     shape = shape_of(x, threads)
     of_logits = None if x.logits is None else torch.zeros_like(x.logits, memory_format=torch.contiguous_format)

@@ -12,6 +12,7 @@ from longitude.attention.backends.table import band
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
 from longitude.c_compile import in_memory
+from longitude.errors import UsageError
 from longitude.positions.base import OffsetBias
 
 SMALL = 2**17  # elements of keys up to which one thread ends before a second would begin
@@ -53,6 +54,8 @@ class DecodingStep:
     def __init__(self, x: band.Inputs):
         run = band.functions(x.q.dtype)
         assert run is not None
+        band.require(x)
+        self.shapes, self.dtype = [t.shape for t in x[:3]], x.q.dtype
         threads = torch.get_num_threads() if x.k.numel() > SMALL else 1
         shape, (self.table, step) = band.shape_of(x, threads), band.table_of(x.table)
         self.space = x.q.new_empty(threads * run.decode_space(shape), dtype=x.wide)
@@ -65,7 +68,9 @@ class DecodingStep:
 
     def __call__(self, r: Request) -> Tensor:
         out, kept = r.q.new_empty(self.size), []
-        for own, x in zip(self.inputs, (r.q, r.k, r.v), strict=True):
+        for own, x, shape in zip(self.inputs, (r.q, r.k, r.v), self.shapes, strict=True):
+            if x.shape != shape or x.dtype != self.dtype or not x.is_cpu:  # another layer's, which C would read past
+                raise UsageError("decoding in C", f"{list(shape)} of {self.dtype}", f"{list(x.shape)} of {x.dtype}")
             if x.stride(3) != 1:
                 kept.append(x := x.contiguous())  # alive until the loop has read it
             own.at = x.data_ptr()

@@ -11,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.backends.triton.intervals import Intervals
+from longitude.errors import UsageError
+from longitude.native.shapes import Signature
 
 KERNELS_FILE = "longitude.attention.backends.triton.kernels"  # imported on use: it needs triton
 LOG2 = 0.6931471805599453
@@ -42,6 +44,35 @@ class Inputs(NamedTuple):
     scale: float
     cap: float = 0.0
     gap: int = 0
+
+
+SIGNATURE = Signature(
+    "attention in Triton",
+    {
+        "q": "dtype B H Lq D", "k": "dtype B G Lk D", "v": "dtype B G Lk V",
+        "table": "float32 H diagonals", "q_level": "float32 B H Lq", "k_level": "float32 B H Lk",
+        "curves": "float32 H 3 pieces", "rates": "float32 B Lq", "mix": "dtype B H Lq spread",
+        "lo": "int32 rows Lq", "hi": "int32 rows Lq",
+        "grad": "dtype B H Lq V", "grad_lse": "of_lse B H Lq", "out": "dtype B H Lq V", "lse": "float32 B H Lq",
+    },
+    lambda of: of["H"] % of["G"] == 0 and of["rows"] in (1, of["B"]),
+    "heads of keys that divide those of queries, and a row of intervals for each sequence, or one",
+)  # fmt: skip
+"""The tensors that the kernels read: `Inputs`, and what backward gets besides."""
+
+
+def require(x: Inputs, *of_backward: Tensor | None) -> None:
+    """Raise UsageError unless the kernels can read all tensors by the sizes of q, k and v."""
+    SIGNATURE.require((*x[:11], *(of_backward or [None] * 4)), diagonals=x.q.shape[-2] + x.k.shape[-2] - 1)
+    straight = x.curves is None
+    if (
+        (x.q_level is None) != (x.k_level is None)
+        or (x.rates is None) != straight
+        or (x.table is None and not straight)
+    ):
+        raise UsageError(
+            "attention in Triton", "both levels or none, and curves with rates and a table", "some of them"
+        )
 
 
 class Blocks(NamedTuple):
@@ -114,9 +145,11 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     if x.table is not None and x.curves is not None and x.rates is not None:
         table = F.pad(x.table[None], (before, after), mode="replicate")[0]  # beyond the ends distances do not fall
         curves, rates = torch.cat([x.curves[:, :2] / LOG2, x.curves[:, 2:]], 1), x.rates.contiguous()
-    levels = (x.q, x.q) if x.q_level is None or x.k_level is None else (x.q_level / LOG2, x.k_level / LOG2)
+    levels = x.q, x.q
+    if x.q_level is not None and x.k_level is not None:
+        levels = (x.q_level / LOG2).contiguous(), (x.k_level / LOG2).contiguous()
     return {
-        "q": x.q, "k": x.k, "v": x.v, "lo": x.lo, "hi": x.hi,
+        "q": x.q, "k": x.k, "v": x.v, "lo": x.lo.contiguous(), "hi": x.hi.contiguous(),
         "q_level": levels[0], "k_level": levels[1], "table": table, "curves": curves, "rates": rates,
         "mix": x.q if x.mix is None else x.mix.contiguous(), "spread": 1 if x.mix is None else x.mix.shape[3], "gap": x.gap,
         "factor": x.scale / LOG2, "cap": x.cap / LOG2, "last": keys + before - 1, "width": table.shape[1],
@@ -151,6 +184,7 @@ def launches(batch: int) -> list[tuple[int, int]]:
 
 def forward(x: Inputs) -> tuple[Tensor, Tensor]:
     """Out [B, H, Lq, Dv], and the logsumexp of the scores of each query [B, H, Lq] in float32."""
+    require(x)
     kernels = import_module(KERNELS_FILE)
 
     x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
@@ -169,12 +203,14 @@ def backward(
     x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool
 ) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, table, levels, curves, rates, mix; `learned`: the table's, curves' and rates' are wanted."""
+    require(x, grad, grad_lse, out, lse)
     kernels = import_module(KERNELS_FILE)
 
     x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
+    lse = lse.contiguous()
     (batch, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
     # As `heads_last` lays them out, whatever autograd brings.
-    grad, out = (y.transpose(1, 2).contiguous().transpose(1, 2) for y in (grad.to(x.q.dtype), out))
+    grad, out = (y.transpose(1, 2).contiguous().transpose(1, 2) for y in (grad, out))
     delta, of_lse = torch.empty_like(lse), torch.zeros_like(lse) if grad_lse is None else grad_lse.float().contiguous()
     of_q, of_k, of_v = heads_last(x.q, heads, d), heads_last(x.k, kv_heads, d), heads_last(x.v, kv_heads, dv)
     of_levels = (lse, lse) if x.q_level is None else (torch.empty_like(lse), lse.new_empty(batch, heads, keys))

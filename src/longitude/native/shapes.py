@@ -1,0 +1,80 @@
+"""The tensors of a kernel, compared with each other before it reads memory by their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.errors import UsageError
+
+LITERALS = {"1": 1, "2": 2, "3": 3, "5": 5} | {
+    name: getattr(torch, name) for name in ("float32", "uint8", "int32", "int64")
+}
+
+
+class Signature:
+    """Dtypes and shapes of a kernel's tensors, which must agree.
+
+    Args:
+        kernel: Name of the kernel, for the message.
+        shapes: Dtype and dimensions of each tensor, for example "float32 heads length". A name stands for the same dtype or size
+            in all of them; "1|heads" means either.
+        fits: Further condition of the dtypes and sizes by name.
+        needs: The condition in words.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        shapes: Mapping[str, str],
+        fits: Callable[[dict[str, Any]], bool] = lambda sizes: True,
+        needs: str = "",
+    ) -> None:
+        self.kernel, self.fits, self.needs = kernel, fits, needs
+        self.shapes = {name: shape.split() for name, shape in shapes.items()}
+        self.checked = lru_cache(4096)(
+            self._checked
+        )  # layers have the same shapes, and a decoding step takes microseconds
+
+    def require(self, tensors: Iterable[Tensor | None], **sizes: Any) -> None:
+        """Raise unless the kernel can read the tensors.
+
+        Args:
+            tensors: The arguments in the order of the shapes; None is not checked.
+            sizes: Dtypes and sizes that are known from elsewhere, by name.
+
+        Raises:
+            UsageError: A tensor has another dtype, shape or device than the tensors before it require.
+        """
+        of_tensors = [None if x is None else (x.dtype, x.device, x.shape) for x in tensors]
+        self.checked(tuple(of_tensors), tuple(sizes.items()))
+
+    def _checked(self, of_tensors: tuple[tuple | None, ...], sizes: tuple[tuple[str, Any], ...]) -> None:
+        known, devices = LITERALS | dict(sizes), {of_tensor[1] for of_tensor in of_tensors if of_tensor is not None}
+        for (name, words), of_tensor in zip(self.shapes.items(), of_tensors, strict=True):
+            if of_tensor is None:
+                continue
+            dtype, device, shape = of_tensor
+            values = dtype, *shape
+            if (
+                len(devices) > 1
+                or len(words) != len(values)
+                or not all(map(_agree, words, values, [known] * len(words)))
+            ):
+                needed = [f"{word} = {known[word]}" for word in words if word in known and word not in LITERALS]
+                raise UsageError(
+                    f"{self.kernel}, {name}",
+                    f"{words[0]} [{', '.join(words[1:])}] with {', '.join(needed)}, all tensors on one device",
+                    f"{list(shape)} of {dtype} on {device}",
+                )
+        if not self.fits(known):
+            raise UsageError(self.kernel, self.needs, {name: known[name] for name in known.keys() - LITERALS.keys()})
+
+
+def _agree(name: str, value: Any, known: dict[str, Any]) -> bool:
+    """Whether a name has this value, which it gets if it has none."""
+    return any(known.setdefault(word, value) == value for word in name.split("|"))
