@@ -186,7 +186,7 @@ EXPLAINED = {
         "prophetnet": "logits of a token depend on how many tokens follow it",
     },
     "chunked_prefill": {"falcon_mamba jamba mamba": "a second chunk does not begin with the state that the first one left"},
-    "cache_crop": {
+    "cached_keys": {
         "inkling2_loop_text inkling2_text inkling_text": "a static cache with windows says that it can be cropped, and has "
         "overwritten what it would need",
     },
@@ -264,7 +264,7 @@ def extended(model: Any) -> str:
 
 def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -> str:
     """A table of what fails, the families in which nothing does, and those that are not tried."""
-    broken = [(family, one) for family, results in found.items() for one in results.values() if one.status == "broken"]
+    broken = [(family, one) for family, results in found.items() for one in results.values() if one.status == "failed"]
     failing = {family for family, _ in broken}
     reasons = explained()
     lines = [
@@ -286,7 +286,7 @@ def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -
         reason = reasons.get((family, one.law), one.reason)
         lines.append(f"| `{family}` | `{one.law}` | {measured} | {one.threshold:.2g} | {reason} |")
     alphabet = groupby((family for family in found if family not in failing), key=lambda family: family[0])
-    chosen = [family for family, results in found.items() if "choice of keys" in results["key_selection"].reason]
+    chosen = [family for family, results in found.items() if "equal scores" in results["cached_decoding"].reason]
     lines += [
         "",
         "`python docs/make_families.py` makes this page, and `families.csv` with what each law measured and each verb did, in "
@@ -296,9 +296,9 @@ def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -
         "## Sparse attention",
         "",
         f"{', '.join(f'`{family}`' for family in chosen)} choose keys by top-k, and many of their scores are equal. Which of "
-        "equal keys are taken depends on the number of keys, so a decoded token may get other keys than in a full forward pass. "
-        "With all keys chosen, decoding equals the full forward pass in each of them. The `key_selection` law reports it as not "
-        "applicable.",
+        "equal keys torch takes depends on the number of keys, so a decoded token may get others than in a full forward pass. "
+        "`check` takes the first of equal scores in both: then decoding equals the full forward pass, with as many keys as the "
+        "config says and with all keys.",
         "",
         "## All laws pass",
         "",
@@ -339,14 +339,14 @@ def matrix(found: dict[str, dict[str, Result]], positions: dict[str, Positions])
     rows = [["family", "read", "extended", *laws()]]
     for family, results in found.items():
         cells = {one.law: one.status if one.measured is None else f"{one.measured:.2g}" for one in results.values()}
-        cells = {law: "-" if results[law].status == "does not apply" else cell for law, cell in cells.items()}
+        cells = {law: "-" if results[law].status == "not applicable" else cell for law, cell in cells.items()}
         of = positions[family]
         rows.append(
             [
                 family,
                 of.read,
                 "written" if of.extended == "written" else "refused",
-                *(cells[law] + "!" * (results[law].status == "broken") for law in laws()),
+                *(cells[law] + "!" * (results[law].status == "failed") for law in laws()),
             ]
         )
     return "".join(",".join(row) + "\n" for row in rows)
@@ -363,10 +363,10 @@ def main() -> None:
         if sys.argv[1:]:
             print(f"{family}: {positions[family]}")
         for result in found[family].values():
-            if result.status == "broken" or sys.argv[1:]:
+            if result.status == "failed" or sys.argv[1:]:
                 print(f"{family}: {result.law} {result.status} {result.measured} {result.reason}", flush=True)
     broken = {
-        (family, one.law) for family, results in found.items() for one in results.values() if one.status == "broken"
+        (family, one.law) for family, results in found.items() for one in results.values() if one.status == "failed"
     }
     print(f"{len(found)} families, {len(laws())} laws, {len(broken)} broken")
     if not sys.argv[1:]:

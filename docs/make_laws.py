@@ -45,7 +45,7 @@ def main() -> int:
         results = {law.name: law(build).as_dict() for law in lacking}
         tried = {law: {key: result[key] for key in KEPT} for law, result in results.items()}
         found[name] = {law: tried.get(law) or known[law] for law in battery}
-        broken = [law for law, result in found[name].items() if result["status"] == "broken"]
+        broken = [law for law, result in found[name].items() if result["status"] == "failed"]
         print(name, f"breaks {', '.join(broken)}" if broken else "passed", flush=True)
         rows = {name: found[name] for name in every if name in found}
         with atomic(RESULTS / f"{date.today()}-laws.json") as unfinished:

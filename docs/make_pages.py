@@ -220,7 +220,7 @@ def law_rows(kind: str, name: str) -> list[tuple[str, str, dict[str, Any] | None
     found = make_laws.read()["found"].get(name, {})
     battery = make_laws.laws() if kind == "encoding" else make_laws.mixers.laws()
     rows = [(law.name, law.claim, found.get(law.name)) for law in battery.values()]
-    return sorted(rows, key=lambda row: row[2] is not None and row[2]["status"] == "does not apply")
+    return sorted(rows, key=lambda row: row[2] is not None and row[2]["status"] == "not applicable")
 
 
 def counted(laws: list[tuple[str, str, dict[str, Any] | None]]) -> str:

@@ -79,9 +79,9 @@ def table(head: list[str], rows: list[list[str]]) -> None:
 def show(name: str, found: Any) -> None:
     """A table of a command's result."""
     if name == "check":
-        broken = [[law["law"], law["status"], law["reason"]] for law in found["laws"] if law["status"] == "broken"]
+        broken = [[law["law"], law["status"], law["reason"]] for law in found["laws"] if law["status"] == "failed"]
         table(["law", "status", "reason"], broken)
-        print(f"{len(found['laws'])} laws, {found['broken']} broken")
+        print(f"{len(found['laws'])} laws, {found['failed']} failed")
     if name == "methods":
         rows = [[row["method"], *(f"{each['perplexity']:.4g}" for each in row["losses"])] for row in found["rows"]]
         head = [f"{each['position_from']}-{each['position_to'] - 1}" for each in found["best"]]

@@ -98,7 +98,7 @@ def test_a_file_is_seen_by_everything(tmp_path):
     plugin = plugins.load(file(tmp_path))
     assert plugin.registered == {"mine": "encoding", "mine_again": "task"}
     assert "mine" in lg.list_encodings() and lg.encoding("mine", num_heads=2).bias_at(4).tolist() == [-2.0, -2.0]
-    assert check_part("mine", laws=["causality", "shift"])["causality"].status == "holds"
+    assert check_part("mine", laws=["causality", "shift"])["causality"].status == "passed"
     config = lg.LongitudeConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, encoding="mine")
     assert lg.LongitudeForCausalLM(config).config.encoding
     assert of_task("mine_again").train_length == 16

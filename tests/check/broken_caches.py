@@ -92,9 +92,9 @@ def drafts_in_a_row() -> Any:
 
 
 BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
-    "cache_classes": {"positions of a static cache's places": counted_in_places},
-    "cache_crop": {"tokens counted in the model": counted_in_the_model},
-    "cache_renumber": {"positions counted behind a cache": counted_behind_a_cache},
-    "draft_tree": {"drafts counted one by one": drafts_counted, "drafts see other branches": drafts_in_a_row},
-    "cache_reorder": {"padding of rows kept in the model": padding_kept_in_the_model},
+    "cached_keys: classes": {"positions of a static cache's places": counted_in_places},
+    "cached_keys: crop": {"tokens counted in the model": counted_in_the_model},
+    "cached_keys: renumber": {"positions counted behind a cache": counted_behind_a_cache},
+    "cached_keys: drafts": {"drafts counted one by one": drafts_counted, "drafts see other branches": drafts_in_a_row},
+    "cached_keys: reorder": {"padding of rows kept in the model": padding_kept_in_the_model},
 }

@@ -248,7 +248,7 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "repeatable": {
         "dropout left on": lambda: with_logits(llama(), lambda x: nn.functional.dropout(x, 0.1)),
     },
-    "config": {"theta lost in the config": theta_lost_in_the_config},
+    "files: config.json": {"theta lost in the config": theta_lost_in_the_config},
     "rotary_frequencies": {
         "theta lost in the model": theta_lost_in_the_model,
         "attention factor twice": partial(attention_factor_to_the, 2),
@@ -283,9 +283,9 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
         "padding ignored": partial(with_mask, lambda mask, everything: None),
         "padding counted in generate()": partial(in_generate, lambda given, _: given.pop("position_ids", None)),
     },
-    "packed_documents": {"packing ignored": partial(with_mask, no_packing)},
-    "scaling_tables": {"LongRoPE switches early": switches_early},
-    "scaling_border": {
+    "packing: documents": {"packing ignored": partial(with_mask, no_packing)},
+    "rotary_frequencies: ": {"LongRoPE switches early": switches_early},
+    "scaling_border: decoding": {
         "LongRoPE drifts": partial(llama, rope=LONGROPE),
         "LongRoPE drifts at a far border": partial(llama, LONGROPE | {ORIGINAL: 8192}, max_position_embeddings=16384),
     },

@@ -125,10 +125,10 @@ def text_after_all_patches() -> Any:
 
 
 BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
-    "bfloat16_positions": {"angles rounded under autocast": lambda: with_tables(product_under_autocast)},
+    "far_positions: ": {"angles rounded under autocast": lambda: with_tables(product_under_autocast)},
     "meta_device": {"a table that nothing fills": unfilled},
-    "packed_lengths": {"a layer without the lengths of documents": lengths_dropped},
-    "packed_states": {"a separator before each": lambda: mamba2(Mamba2BeginsLate)},
+    "packing: lengths": {"a layer without the lengths of documents": lengths_dropped},
+    "packing: states": {"a separator before each": lambda: mamba2(Mamba2BeginsLate)},
     "image_positions": {"text after all patches": text_after_all_patches},
 }
 HEALTHY: dict[str, Callable[[], Any]] = {"mamba2, documents apart": lambda: mamba2(Mamba2Apart), "qwen3_vl": qwen3_vl}

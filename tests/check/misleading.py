@@ -108,7 +108,6 @@ MISLEADING: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "far tables of zeros": (far(lambda table, away: table * ~away), "far_positions", ROUNDING),
     "far tables larger": (far(lambda table, away: table * (1 + 0.5 * away)), "far_positions", ROUNDING),
     "far tables not finite": (far(lambda table, away: table / ~away), "far_positions", ROUNDING),
-    "far tables not finite, in bfloat16": (far(lambda table, away: table / ~away), "bfloat16_positions", ROUNDING),
     "biases that fade in long rows": (partial(with_biases, lambda n: 1 if n < 1000 else 0.3), "far_positions", ROUNDING),
     "biases times 1.3": (partial(with_biases, lambda n: 1.3), "alibi_slopes", ("heads and a largest bias",)),
     "the same table at every position": (
@@ -129,7 +128,7 @@ MISLEADING: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
         "batch_invariance", ("first row", "statistics"),
     ),
     "logits of rows with padding": (partial(by_call, padded), "left_padding", ("attend to", "counted from", "mask is")),
-    "logits of packed rows": (partial(by_call, packed), "packed_documents", ("attend to each other", "reach the mask")),
+    "logits of packed rows": (partial(by_call, packed), "packing", ("attend to each other", "reach the mask")),
     "logits that follow the first position": (
         partial(by_call, moved), "relative_positions", ("only by its rotation", "not rotated", "layouts"),
     ),

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,10 +23,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
 import make_families
-from longitude.check import check, laws, layers, recorder, rotary, subject_of
-from longitude.check.coordinates import Piece, published, text
-from longitude.check.family import replaced
-from longitude.check.subject import computing_in
+from longitude.check import check, laws, recorder, subject_of
+from longitude.check.laws.images import Piece, published, text
+from longitude.check.subject import computing_in, patched
 from longitude.checkpoints.config import contradictions, from_hugging_face, remarks
 from longitude.checkpoints.load import load
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
@@ -49,9 +47,9 @@ every_law = pytest.mark.parametrize("every", [False, pytest.param(True, marks=py
 
 
 def the_broken(model: Any, law: str, every: bool, beside: Sequence[str] = (), **options: Any) -> Result:
-    """The only law that is broken; beside: more laws that the quick tier tries."""
+    """The only law that failed; beside: more laws that the quick tier tries."""
     results = check(model, laws=None if every else [*laws()[law].rests_on, law, *beside], **options)
-    [broken] = [result for result in results.values() if result.status == "broken"]
+    [broken] = [result for result in results.values() if result.status == "failed"]
     assert broken.law == law, broken
     return broken
 
@@ -67,9 +65,12 @@ def the_broken(model: Any, law: str, every: bool, beside: Sequence[str] = (), **
     ],
 )
 def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name, every):
+    """And the part of the law that failed is named, where it has parts."""
     reference = models.REFERENCES.get(name, lambda: None)()
-    broken = the_broken(models.BROKEN[law][name](), law, every, reference=reference)
-    assert broken.reason and models.REASONS.get(name, "") in broken.reason
+    make = models.BROKEN[law][name]
+    law, _, part = law.partition(": ")
+    broken = the_broken(make(), law, every, reference=reference)
+    assert broken.reason.startswith(f"{part}: " if part else "") and models.REASONS.get(name, "") in broken.reason
     assert broken.measured > 2 * broken.threshold
 
 
@@ -98,16 +99,15 @@ def test_a_function_with_a_bug_is_found_with_its_cause(name, every, monkeypatch)
 def test_no_cause_is_named_that_another_bug_with_the_same_symptom_has_not(name):
     """Each breaks a law as a known bug does, for another reason."""
     make, law, no_cause = MISLEADING[name]
-    [broken] = [one for one in check(make(), laws=[law]).values() if one.status == "broken"]
+    [broken] = [one for one in check(make(), laws=[law]).values() if one.status == "failed"]
     assert not any(words in broken.reason for words in no_cause), broken.reason
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", ["far_positions", "bfloat16_positions"])
-def test_factors_that_a_class_does_not_follow_are_no_rounding(law):
+def test_factors_that_a_class_does_not_follow_are_no_rounding():
     """Phi-3.5-MoE keeps short_factor in long sequences: the law says which list its tables are of."""
-    one = result(law, phimoe())
-    assert one.status == "does not apply" and "round" not in one.reason and "short_factor" in one.reason, one
+    one = result("far_positions", phimoe())
+    assert one.status == "not applicable" and "round" not in one.reason and "short_factor" in one.reason, one
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
@@ -140,8 +140,8 @@ def test_a_number_that_is_not_finite_is_the_configs_fault_alone(key, number, eve
     model.config.rope_parameters[key] = value
     with suppress(OverflowError, ValueError):  # tables of such a number
         model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    broken = the_broken(model, "config", every, beside=["rotary_frequencies", "far_positions", "cached_decoding"])
-    assert key in broken.reason and str(number) in broken.reason and broken.whose == "config"
+    broken = the_broken(model, "files", every, beside=["rotary_frequencies", "far_positions", "cached_decoding"])
+    assert key in broken.reason and str(number) in broken.reason and broken.whose == "the file"
 
 
 def test_lengths_and_windows_that_are_not_finite_are_refused():
@@ -155,10 +155,12 @@ def test_dynamic_scaling_is_broken_by_its_rule_at_any_length():
     for length in (LENGTH, 8192):
         found = check(
             llama(rope=DYNAMIC, max_position_embeddings=length),
-            laws=["scaling_tables", "scaling_reset", "scaling_border"],
+            laws=["rotary_frequencies", "scaling_border"],
         )
-        assert [one.status for one in found.values()] == ["holds", "broken", "broken"]
-        assert found["scaling_border"].position == length and str(2 * length) in found["scaling_reset"].reason
+        assert [one.status for one in found.values()] == ["passed", "failed"]
+        reason = found["scaling_border"].reason
+        assert f"tables: tables of {length} and {length + 1} tokens after a sequence of {2 * length}" in reason
+        assert f"decoding: cached decoding across the original length {length} drifts from position {length}" in reason
 
 
 @pytest.mark.one_in(9)
@@ -167,19 +169,19 @@ def test_dynamic_scaling_is_broken_by_its_rule_at_any_length():
 )
 def test_a_healthy_model_breaks_no_law(name):
     for result in check(models.HEALTHY[name]()).values():
-        assert result.status != "broken", result
-        assert (result.status == "does not apply") == (result.measured is None), result
-        assert result.reason or result.status == "holds", result
+        assert result.status != "failed", result
+        assert (result.status == "not applicable") == (result.measured is None), result
+        assert result.reason or result.status == "passed", result
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [models.falcon, models.replaced])
 def test_positions_that_are_not_the_configs_break_no_law(make):
     found = check(make())
-    assert [result for result in found.values() if result.status == "broken"] == []
+    assert [result for result in found.values() if result.status == "failed"] == []
     for law in ("rotary_frequencies", "relative_positions", "scaling_border"):
-        assert found[law].status == "does not apply" and found[law].reason.startswith("its positions are")
-    assert found["cached_decoding"].status == "holds"
+        assert found[law].status == "not applicable" and found[law].reason.startswith("its positions are")
+    assert found["cached_decoding"].status == "passed"
 
 
 def result(law: str, model: Any, **options: Any) -> Any:
@@ -189,8 +191,8 @@ def result(law: str, model: Any, **options: Any) -> Any:
 @pytest.mark.skipif(transformers.__version__.startswith("5.21."), reason="there its documents attend to each other")
 def test_biases_that_are_rounded_are_the_cause_of_documents_that_differ():
     shape = {"alibi": True, "new_decoder_architecture": False, "multi_query": False, "max_position_embeddings": 512}
-    found = result("packed_documents", built(FalconForCausalLM, **SHAPE, **shape))
-    assert found.status == "broken" and "rounded to bfloat16" in found.reason, found
+    found = result("packing", built(FalconForCausalLM, **SHAPE, **shape))
+    assert found.status == "failed" and "rounded to bfloat16" in found.reason, found
 
 
 # ---- the config ---------------------------------------------------------------------------------------------------------
@@ -234,17 +236,19 @@ EDITS = {  # how the file is edited, and the reason
 @pytest.mark.parametrize("edit", EDITS)
 def test_the_config_is_read_as_it_stands(edit, tmp_path):
     changes, words = EDITS[edit]
-    found = result("config", saved(tmp_path, **changes))
-    assert found.status == ("broken" if words else "holds"), found
+    found = result("files", saved(tmp_path, **changes))
+    assert found.status == ("failed" if words else "passed"), found
     assert words in found.reason
     assert found.measured == (2 if "old schema" in edit and words else 1 if words else 0)  # there unknown, and missing
 
 
-def test_keys_of_nobody_are_not_understood_and_no_fault(tmp_path):
-    """At the top and among the rope parameters; the config is called neither wrong nor ignored."""
-    found = result("config", saved(tmp_path, top={"rope_base": 1e6}, rope=YARN, inside={"warmth": 0.3}))
-    assert found.status == "holds"
-    assert found.reason.startswith("not understood: rope_base, rope_parameters.warmth; understood are model_type, ")
+def test_keys_of_nobody_are_unknown(tmp_path):
+    """At the top and among the rope parameters; the config is called neither wrong nor right."""
+    found = result("files", saved(tmp_path, top={"rope_base": 1e6}, rope=YARN, inside={"warmth": 0.3}))
+    assert found.status == "unknown"
+    assert found.reason.startswith(
+        "config.json: not understood: rope_base, rope_parameters.warmth; understood are model_type, "
+    )
 
 
 PAIRS = {"short_factor": [1.0, 2.0, 4.0, 8.0], "long_factor": [1.0, 1.0, 1.0, 2.0]}
@@ -266,8 +270,8 @@ IDLE = {
 def test_a_key_that_changes_nothing_is_noted(name):
     """It is no fault, and keys that have an effect are not named."""
     rope, words = IDLE[name]
-    found = result("config", llama(rope=rope))
-    assert found.status == "holds" and words in found.reason, found
+    found = result("files", llama(rope=rope))
+    assert found.status == "passed" and words in found.reason, found
     for key in ("beta_fast", "short_factor changes"):
         assert key not in found.reason
 
@@ -275,14 +279,15 @@ def test_a_key_that_changes_nothing_is_noted(name):
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_oss", "cohere2", "deepseek_v3", "gpt_neox", "olmo3"])
 def test_drafts_declared_positions_and_renumbered_keys_of_families(family):
     """Windows, a table, sinks, layers without rotation, latent attention, a part of each head, a norm."""
-    found = check(make_families.toy(family), laws=["draft_tree", "served_positions", "cache_renumber"])
-    assert found["cache_renumber"].status == ("does not apply" if family in ("gpt2", "deepseek_v3") else "holds")
-    assert {found[law].status for law in ("draft_tree", "served_positions")} == {"holds"}
+    found = check(make_families.toy(family), laws=["served_positions", "cached_keys"])
+    assert {result.status for result in found.values()} == {"passed"}
+    assert ("renumber: not applicable" in found["cached_keys"].reason) == (family in ("gpt2", "deepseek_v3"))
+    assert "drafts: not applicable" not in found["cached_keys"].reason
 
 
 def test_lists_of_longrope_that_are_exchanged():
-    found = result("config", llama(rope=LONGROPE | PAIRS))
-    assert found.status == "broken" and "swapped" in found.reason
+    found = result("files", llama(rope=LONGROPE | PAIRS))
+    assert found.status == "failed" and "swapped" in found.reason
 
 
 @pytest.mark.slow
@@ -290,9 +295,9 @@ def test_a_window_longer_than_what_is_tried_is_tried_as_a_short_one():
     """A class that follows it, and one that does not."""
     shape = {"sliding_window": 4096, "max_position_embeddings": 8192}
     found = result("layer_masks", of_kind("mistral", **SMALL, **shape))
-    assert found.status == "holds" and "4096 were tried" in found.reason
+    assert found.status == "passed" and "4096 were tried" in found.reason
     found = result("layer_masks", llama(**shape))
-    assert found.status == "broken" and found.reason.startswith("sliding_window = 4096 is not followed"), found
+    assert found.status == "failed" and found.reason.startswith("windows of 4096, tried as windows of 16"), found
 
 
 OUTSIDE = {  # keys beside the text_config of a model of text and images, and in it
@@ -371,8 +376,8 @@ def test_positions_that_a_class_has_not_are_named():
     assert list(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw)))) == []
     model = llama()
     model.config.alibi = True
-    found = check(model, laws=["config", "relative_positions"])
-    assert [one.status for one in found.values()] == ["broken", "holds"] and "alibi is true" in found["config"].reason
+    found = check(model, laws=["files", "relative_positions"])
+    assert [one.status for one in found.values()] == ["failed", "passed"] and "alibi is true" in found["files"].reason
 
 
 SCALED = {"type": "linear", "factor": 4.0}
@@ -409,7 +414,7 @@ def test_what_a_config_breaks_is_not_said_of_the_code():
     """Pairs of an odd number of dimensions: no pass runs, and no law but that of the config is broken."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.45}
     found = check(of_kind("phi", **SMALL, rope_parameters=rope))
-    assert [one.law for one in found.values() if one.status == "broken"] == ["config"]
+    assert [one.law for one in found.values() if one.status == "failed"] == ["files"]
 
 
 @every_law
@@ -418,14 +423,14 @@ def test_a_copy_of_a_class_that_is_right_breaks_no_law(attention, every):
     """Llama's attention written anew: its logits are those of transformers' class."""
     quick = ["layer_rotations", "layer_masks", "attention_outputs", "transformers_class"]
     found = check(copied(attention), laws=None if every else quick)
-    assert [one for one in found.values() if one.status == "broken"] == []
-    assert found["transformers_class"].status == "holds" and found["transformers_class"].measured < 1e-6
+    assert [one for one in found.values() if one.status == "failed"] == []
+    assert found["transformers_class"].status == "passed" and found["transformers_class"].measured < 1e-6
 
 
 def test_axes_that_text_does_not_show():
     """Pairs of the height that turn by the width: only the class of transformers tells."""
     found = check(axes_exchanged(), laws=["layer_rotations", "cached_decoding", "transformers_class"])
-    assert [one.status for one in found.values()] == ["holds", "holds", "broken"]
+    assert [one.status for one in found.values()] == ["passed", "passed", "failed"]
     assert (
         "at positions of several axes; the first output that differs is that of" in found["transformers_class"].reason
     )
@@ -434,14 +439,14 @@ def test_axes_that_text_does_not_show():
 def test_a_temperature_may_make_positions_matter():
     """Only where it changes within the positions that the law compares."""
     found = result("relative_positions", models.ministral(8))
-    assert found.status == "does not apply" and "ministral3_temperature" in found.reason
-    assert result("relative_positions", models.ministral(256)).status == "holds"
+    assert found.status == "not applicable" and "ministral3_temperature" in found.reason
+    assert result("relative_positions", models.ministral(256)).status == "passed"
 
 
 def test_longrope_needs_a_factor_for_each_pair():
     raw = llama(rope=LONGROPE).config.to_dict()
     raw["rope_parameters"]["long_factor"] = [2.0] * 3
-    assert "long_factor of 4 numbers" in result("config", llama(rope=LONGROPE), raw=raw).reason
+    assert "long_factor of 4 numbers" in result("files", llama(rope=LONGROPE), raw=raw).reason
 
 
 OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, ORIGINAL: 4096}
@@ -481,7 +486,7 @@ def test_a_base_is_named_only_where_it_explains_every_pair():
 # ---- single laws ----------------------------------------------------------------------------------------------------------
 def test_another_model_is_no_matter_of_layout():
     found = result("rotary_layout", llama(rope=OTHER_BASE), reference=llama())
-    assert found.status == "broken"
+    assert found.status == "failed"
     assert "no rotary layout explains it; base is 500000.0 here and 10000.0 there" in found.reason
 
 
@@ -500,14 +505,14 @@ def test_the_first_position_beyond_the_threshold_is_named():
             answer.logits = answer.logits * 1.01
 
     found = result("cached_decoding", changed(llama(), after=late))
-    assert found.status == "broken" and found.position == 20 and "from position 20 on" in found.reason
+    assert found.status == "failed" and found.position == 20 and "from position 20 on" in found.reason
     assert 0.005 < found.measured < 0.05
 
 
 def test_far_positions_keep_float32_where_transformers_does(tmp_path):
     llama().save_pretrained(tmp_path)
     for dtype in ("float32", "bfloat16", "float16"):
-        assert result("far_positions", load(tmp_path, dtype=dtype, tokenizer=False)).status == "holds"
+        assert result("far_positions", load(tmp_path, dtype=dtype, tokenizer=False)).status == "passed"
 
 
 @pytest.mark.parametrize(
@@ -521,15 +526,15 @@ def test_far_positions_keep_float32_where_transformers_does(tmp_path):
 )
 def test_a_law_does_not_apply_where_it_claims_nothing(law, make, words):
     found = result(law, make())
-    assert found.status == "does not apply" and words in found.reason
+    assert found.status == "not applicable" and words in found.reason
 
 
 def test_numbers_that_json_has_not(tmp_path):
     """A base of zero, which no file may have: tables are not finite, and only the config is at fault."""
     with pytest.raises(ValueError, match="rope_theta"):
         saved(tmp_path, inside={"rope_theta": 0})
-    found = check(llama(rope={"rope_theta": 0}), laws=["config", "far_positions", "repeatable"])
-    assert [one.status for one in found.values()] == ["broken", "does not apply", "does not apply"]
+    found = check(llama(rope={"rope_theta": 0}), laws=["files", "far_positions", "repeatable"])
+    assert [one.status for one in found.values()] == ["failed", "not applicable", "not applicable"]
     json.dumps([one.as_dict() for one in found.values()], allow_nan=False)
 
 
@@ -575,7 +580,7 @@ def test_phi3_begins_again_at_the_border():
     found = result(
         "scaling_border", of_kind("phi3", **shape, **lengths, rope_parameters=LONGROPE | {"rope_theta": 1e4})
     )
-    assert found.status == "holds" and found.whose == ""
+    assert found.status == "passed" and found.whose == ""
     assert "its generate() prefills again there" in found.reason and "drifts from position 16 on" in found.reason
 
 
@@ -594,7 +599,7 @@ OF_THEIR_OWN = {
 def test_families_that_rotate_in_a_way_of_their_own(kind):
     model = of_kind(kind, **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN[kind])
     found = check(model, laws=["rotary_frequencies", "far_positions", "layer_rotations", "layer_masks"])
-    assert {one.status for one in found.values()} == {"holds"}, found
+    assert {one.status for one in found.values()} == {"passed"}, found
 
 
 @pytest.mark.slow
@@ -603,94 +608,55 @@ def test_a_factor_of_positions_in_the_code_alone_is_no_fault():
     pytest.importorskip("transformers.models.beam", reason="a family of transformers from 5.24 on")
     shape = {"moe_intermediate_size": 32, "num_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
     found = result("relative_positions", of_kind("beam", **SMALL, **LAYERS, **shape))
-    assert found.status == "does not apply" and "BeamForCausalLM of transformers itself" in found.reason
-
-
-@pytest.mark.slow
-def test_what_a_class_does_with_its_config_is_no_fault(monkeypatch):
-    """A config that is read wrongly here: its own class is the authority, and a model of another class is compared with it."""
-    model = of_kind("afmoe", **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN["afmoe"])
-    right = layers.promised
-
-    def wrongly(config, layout):
-        first, second = right(config, layout)
-        return [first, second._replace(encoding=first.encoding)]  # its layers of full attention do not rotate
-
-    monkeypatch.setattr(layers, "promised", wrongly)
-    for each in (model, changed(model)):
-        found = result("layer_rotations", each)
-        assert found.status == "does not apply" and "AfmoeForCausalLM of transformers itself" in found.reason
-    monkeypatch.undo()
-    model.model.layers[1].self_attn.is_local_attention = True
-    assert result("layer_rotations", model).status == "broken"
+    assert found.status == "not applicable" and "BeamForCausalLM of transformers itself" in found.reason
 
 
 def test_a_key_that_its_class_does_not_read_is_named():
     """Windows and partial rotation in a Llama: the class has neither, and says nothing."""
-    model = llama(sliding_window=8)
-    found = result("layer_masks", model)
-    assert (found.status, found.whose) == ("broken", "config")
-    assert (
-        found.reason.startswith("sliding_window = 8 is not followed by LlamaForCausalLM")
-        and "9 keys, expected 8" in found.reason
-    )
-    found = check(llama({"partial_rotary_factor": 0.5}), laws=["config", "rotary_frequencies"])
-    assert [one.status for one in found.values()] == ["broken", "does not apply"]
+    found = result("layer_masks", llama(sliding_window=8))
+    assert found.status == "failed" and "LlamaForCausalLM" in found.whose
+    assert "9 keys, expected 8 with a window of 8" in found.reason
+    found = check(llama({"partial_rotary_factor": 0.5}), laws=["files", "rotary_frequencies"])
+    assert found["files"].status == "failed" and found["rotary_frequencies"].status != "passed"
     assert all("partial_rotary_factor" in one.reason for one in found.values())
 
 
-@pytest.mark.slow
-def test_a_key_without_which_nothing_is_read_explains_nothing(monkeypatch):
-    """Without num_experts_per_tok, whose default is more than there are, the class cannot be asked, and another law is tried."""
-    model = make_families.toy("deepseek_v4")
-    right = rotary.expected
-
-    def wrongly(*given):
-        return right(*given)._replace(inverse=1.01 * right(*given).inverse)
-
-    monkeypatch.setattr(rotary, "expected", wrongly)
-    found = result("far_positions", model)
-    assert found.status == "does not apply" and "num_experts" not in found.reason and found.whose == ""
-
-
-def test_what_is_not_understood_is_not_judged():
-    """A key inside the rope parameters that nothing reads: laws that fail name it, whether a class tells more or none does."""
-    for make in (llama, partial(llama, rope={"rope_theta": 5e5})):
-        model = make()
-        model.model.rotary_emb = llama(rope={"rope_theta": 5e5}).model.rotary_emb
-        model.config.rope_parameters["warmth"] = 0.3
-        model.__class__ = type("Warm", (type(model),), {})
-        right = model.config.rope_parameters["rope_theta"] == 5e5
-        found = check(model, laws=["rotary_frequencies", "far_positions", "layer_rotations"])
-        assert {one.status for one in found.values()} == {"holds" if right else "does not apply"}
-        assert right or all("rope_parameters.warmth" in one.reason for one in found.values())
+@pytest.mark.parametrize("right", [True, False])
+def test_what_is_not_understood_is_unknown_and_two_numbers_that_disagree_fail(right):
+    """A key inside the rope parameters that nothing reads, and tables of the declared base or of another."""
+    model = llama(rope={"rope_theta": 5e5} if right else {})
+    model.model.rotary_emb = llama(rope={"rope_theta": 5e5}).model.rotary_emb
+    model.config.rope_parameters["warmth"] = 0.3
+    model.__class__ = type("Warm", (type(model),), {})
+    found = check(model, laws=["files", "rotary_frequencies", "far_positions"])
+    assert found["files"].status == "unknown" and "rope_parameters.warmth" in found["files"].reason
+    assert found["rotary_frequencies"].status == ("passed" if right else "failed")
+    assert right or "rope_theta of 500000, expected 10000" in found["rotary_frequencies"].reason
 
 
 def test_a_factor_beyond_the_lengths_is_noted(tmp_path):
     """YaRN by 8 of 8 tokens, in a model that declares 32: published files have that on purpose."""
-    found = result("config", saved(tmp_path, rope=YARN, inside={"factor": 8.0}))
-    assert found.status == "holds" and "factor 8" in found.reason and "32" in found.reason
+    found = result("files", saved(tmp_path, rope=YARN, inside={"factor": 8.0}))
+    assert found.status == "passed" and "factor 8" in found.reason and "32" in found.reason
 
 
 @pytest.mark.parametrize(("key", "number"), [("num_hidden_layers", -1), ("max_position_embeddings", 0)])
 def test_numbers_that_count_nothing_are_the_configs_fault(key, number):
     raw = llama().config.to_dict() | {key: number}
-    found = check(llama(), raw=raw, laws=["config", "repeatable", "cached_decoding"])
-    assert (
-        found["config"].status == "broken" and key in found["config"].reason and str(number) in found["config"].reason
-    )
+    found = check(llama(), raw=raw, laws=["files", "repeatable", "cached_decoding"])
+    assert found["files"].status == "failed" and key in found["files"].reason and str(number) in found["files"].reason
 
 
-def test_a_choice_between_equal_scores_is_no_leak():
-    """DeepSeek V3.2 with one head that chooses: many scores are exactly 0. With all keys chosen decoding is a whole pass."""
-    found = check(
-        models.broken_layers.indexed(index_n_heads=1, index_topk=12), laws=["cached_decoding", "key_selection"]
-    )
-    assert [one.law for one in found.values() if one.status == "broken"] == []
-    assert found["cached_decoding"].status == "holds" and found["cached_decoding"].measured < 1e-6
-    assert found["key_selection"].status == "does not apply"
-    share = int(re.search(r"(\d+)% of the visible scores", found["key_selection"].reason)[1])
-    assert 10 < share < 60
+def test_a_choice_between_equal_scores_is_no_fault():
+    """DeepSeek V3.2 with one head that chooses: many scores are exactly 0, and torch takes others of them while it decodes."""
+    model = models.broken_layers.indexed(index_n_heads=1, index_topk=12)
+    subject = subject_of(model)
+    tokens = subject.tokens(subject.length)
+    with torch.no_grad(), computing_in(model, torch.float64):
+        error = subject.error(subject.in_chunks(tokens, [1] * subject.length), subject.logits(tokens))
+    assert float(error.max()) > 100 * subject.threshold
+    found = result("cached_decoding", model)
+    assert found.status == "passed" and found.measured < 1e-6 and "the first of equal scores" in found.reason
 
 
 def test_what_a_family_does_is_no_fault():
@@ -699,12 +665,12 @@ def test_what_a_family_does_is_no_fault():
     bases = {"num_hidden_layers": 2, "layer_rope_theta": [10_000.0, 0]}
     for kind, more in (("afmoe", windows), ("granite_swa", bases)):
         model = of_kind(kind, **SMALL, max_position_embeddings=LENGTH, **more)
-        assert result("layer_rotations", model).status == "holds"
+        assert result("layer_rotations", model).status == "passed"
 
 
 def test_xlnet_attends_in_both_directions():
     found = result("causality", of_kind("xlnet", d_model=32, n_layer=1, n_head=2, d_inner=32))
-    assert found.status == "does not apply" and "perm_mask" in found.reason
+    assert found.status == "not applicable" and "perm_mask" in found.reason
 
 
 def test_minimax_has_windows_on_its_layers_of_full_attention():
@@ -716,7 +682,7 @@ def test_minimax_has_windows_on_its_layers_of_full_attention():
         "head_dim": 16,
     }
     shape |= {"intermediate_size": 32, "num_local_experts": 2, "max_position_embeddings": LENGTH, "sliding_window": 8}
-    assert result("layer_masks", of_kind("minimax", **shape)).status == "holds"
+    assert result("layer_masks", of_kind("minimax", **shape)).status == "passed"
 
 
 def test_coordinates_of_a_video_are_the_published_ones():
@@ -727,17 +693,13 @@ def test_coordinates_of_a_video_are_the_published_ones():
     assert published(pieces, 4.0)[0].tolist() == [0, 1, 2, 2, 6, 6, 10, 10, 11, 12]
 
 
-def test_a_finding_says_whose_it_is():
-    """Of one law the config's; of the code with its version; of a published rule nobody's who runs it."""
-    assert result("config", models.theta_lost_in_the_config()).whose == "config"
-    own = result("cached_decoding", models.off_by(1, llama())).whose
-    assert own == "code (Changed)"
-    stock = result("layer_rotations", models.broken_layers.smollm3_inverted()).whose
-    assert stock == "checkpoint"  # another model of its class is right: this one was changed in memory
-    assert result("scaling_reset", llama(rope=DYNAMIC)).whose == (
-        f"code (LlamaForCausalLM of transformers {transformers.__version__})"
-    )
-    assert result("scaling_border", llama(rope=LONGROPE)).whose == "rule"
+def test_a_finding_has_one_of_three_causes():
+    """The file for a config that lost its base; the class, with its version, for code; the rule for a published method."""
+    assert result("files", models.theta_lost_in_the_config()).whose == "the file"
+    assert result("cached_decoding", models.off_by(1, llama())).whose == "the class Changed"
+    theirs = f"the class SmolLM3ForCausalLM of transformers {transformers.__version__}"
+    assert result("layer_rotations", models.broken_layers.smollm3_inverted()).whose == theirs
+    assert result("scaling_border", llama(rope=LONGROPE)).whose == "the rule"
     assert result("cached_decoding", llama()).whose == ""
 
 
@@ -752,15 +714,15 @@ def test_what_shows_nothing_is_not_called_right(monkeypatch):
             raise TypeError("no such cache")
 
     found = result("layer_masks", changed(llama(), refused))
-    assert found.status == "holds" and "a static cache (TypeError)" in found.reason
+    assert found.status == "passed" and "a static cache (TypeError)" in found.reason
     model = llama()
     model.config.rope_interleave = True
-    assert result("layer_rotations", model).status == "holds"
+    assert result("layer_rotations", model).status == "passed"
 
 
 def test_laws_are_chosen_by_name():
     names = list(laws())
-    assert list(check(llama(), laws=["left_padding", "config"])) == ["config", "left_padding"]
+    assert list(check(llama(), laws=["left_padding", "files"])) == ["files", "left_padding"]
     assert all(set(law.rests_on) <= set(names[: names.index(law.name)]) for law in laws().values())
 
 
@@ -786,10 +748,10 @@ def test_a_function_that_was_replaced_in_place_is_not_what_transformers_publishe
         "vocab_size": 64,
     }
     model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=64, initializer_range=0.5)).eval()
-    assert replaced(LlamaForCausalLM) is None and result("layer_rotations", model).status == "holds"
+    assert not patched(LlamaForCausalLM) and result("layer_rotations", model).status == "passed"
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", wrong)
-    assert "apply_rotary_pos_emb" in (replaced(LlamaForCausalLM) or "")
-    assert result("layer_rotations", model).status == "broken"
+    assert "apply_rotary_pos_emb" in patched(LlamaForCausalLM)
+    assert result("layer_rotations", model).status == "failed"
 
 
 @pytest.mark.slow
@@ -797,4 +759,4 @@ def test_a_function_that_was_replaced_in_place_is_not_what_transformers_publishe
 def test_keys_that_are_not_one_for_each_token_are_said_in_words(law):
     """DeepSeek V4 compresses keys, and transformers has no static cache of its kinds of layers: no raw error is the reason."""
     found = check(make_families.toy("deepseek_v4"), laws=[law])[law]
-    assert (found.status, "Error" in found.reason) == ("does not apply", False)
+    assert (found.status, "Error" in found.reason) == ("not applicable", False)

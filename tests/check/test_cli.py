@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from longitude.check.estimate import FEWEST, LONGEST, Estimate
+from longitude.check import run
 from longitude.check.parts import check_part
 from longitude.check.quick import QUICK, random_model
 from longitude.check.subject import CHECKPOINT_LAWS
@@ -52,19 +52,19 @@ def test_threads_do_not_spin():
 
 def test_a_broken_checkpoint_is_explained_in_the_table_and_as_json(folder, capsys):
     edit_config(folder, rope_parameters=None)
-    assert check(str(folder), laws=("config", "causality")) == 1
-    assert "config: expected rope_theta" in (printed := capsys.readouterr().out) and "1 failed" in printed
+    assert check(str(folder), laws=("files", "causality")) == 1
+    assert "files: config.json: expected rope_theta" in (printed := capsys.readouterr().out) and "1 failed" in printed
     assert check(str(folder), json=True) == 1
     found = json.loads(capsys.readouterr().out)
-    broken = [one for one in found["laws"] if one["status"] == "broken"]
-    assert found["broken"] == 1 and found["tokens"] == 48 and found["equality laws in"] == "float64"
-    assert [(one["law"], one["measured"], one["threshold"]) for one in broken] == [("config", 1, 0)]
+    broken = [one for one in found["laws"] if one["status"] == "failed"]
+    assert found["failed"] == 1 and found["tokens"] == 48 and found["equality laws in"] == "float64"
+    assert [(one["law"], one["measured"], one["threshold"]) for one in broken] == [("files", 1, 0)]
     assert check(str(folder), laws=("causality",), json=True) == 0
 
 
-@pytest.mark.parametrize(("broken", "code"), [((), 3), (("chunked_prefill",), 1)])
-def test_a_law_that_this_machine_stops_is_no_success(broken, code, folder, capsys, monkeypatch):
-    """Nor is it a failure of the model; one that is broken says more."""
+@pytest.mark.parametrize(("failing", "code"), [((), 3), (("chunked_prefill",), 1)])
+def test_a_law_that_this_machine_stops_is_no_success(failing, code, folder, capsys, monkeypatch):
+    """Nor is it a failure of the model; one that fails says more."""
 
     def stopped(subject):
         raise MemoryError
@@ -72,24 +72,21 @@ def test_a_law_that_this_machine_stops_is_no_success(broken, code, folder, capsy
     def fails(subject):
         return Measurement(1.0, 0.0)
 
-    tests = {"left_padding": stopped} | dict.fromkeys(broken, fails)
+    tests = {"left_padding": stopped} | dict.fromkeys(failing, fails)
     known = CHECKPOINT_LAWS.laws()
     for name, test in tests.items():
         monkeypatch.setitem(CHECKPOINT_LAWS.added, name, replace(known[name], test=test))
-    assert check(str(folder), laws=("config", *tests), json=True) == code
+    assert check(str(folder), laws=("files", *tests), json=True) == code
     found = json.loads(capsys.readouterr().out)
-    assert (found["broken"], found["could_not_run"]) == (len(broken), 1)
+    assert (found["failed"], found["unknown"]) == (len(failing), 1)
 
 
 def test_an_estimate_is_said_first_and_bounds_what_is_compared(folder, capsys, monkeypatch):
+    assert check(str(folder), laws=(), json=True) == 0
+    assert re.search(r"about \d+ s: all laws on 48 tokens", capsys.readouterr().err)
+    monkeypatch.setattr(run, "TOKENS", (3000, 10**9))  # as of a model that is far slower
     assert check(str(folder), json=True) == 0
-    captured = capsys.readouterr()
-    assert re.search(r"about \d+ s: all laws on 48 tokens, 0\.0\d+ M parameters", captured.err)
-    slow = Estimate(10**9, pass_seconds=0.5, token_seconds=0.04)
-    assert FEWEST < slow.longest() < 200 and slow.seconds(slow.longest()) == pytest.approx(LONGEST, rel=0.02)
-    monkeypatch.setattr(Estimate, "longest", lambda estimate: 20)
-    assert check(str(folder), json=True) == 0
-    assert json.loads(capsys.readouterr().out)["tokens"] == 20
+    assert json.loads(capsys.readouterr().out)["tokens"] == run.FEWEST
 
 
 def test_quick_needs_no_weights(folder, capsys):
@@ -100,7 +97,7 @@ def test_quick_needs_no_weights(folder, capsys):
         assert [one["law"] for one in found["laws"]] == list(QUICK) and found["weights"] == "random, few heads"
     edit_config(folder, rope_parameters=None)
     assert check(str(folder), quick=True) == 1
-    assert "config: expected rope_theta" in capsys.readouterr().out
+    assert "files: config.json: expected rope_theta" in capsys.readouterr().out
     with pytest.raises(ValueError, match="--dtype is for weights, and --quick reads none"):
         check(str(folder), quick=True, dtype="bfloat16")
 
@@ -189,18 +186,18 @@ def test_encodings_and_mixers_by_name_and_of_ones_own(law, kind, right, broken, 
     assert check(right, laws=(law,), json=True) == 0
     found = json.loads(capsys.readouterr().out)
     [result] = found["laws"]
-    assert (found["kind"], found["broken"]) == (kind, 0)
-    assert (result["law"], result["status"], result["reason"]) == (law, "holds", "")
+    assert (found["kind"], found["failed"]) == (kind, 0)
+    assert (result["law"], result["status"], result["reason"]) == (law, "passed", "")
     assert result["claim"]
     if broken is not None:
         assert check(broken, laws=(law,)) == 1
         assert "1 failed" in capsys.readouterr().out
         build = part_of(broken)[0]
         result = check_part(build if kind == "encoding" else lambda dim: build(dim), laws=(law,))[law]
-        assert result.status == "broken" and result.measured > result.threshold
+        assert result.status == "failed" and result.measured > result.threshold
 
 
 def test_a_registered_name_says_why_a_law_does_not_apply():
     found = check_part("alibi", laws=("places", "order"))
-    assert found["places"].status == "does not apply" and found["places"].reason
-    assert found["order"].status == "holds" and found["order"].claim
+    assert found["places"].status == "not applicable" and found["places"].reason
+    assert found["order"].status == "passed" and found["order"].claim

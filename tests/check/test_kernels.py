@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from longitude.check import check_subject, quick as quick_models, require_kernels
+from longitude.check import check_subject, quick as quick_models
+from longitude.check.run import require_kernels
 
 
 def subject(error: Exception) -> Any:

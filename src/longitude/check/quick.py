@@ -16,9 +16,8 @@ from longitude.hf.stock import KEY, class_of
 from longitude.runs.memory import available_memory, require_memory
 
 QUICK = (
-    "config", "rotary_frequencies", "given_positions", "far_positions", "served_positions", "bfloat16_positions",
-    "meta_device", "layer_rotations", "layer_masks", "score_scale", "attention_outputs", "alibi_slopes", "scaling_tables",
-    "scaling_reset", "scaling_border", "packed_lengths", "image_positions", "generation_files",
+    "files", "rotary_frequencies", "given_positions", "far_positions", "served_positions", "meta_device", "layer_rotations",
+    "layer_masks", "attention_outputs", "alibi_slopes", "scaling_border", "image_positions",
 )  # fmt: skip
 """Laws that compare tables, queries, keys and masks with config.json, which no trained weight changes."""
 HEADS, VOCABULARY = 4, 256

@@ -6,16 +6,14 @@ pass with identity rotations shows them before rotation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from longitude.check.subject import Subject
-from longitude.checkpoints.agreement import which_layers
 from longitude.checkpoints.config import unread
 from longitude.checkpoints.positions import is_rotary
 from longitude.checkpoints.trace import NAME, recording
@@ -99,35 +97,6 @@ def apart(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want).abs().max() / want.square().mean().sqrt())
 
 
-# ---- where and by what two answers differ --------------------------------------------------------------------------------
-SWITCHES = {"attn_logit_softcapping": None, "attn_temperature_tuning": False}
-"""Attributes of attention modules, and the values that turn them off."""
-NO_SINK = -1e4
-"""Logit of a sink that takes no weight."""
-
-
-def only_with(subject: Subject, differs: Callable[[], bool]) -> str:
-    """The part of attention without which two answers no longer differ; an empty string if there is none."""
-    for name, without in parts(subject.model).items():
-        with without():
-            if not differs():
-                return f"without {name} they agree"
-    return ""
-
-
-def parts(model: nn.Module) -> dict[str, Callable[[], AbstractContextManager[None]]]:
-    """Parts of attention that a model has, each with a context in which it is turned off."""
-    found: dict[str, Callable[[], AbstractContextManager[None]]] = {}
-    if sinks := [one for name, one in model.named_parameters() if name.rpartition(".")[2] == "sinks"]:
-        found["sinks"] = partial(with_attributes, [(one, "data", torch.full_like(one.data, NO_SINK)) for one in sinks])
-    for name, off in SWITCHES.items():
-        if on := [one for one in model.modules() if vars(one).get(name) not in (None, False)]:
-            found[name] = partial(with_attributes, [(one, name, off) for one in on])
-    if any(map(is_rotary, model.modules())):
-        found["rotation"] = partial(unrotated, model)
-    return found
-
-
 @contextmanager
 def with_attributes(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
     """Context in which attributes of objects have other values: (object, name, value)."""
@@ -158,46 +127,6 @@ def outputs(model: nn.Module, answer: Callable[[], Any], length: int) -> dict[st
 def alike(tensors: Sequence[Tensor]) -> bool:
     """Whether tensors can be joined along their tokens."""
     return len({(*one.shape[:1], *one.shape[2:]) for one in tensors}) == 1
-
-
-def first_apart(subject: Subject, got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> str:
-    """The first part of a model, in the order of a pass, with other outputs than wanted, in words."""
-    for name, one in want.items():
-        other = got.get(name)
-        if other is not None and other.shape == one.shape and not apart(other, one.double()) <= subject.threshold:
-            return f"the first output that differs is that of {of_layer(subject.model, name)}"
-    return ""
-
-
-def of_layer(model: nn.Module, name: str) -> str:
-    """Name of the innermost module with a layer_idx that contains a module, else the name of that module."""
-    above = [".".join(name.split(".")[: n + 1]) for n in range(name.count(".") + 1)]
-    held = [each for each in above if isinstance(getattr(model.get_submodule(each), "layer_idx", None), int)]
-    return held[-1] if held else name
-
-
-def inputs_apart(subject: Subject, tokens: Tensor, sizes: Sequence[int]) -> str:
-    """Layers whose queries or keys in the last chunk differ from a whole pass, if attention outputs zeros."""
-    tokens, want, words = tokens[:, : sum(sizes)], recorded(subject, tokens[:, : sum(sizes)]), list[str]()
-    with recorder(subject.model) as got:
-        cache = None
-        for part in tokens.split([*sizes], 1):
-            got.clear()
-            answer = subject.model(input_ids=part, use_cache=True, **subject.with_cache(cache))
-            cache = getattr(answer, subject.cache_name or "")
-    for kind, plural in (("query", "queries"), ("key", "keys")):
-        pairs = {
-            index: [getattr(each, kind)[:, :, -sizes[-1] :].double() for each in (one, want[index])]
-            for index, one in got.items()
-        }
-        off = [
-            index
-            for index, (mine, theirs) in pairs.items()
-            if mine.shape == theirs.shape and not apart(mine, theirs) <= subject.threshold
-        ]
-        if off:
-            words.append(f"{plural} of {which_layers(off, len(got))}")
-    return f"{' and '.join(words)} differ, with zeros in place of what attention gives, too" if words else ""
 
 
 def pairs_moved(subject: Subject, tokens: Tensor, positions: Tensor) -> dict[int, bool]:

@@ -1,6 +1,6 @@
-"""Sparse attention that chooses its keys by top-k: laws run with all keys chosen, except one, which runs as configured.
+"""Sparse attention that chooses its keys by top-k: laws run with all keys chosen, except `cached_decoding`, which does both.
 
-Scores of the choice are often equal (a relu makes many exactly 0). Which of equal ones are taken depends on how many keys there
+Scores of the choice are often equal (a relu makes many exactly 0). Which of equal ones torch takes depends on how many keys there
 are, so a model may choose otherwise while it decodes, and be right in everything else.
 """
 
@@ -20,9 +20,7 @@ ALL = 4096
 COUNTS = ("topk", "budget")
 """Attribute names for the number of keys, blocks or tokens that a module selects."""
 EQUAL = 1e-6
-"""Largest difference of scores that are equal up to rounding, relative to the smallest |score| if that exceeds 1."""
-INVISIBLE = -1e30
-"""Scores below are those of keys that a mask hides."""
+"""Scores are compared in steps of this size, so that rounding does not decide between equal ones."""
 
 
 class Selection:
@@ -49,49 +47,39 @@ class Selection:
             yield
 
     @contextmanager
-    def as_configured(self) -> Iterator[Ties]:
-        """Context with the model's original numbers; the yielded object counts equal scores."""
-        with ExitStack() as stack, Ties() as ties:
+    def as_configured(self) -> Iterator[None]:
+        """Context with the model's original numbers, in which the first of equal scores are taken, however many there are."""
+        with ExitStack() as stack:
+            choice = stack.enter_context(FirstOfEqual())
             for module, name, number in self.numbers:
                 stack.enter_context(patch.object(module, name, number))
-                stack.enter_context(module.register_forward_pre_hook(ties.begins))
-                stack.enter_context(module.register_forward_hook(ties.ends))
-            yield ties
+                stack.enter_context(module.register_forward_pre_hook(choice.enter))
+                stack.enter_context(module.register_forward_hook(choice.leave))
+            yield
 
 
-class Ties(TorchFunctionMode):
-    """Counts equal scores that top-k gets within these modules, and choices that depend on the order of equal ones."""
+class FirstOfEqual(TorchFunctionMode):
+    """Within these modules, top-k takes the first of equal scores."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside, self.equal, self.visible, self.undecided = 0, 0, 0, 0
+        self.inside = 0
 
-    def begins(self, *_: Any) -> None:
+    def enter(self, *_: Any) -> None:
         self.inside += 1
 
-    def ends(self, *_: Any) -> None:
+    def leave(self, *_: Any) -> None:
         self.inside -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.inside and func in (torch.topk, Tensor.topk) and args[0].numel():
-            self.look(args[0], kwargs["k"] if "k" in kwargs else args[1], kwargs.get("dim", -1))
+        if self.inside and func in (torch.topk, Tensor.topk):
+            return first_of_equal(args[0], kwargs["k"] if "k" in kwargs else args[1], kwargs.get("dim", -1))
         return func(*args, **kwargs)
 
-    def look(self, scores: Tensor, k: int, dim: int) -> None:
-        """Count equal scores, and equal ones at the border of the k largest."""
-        ordered = scores.detach().double().movedim(dim, -1).sort(dim=-1, descending=True).values
-        seen, same = (
-            ordered > INVISIBLE,
-            ordered.diff(dim=-1).abs() <= EQUAL * ordered.abs().amin(-1, keepdim=True).clamp(min=1),
-        )
-        nothing = torch.zeros_like(ordered[..., :1], dtype=torch.bool)
-        tied = torch.cat([nothing, same], -1) | torch.cat([same, nothing], -1)
-        self.visible += int(seen.sum())
-        self.equal += int((tied & seen).sum())
-        if 0 < k < ordered.shape[-1]:  # the last one taken and the first one left
-            self.undecided += int((same[..., k - 1] & seen[..., k]).sum())
 
-    @property
-    def share(self) -> float:
-        return self.equal / max(1, self.visible)
+def first_of_equal(scores: Tensor, k: int, dim: int) -> Any:
+    """(values, indices) of the k largest scores, as torch.topk gives them."""
+    order = (scores.double() / EQUAL).round().argsort(dim=dim, descending=True, stable=True)
+    indices = order.narrow(dim, 0, k)
+    return torch.return_types.topk((scores.gather(dim, indices), indices))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +15,7 @@ from typing import Any
 
 import psutil
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -28,21 +32,10 @@ parts in float32. The weakest bug of an untrained model gives about 1e-3."""
 EQUAL_IN_FLOAT32 = 1e-3
 """Largest relative error of logits that count as equal, in float32. Rounding gives up to 1e-5."""
 
+LAWS = "files rotation passes layers attention decoding batches caches images references"
 CHECKPOINT_LAWS = Battery(
     "checkpoint",
-    "longitude.check.rotary",
-    "longitude.check.precision",
-    "longitude.check.passes",
-    "longitude.check.layers",
-    "longitude.check.attention",
-    "longitude.check.decoding",
-    "longitude.check.borders",
-    "longitude.check.batching",
-    "longitude.check.caches",
-    "longitude.check.packing",
-    "longitude.check.coordinates",
-    "longitude.check.layout",
-    "longitude.check.files",
+    *(f"longitude.check.laws.{room}" for room in LAWS.split()),
 )
 """The laws of a checkpoint, in this order; each may rest on those before it, so those that name a layer come first."""
 
@@ -116,7 +109,6 @@ class Subject:
         seed: Seed for the random input tokens.
         folder: Folder of its files, if it was loaded from a folder.
         checkpoint: The loaded checkpoint; None: the model was built in memory.
-        declared: The config that laws compare with, if it is not the model's.
         on_progress: Called with the share of a law that is done.
 
     Attributes:
@@ -132,18 +124,17 @@ class Subject:
     seed: int = 0
     folder: Path | None = None
     checkpoint: Checkpoint | None = None
-    declared: Any = None
     on_progress: Callable[[float], None] = field(default=lambda share: None)
     unused: Unused | None = field(default=None, init=False)
 
     @property
     def config(self) -> Any:
-        return (self.declared or self.model.config).get_text_config()
+        return self.model.config.get_text_config()
 
     @cached_property
     def stock(self) -> bool:
-        """Whether every part of the model is as transformers and torch have it."""
-        return all(
+        """Whether the code of every part of the model is as transformers and torch published it."""
+        return not patched(type(self.model)) and all(
             type(module).__module__.startswith(("transformers.", "torch.")) and "forward" not in vars(module)
             for module in self.model.modules()
         )
@@ -244,7 +235,6 @@ class Subject:
         given: bool = False,
         shift: Callable[[int], int] = lambda cached: 0,
         start: int = 0,
-        report: bool = False,
     ) -> Tensor:
         """Logits [B, L, words] of tokens [B, L] with a cache, in chunks of these sizes.
 
@@ -254,7 +244,6 @@ class Subject:
             given: attention_mask and position_ids are passed with each chunk.
             shift: From the number of cached tokens to the shift of the next chunk's position_ids.
             start: Where the position_ids begin.
-            report: Whether on_progress is called.
         """
         name = self.cache_name
         if name is None:
@@ -274,8 +263,6 @@ class Subject:
             out.append(self.some(answer.logits))
             if cache is None:
                 raise ValueError(f"use_cache=True gave no {name}")
-            if report:
-                self.on_progress(done / tokens.shape[1])
         return torch.cat(out, 1)
 
     def generated(self, tokens: Tensor, prompt: int, mask: Tensor | None = None, **options: Any) -> Tensor:
@@ -314,6 +301,23 @@ class Subject:
         """The first position at which error [L] exceeds the threshold."""
         above = (error > self.threshold).nonzero()
         return int(above[0]) if len(above) else None
+
+
+def patched(kind: type) -> str:
+    """A function of a class's module that was replaced by code from outside of transformers, as libraries do; "" if none was."""
+    module = sys.modules[kind.__module__]
+    if not module.__name__.startswith("transformers."):
+        return ""
+    packages = [Path(package.__file__ or "").parent for package in (transformers, torch)]
+    defined = {*re.findall(r"^\s*def (\w+)", inspect.getsource(module), re.MULTILINE)}
+    classes = [held for held in vars(module).values() if isinstance(held, type) and held.__module__ == module.__name__]
+    for holder in (module, *classes):
+        for name in sorted(vars(holder).keys() & defined):
+            function = vars(holder)[name]
+            code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+            if code is not None and not any(Path(code.co_filename).is_relative_to(package) for package in packages):
+                return f"{holder.__name__}.{name}"
+    return ""
 
 
 def listed(token: int | Sequence[int] | None) -> list[int]:

@@ -13,13 +13,8 @@ import tyro
 from longitude.cli.shared import DONE, FAILURES, UNTRIED, checkpoint_of, keep_threads_from_spinning, print_json
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
-STATUSES = {
-    "holds": ("passed", "green"),
-    "broken": ("failed", "bold red"),
-    "does not apply": ("not applicable", "dim"),
-    "could not run": ("could not run", "yellow"),
-}
-"""Status of a Result -> word and color for readers; JSON keeps the status."""
+COLORS = {"passed": "green", "failed": "bold red", "not applicable": "dim", "unknown": "yellow"}
+"""Status of a Result -> its color."""
 
 GROUPS = {
     "test": "length reference against laws quick seed",
@@ -44,7 +39,7 @@ def check(
 ) -> int:
     """Test a checkpoint, an encoding or a mixer for position bugs.
 
-    Exit code: 0 passed, 1 a test failed, 2 wrong use, 3 a test could not run.
+    Exit code: 0 every test ran and passed, 1 a test failed, 2 wrong use, 3 something could not be judged.
 
     Args:
         model_or_part: A folder, .gguf file or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
@@ -88,13 +83,13 @@ def check(
                     model_or_part, progress, length, reference, laws, quick, dtype, device, allow_pickle, seed
                 )
     count = Counter(result.status for result in results.values())
-    broken, untried = count["broken"], count["could not run"]
+    failed, unknown = count["failed"], count["unknown"]
     if json:
         rows = [result.as_dict() for result in results.values()]
-        print_json({"checked": model_or_part, **protocol, "broken": broken, "could_not_run": untried, "laws": rows})
+        print_json({"checked": model_or_part, **protocol, "failed": failed, "unknown": unknown, "laws": rows})
     else:
         show(model_or_part, protocol, results)
-    return FAILURES if broken else UNTRIED if untried else DONE
+    return FAILURES if failed else UNTRIED if unknown else DONE
 
 
 def refuse(given: Mapping[str, Any], why: str) -> None:
@@ -117,9 +112,8 @@ def check_model(
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The laws of a model, and how they were tried."""
-    from longitude.check import LEAST, check_subject, subject_of
-    from longitude.check.estimate import calibrated
     from longitude.check.quick import QUICK, random_model
+    from longitude.check.run import MINUTES, check_subject, estimate, subject_of
     from longitude.checkpoints.config import raw_config
     from longitude.checkpoints.load import load
 
@@ -139,13 +133,11 @@ def check_model(
         checkpoint = loaded(model)
         other = None if reference is None else loaded(reference)
         subject = subject_of(checkpoint, length=length, reference=other, seed=seed)
-        if not laws and (estimate := calibrated(subject)) is not None:
-            if length is None and estimate.longest() < subject.length:
-                subject = subject_of(checkpoint, length=max(estimate.longest(), LEAST), reference=other, seed=seed)
-            about = round(estimate.seconds(subject.length))
-            progress.note(
-                f"about {about} s: all laws on {subject.reach} tokens, {estimate.parameters / 1e6:.3g} M parameters"
-            )
+        if not laws and (estimated := estimate(subject)) is not None:
+            seconds, longest = estimated
+            if length is None and longest < subject.length:
+                subject = subject_of(checkpoint, length=longest, reference=other, seed=seed)
+            progress.note(f"about {min(seconds, 60 * MINUTES):.0f} s: all laws on {subject.reach} tokens")
     subject.on_progress = lambda share: progress.update(None, int(progress.done) + min(share, 0.99))
     results = check_subject(subject, laws, progress.update)
     return results, {
@@ -234,22 +226,18 @@ def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) 
     laws = table("law", "status", "measured", "threshold", "what it claims, or why it is not applicable", words=5)
     laws.columns[4].no_wrap = False
     for result in results.values():
-        words = result.reason if result.status == "does not apply" else result.claim
-        words += f" ({result.reason})" if result.status == "holds" and result.reason else ""
-        status = Text(*STATUSES[result.status])
+        words = result.reason if result.status == "not applicable" else result.claim
+        words += f" ({result.reason})" if result.status == "passed" and result.reason else ""
+        status = Text(result.status, COLORS[result.status])
         laws.add_row(result.law, status, number(result.measured), number(result.threshold), Text(words))
-    reported = [result for result in results.values() if result.status in ("broken", "could not run")]
+    reported = [result for result in results.values() if result.status in ("failed", "unknown")]
     count = Counter(result.status for result in results.values())
-    words = ", ".join(
-        f"{count[status]} {word}"
-        for status, (word, _) in STATUSES.items()
-        if count[status] or status != "could not run"
-    )
+    words = ", ".join(f"{count[status]} {status}" for status in COLORS if count[status] or status != "unknown")
     how = ", ".join(f"{key} {value}" for key, value in protocol.items() if key != "kind" and value is not None)
     reasons = [
         Text.assemble(
-            (f"\n{result.law}: ", STATUSES[result.status][1]),
-            "could not run: " * (result.status == "could not run"),
+            (f"\n{result.law}: ", COLORS[result.status]),
+            "unknown: " * (result.status == "unknown"),
             result.reason,
             f" [{result.whose}]" if result.whose else "",
         )

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from longitude.errors import unknown
 
-Status = Literal["holds", "broken", "does not apply", "could not run"]
+Status = Literal["passed", "failed", "not applicable", "unknown"]
 Test = TypeVar("Test", bound=Callable[..., Any])
 OnLaw = Callable[[str, int, int], None]
 """Called with the name of a law, the number of laws before it, and the number of all laws."""
@@ -26,6 +26,10 @@ OnLaw = Callable[[str, int, int], None]
 
 class DoesNotApply(Exception):
     """Raised by a law that claims nothing about its subject, with the reason."""
+
+
+class Unknown(Exception):
+    """Raised by a law that cannot judge its subject, with the reason: something of it is not understood."""
 
 
 class LawBroken(AssertionError):
@@ -51,7 +55,7 @@ class Measurement:
         note: A remark for a law that passes.
         cause: For a law that fails: the defect, its cause as far as an experiment shows it, and where it starts.
         position: The first position at which the threshold is exceeded, if there is one.
-        whose: The part that causes a failure, if the law can tell; see Result.
+        whose: What causes a failure, if the law can tell; see Result.
     """
 
     measured: float
@@ -73,13 +77,12 @@ class Result:
     Args:
         law: The name of the law.
         claim: The claim of the law, in a sentence.
-        status: "holds", "broken", "does not apply" or "could not run".
+        status: "passed", "failed", "not applicable" or "unknown".
         measured: The number nearest to its threshold; None if nothing was measured, or no finite number.
         threshold: The largest number that the law allows.
-        reason: Why it failed, does not apply or could not run; remarks if it passed.
+        reason: Why it failed, does not apply or could not be judged; remarks if it passed.
         position: The first position at which the threshold is exceeded, if there is one.
-        whose: The part that causes a failure, if known. For a checkpoint: "checkpoint", "config", "code (...)", "rule" or "not
-            known".
+        whose: What causes a failure, if known. For a checkpoint: "the file", "the class ..." or "the rule".
     """
 
     law: str
@@ -95,7 +98,7 @@ class Result:
         return asdict(self)
 
     def require(self, subject: str = "the subject") -> Result:
-        """Return the result, or raise if the law is broken or could not run.
+        """Return the result, or raise if the law failed or could not be judged.
 
         Args:
             subject: Name of the subject, for the message.
@@ -104,12 +107,12 @@ class Result:
             The result.
 
         Raises:
-            LawBroken: If the law is broken.
-            RuntimeError: If it could not run.
+            LawBroken: If the law failed.
+            RuntimeError: If it could not be judged.
         """
-        if self.status == "could not run":
-            raise RuntimeError(f"{subject}: the law {self.law!r} could not run: {self.reason}")
-        if self.status == "broken":
+        if self.status == "unknown":
+            raise RuntimeError(f"{subject}: the law {self.law!r} could not be judged: {self.reason}")
+        if self.status == "failed":
             raise LawBroken(f"{subject} breaks the law {self.law!r}: {self.reason}")
         return self
 
@@ -126,7 +129,7 @@ class Law:
         threshold: Largest number that `close` and `measure` allow in it; None if it compares no numbers, or returns its
             threshold.
         needs: Packages that the test requires.
-        rests_on: Laws that this law presupposes: if one of them is broken, a failure of this law is not reported.
+        rests_on: Laws that this law presupposes: if one of them failed, a failure of this law is not reported.
     """
 
     name: str
@@ -144,35 +147,37 @@ class Law:
             options: Options of the test, such as lengths.
 
         Returns:
-            The Result; a broken law raises no error here.
+            The Result; a failure raises no error here.
         """
         for package in self.needs:
             try:
                 import_module(package)
             except ImportError:
-                return self._result("does not apply", reason=f"it needs {package}: pip install 'longitude[models]'")
+                return self._result("not applicable", reason=f"it needs {package}: pip install 'longitude[models]'")
         trial = _Trial(self.threshold)
         token = _trial.set(trial)
         try:
             found = self.test(subject, **options) or trial.nearest
         except DoesNotApply as reason:
-            return self._result("does not apply", reason=str(reason))
+            return self._result("not applicable", reason=str(reason))
+        except Unknown as reason:
+            return self._result("unknown", reason=str(reason))
         except Exception as error:
             if (outside := from_outside(error, self.test, subject)) is not None:
-                return self._result("could not run", reason=outside)
+                return self._result("unknown", reason=outside)
             if isinstance(error, LawBroken):
-                return self._result("broken", error.measurement, one_line(error))
-            return self._result("broken", reason=f"it raised {in_words(error)}")
+                return self._result("failed", error.measurement, one_line(error))
+            return self._result("failed", reason=f"it raised {in_words(error)}")
         finally:
             _trial.reset(token)
         if found is None or found.holds:
-            return self._result("holds", found, "" if found is None else found.note)
-        return self._result("broken", found, found.cause)
+            return self._result("passed", found, "" if found is None else found.note)
+        return self._result("failed", found, found.cause)
 
     def _result(self, status: Status, found: Measurement | None = None, reason: str = "") -> Result:
         if found is None:
             return Result(self.name, self.claim, status, reason=reason)
-        position, whose = (found.position, found.whose) if status == "broken" else (None, "")
+        position, whose = (found.position, found.whose) if status == "failed" else (None, "")
         numbers = finite(found.measured), finite(found.threshold)
         return Result(self.name, self.claim, status, *numbers, reason, position, whose)
 
@@ -346,9 +351,9 @@ def try_laws(
     for law in laws:
         on_law(law.name, len(results), total or len(laws))
         result = law(subject)
-        broken = [name for name in law.rests_on if name in results and results[name].status == "broken"]
-        if result.status == "broken" and broken:
-            reason = f"it rests on {broken[0]!r}, which is broken; correct that first"
-            result = replace(result, status="does not apply", reason=reason, position=None, whose="")
+        failed = [name for name in law.rests_on if name in results and results[name].status == "failed"]
+        if result.status == "failed" and failed:
+            reason = f"it rests on {failed[0]!r}, which failed; correct that first"
+            result = replace(result, status="not applicable", reason=reason, position=None, whose="")
         results[law.name] = result
     return results

@@ -1,4 +1,4 @@
-"""Laws of Transformers caches: all classes give equal results, also after cropping, for drafts, and after reordering rows."""
+"""The law of cached keys: every class of cache, whatever is done to its keys, gives the logits of a whole pass."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache
 from transformers.cache_utils import Cache, Fp8QuantizedLayer
 
-from longitude.check.decoding import CACHE
-from longitude.check.family import by_its_class
-from longitude.check.layers import BACKWARDS, as_declared, promised
-from longitude.check.passes import require_one_way
-from longitude.check.rotary import SHIFT, ropes
+from longitude.check.causes import FILE, in_parts
+from longitude.check.laws.decoding import CACHE
+from longitude.check.laws.files import GENERATION, settings_of
+from longitude.check.laws.layers import BACKWARDS, as_declared, promised
+from longitude.check.laws.passes import require_one_way
+from longitude.check.laws.rotation import SHIFT, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.cache_names import ATTENTION, INSTALLED
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
 from longitude.positions.scaling import Follows
-from longitude.testing.engine import DoesNotApply, Measurement
+from longitude.testing.engine import DoesNotApply, Measurement, Unknown, one_line
 
 MOST = 96
 """Tokens that go through each cache."""
@@ -33,9 +35,11 @@ WRONG = 5
 """Tokens that are taken out of a cache again."""
 ORDER = (2, 0, 0)
 """Rows of a batch after a step of beam search: one goes on twice, one not at all."""
-RESTS = (*CACHE, "relative_positions", "chunked_prefill", "batch_invariance", "left_padding", "packed_documents")
+RESTS = (*CACHE, "relative_positions", "chunked_prefill", "batch_invariance", "left_padding", "packing")
 DRAFTS = (None, 0, 0, 1, 2)
 """A tree of drafts: the draft that each one follows, None for one that follows the prompt."""
+GROWING = (None, "dynamic", "offloaded", "offloaded_dynamic", "quantized", "paged", "hybrid")
+"""Values of cache_implementation for caches that `classes` tries, or that generate() makes no other cache of."""
 REFUSALS = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
@@ -109,33 +113,42 @@ def of_kinds(
 
     Classes that the model or transformers does not support are named in the note, and break no law.
     """
-    require_cache(subject)
     errors: dict[str, Tensor] = {}
-    taken, refused = [], []
+    refused = []
     kinds = kinds_of(subject.model.config, places, subject.device.type != "cpu")
-    for done, (name, make) in enumerate(kinds.items()):
-        subject.on_progress(done / len(kinds))
+    for name, make in kinds.items():
         try:
             with without_rounding():
                 errors |= {f"{name}{way}": error for way, error in errors_of(make).items()}
-            taken.append(name)
         except REFUSALS as error:
             refused.append(f"{name} ({type(error).__name__})")
     if not errors:
         raise DoesNotApply(f"every class of cache refuses that: {', '.join(refused)}")
     broken = [name for name, error in errors.items() if subject.first_above(error) is not None]
     found = subject.measurement(torch.stack(list(errors.values())).amax(0), f"{cause} ({'; '.join(broken)})")
-    note = f"taken: {', '.join(taken)}" + (f"; refused: {', '.join(refused)}" if refused else "")
-    return replace(found, note=note)
+    return replace(found, note=f"not supported: {', '.join(refused)}" if refused else "")
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
-def cache_classes(subject: Subject) -> Measurement:
-    """Decoding with every cache class of transformers = a whole pass.
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "rotary_frequencies"))
+def cached_keys(subject: Subject) -> Measurement:
+    """Logits behind every cache of transformers = a whole pass, also after crop(), reordering, renumbering, and for drafts.
 
-    And again after reset(). Sliding-window caches are tried if the config has windows; quantized caches keep full precision
-    here.
+    Sliding-window caches are tried if the config has windows; quantized caches keep full precision here.
     """
+    require_cache(subject)
+    found = in_parts(subject, {"classes": classes, "generate()": generating})
+    if not found.holds:  # whatever else is done to these caches then fails as well
+        return found
+    moved = {"crop": crop, "renumber": renumber, "drafts": drafts, "reorder": reorder}
+    try:
+        after = in_parts(subject, moved)
+    except DoesNotApply:
+        return found
+    return replace(after, note=f"{found.note}; {after.note}") if after.holds else after
+
+
+def classes(subject: Subject) -> Measurement:
+    """Error of decoding with every cache class of transformers, and again after reset()."""
     tokens = subject.tokens(min(subject.length, MOST))
     half, length = tokens.shape[1] // 2, tokens.shape[1]
     want = subject.logits(tokens)
@@ -156,12 +169,24 @@ def cache_classes(subject: Subject) -> Measurement:
     )
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "cache_classes"))
-def cache_crop(subject: Subject) -> Measurement:
-    """Tokens removed with crop() = tokens never seen.
+def generating(subject: Subject) -> Measurement:
+    """Error of generate() with the kind of cache that generation_config.json names."""
+    kind = settings_of(subject)[0].get("cache_implementation")
+    if kind in GROWING or not hasattr(subject.model, "generate"):
+        raise DoesNotApply("its generation_config.json names no other kind of cache")
+    tokens = subject.tokens(subject.length)
+    half, words = subject.length // 2, f"{GENERATION}: with cache_implementation = {kind!r} generate()"
+    try:
+        got = subject.generated(tokens, half, cache_implementation=kind, disable_compile=True)
+    except REFUSALS as error:
+        cause = f"{words} raises {type(error).__name__}: {one_line(error)[:160]}"
+        return Measurement(float("inf"), subject.threshold, cause=cause, whose=FILE)
+    error = subject.error(got, subject.logits(tokens)[:, half - 1 : -1])
+    return subject.measurement(pad(error, (half - 1, 1)), f"{words} gives other logits than a whole pass")
 
-    As in speculative decoding: wrong tokens after a prompt, crop(), then the right ones.
-    """
+
+def crop(subject: Subject) -> Measurement:
+    """Error after wrong tokens were removed again, as in speculative decoding: then come the right ones."""
     tokens = subject.tokens(min(subject.length, MOST))
     half, length = tokens.shape[1] // 2, tokens.shape[1]
     want, wrong = subject.logits(tokens), subject.tokens(WRONG, seed=1)
@@ -185,15 +210,12 @@ def cache_crop(subject: Subject) -> Measurement:
     )
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "cache_classes"))
-@by_its_class
-def draft_tree(subject: Subject) -> Measurement:
-    """Each branch of a tree of drafts = that branch alone.
+def drafts(subject: Subject) -> Measurement:
+    """Error of each branch of a tree of drafts against that branch alone, as in speculative decoding.
 
-    As in speculative decoding: drafts come in one call behind a prompt, with positions of their own and a 4-D mask, in which each
-    sees the prompt and its own branch.
+    Drafts come in one call behind a prompt, with positions of their own and a 4-D mask, in which each sees the prompt and its own
+    branch.
     """
-    require_cache(subject)
     if subject.recurrent:
         raise DoesNotApply("states of its recurrent layers run through all drafts of a call")
     for argument in ("position_ids", "attention_mask"):
@@ -203,8 +225,8 @@ def draft_tree(subject: Subject) -> Measurement:
     if prompt < 1:
         raise DoesNotApply(f"its windows of {min(sizes)} are shorter than a prompt and {len(DRAFTS)} drafts")
     paths = [path_of(draft) for draft in range(len(DRAFTS))]
-    given, drafts = subject.tokens(prompt), subject.tokens(len(DRAFTS), seed=1)
-    want = torch.cat([subject.logits(torch.cat([given, drafts[:, path]], 1))[:, -1:] for path in paths], 1)
+    given, branches = subject.tokens(prompt), subject.tokens(len(DRAFTS), seed=1)
+    want = torch.cat([subject.logits(torch.cat([given, branches[:, path]], 1))[:, -1:] for path in paths], 1)
     length = prompt + len(DRAFTS)
     sees = torch.ones(length, length, dtype=torch.bool, device=subject.device).tril()
     for draft, path in enumerate(paths):
@@ -215,10 +237,10 @@ def draft_tree(subject: Subject) -> Measurement:
     steps = [*range(prompt), *(prompt + len(path) - 1 for path in paths)]
     positions = torch.tensor([steps], device=subject.device)
     try:
-        whole = subject.logits(torch.cat([given, drafts], 1), attention_mask=mask, position_ids=positions)
+        whole = subject.logits(torch.cat([given, branches], 1), attention_mask=mask, position_ids=positions)
         cache = getattr(subject.model(input_ids=given, use_cache=True), str(subject.cache_name))
         options = {"attention_mask": mask[:, :, prompt:], "position_ids": positions[:, prompt:]}
-        behind = subject.model(input_ids=drafts, use_cache=True, **subject.with_cache(cache), **options)
+        behind = subject.model(input_ids=branches, use_cache=True, **subject.with_cache(cache), **options)
     except REFUSALS as error:
         raise DoesNotApply(f"its forward refuses a 4-D mask ({type(error).__name__})") from error
     ways = {"in one pass": whole[:, prompt:], "behind a cache": subject.some(behind.logits)}
@@ -228,15 +250,12 @@ def draft_tree(subject: Subject) -> Measurement:
     return Measurement(float(torch.stack([*errors.values()]).max()), subject.threshold, cause=cause)
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "rotary_frequencies", "cache_classes", "cache_crop"))
-@by_its_class
-def cache_renumber(subject: Subject) -> Measurement:
-    """Cached keys turned to later positions, and tokens behind them there = a whole pass.
+def renumber(subject: Subject) -> Measurement:
+    """Error of tokens behind cached keys that were turned to later positions.
 
     As caches are renumbered after tokens were evicted: keys are turned by 64 positions more, and tokens go on 64 positions later.
     What is left after an eviction is no fresh pass, since it has seen what is gone; this is the part that must be equal.
     """
-    require_cache(subject)
     subject.require("position_ids", "tokens cannot go on at other positions")
     config = subject.config
     if any(isinstance(rope.scaling, Follows) for rope in ropes(config).values()):
@@ -291,16 +310,12 @@ def visible_of(subject: Subject) -> list[LayerPositions]:
     """Positions of each layer; an empty list if they cannot be read."""
     try:
         return promised(subject.config, "half")
-    except DoesNotApply:
+    except (DoesNotApply, Unknown):
         return []
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "cache_classes"))
-def cache_reorder(subject: Subject) -> Measurement:
-    """Rows moved with reorder_cache() = those rows alone.
-
-    As beam search does, with rows padded on the left by different numbers where forward takes a mask.
-    """
+def reorder(subject: Subject) -> Measurement:
+    """Error after rows were moved with reorder_cache(), as in beam search, with rows padded on the left by different numbers."""
     length = min(subject.length, MOST)
     half = length // 2
     pads = (0, 3, half // 2) if "attention_mask" in subject.takes else (0, 0, 0)

@@ -16,20 +16,19 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from longitude.check.family import as_subject, by_its_class
-from longitude.check.passes import SOUND
+from longitude.check.laws.passes import SOUND
+from longitude.check.laws.rotation import NotShown, ropes
+from longitude.check.quick import random_of
 from longitude.check.recorder import Recorded, apart, as_allowed, pairs_moved, recorded, unrotated
-from longitude.check.rotary import NotShown, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.agreement import which_layers
 from longitude.checkpoints.config import border_of, declared_length, positions_of_layers
 from longitude.checkpoints.positions import is_rotary
 from longitude.positions.base import Temperature, encoding
-from longitude.positions.composed import compose
-from longitude.positions.hugging_face import as_mapping
+from longitude.positions.hugging_face import NotUnderstood
 from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
-from longitude.testing.engine import DoesNotApply, Measurement
+from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 TOKENS = 24
 SHIFT = 7
@@ -45,16 +44,18 @@ BACKWARDS = ("nanochat",)
 
 
 RESTS_ON = (*SOUND, "rotary_frequencies")
-LAYERS = ("layer_rotations", "layer_masks", "score_scale", "attention_outputs")
+LAYERS = ("layer_rotations", "layer_masks", "attention_outputs")
 """Laws that name the layer; what compares whole models rests on them."""
 
 
 def promised(config: Any, layout: Layout) -> list[LayerPositions]:
-    """Positions that the config declares for each layer. DoesNotApply if they cannot be read."""
+    """Positions that the config declares for each layer. DoesNotApply if it has none of these, Unknown if not understood."""
     ropes(config)
     try:
-        with catch_warnings(action="ignore"):  # about unknown keys, which the law `config` notes
+        with catch_warnings(action="ignore"):  # about unknown keys, which the law `files` notes
             return positions_of_layers(config, layout)
+    except NotUnderstood as reason:
+        raise Unknown(str(reason)) from reason
     except (KeyError, ValueError) as reason:
         raise NotShown(f"its layers cannot be read ({reason})") from reason
 
@@ -227,7 +228,6 @@ def quarter_turn(x: Tensor, spec: Mapping[str, Any]) -> Tensor:
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)
-@by_its_class
 def layer_rotations(subject: Subject) -> Measurement:
     """Queries and keys of each layer = as its config declares them.
 
@@ -272,7 +272,6 @@ def layer_rotations(subject: Subject) -> Measurement:
 
 # ---- masks ---------------------------------------------------------------------------------------------------------------
 @CHECKPOINT_LAWS.law(threshold=0, rests_on=RESTS_ON)
-@by_its_class
 def layer_masks(subject: Subject) -> Measurement:
     """Visible keys of each query in each layer = those of its config.
 
@@ -301,7 +300,8 @@ def masks_of(subject: Subject) -> Measurement:
         want, got = wants[index], as_allowed(one.mask)[:, :length]
         if not torch.equal(got, want):
             row = int((got != want).any(-1).nonzero()[0])
-            wrong[index] = f"query {row} attends to {int(got[row].sum())} keys, expected {int(want[row].sum())}"
+            declared = f"expected {int(want[row].sum())}{bound_of(layers[index])}"
+            wrong[index] = f"query {row} attends to {int(got[row].sum())} keys, {declared}"
     cached, notes = behind_caches(subject, tokens, wants)
     wrong = cached | wrong
     cause = ""
@@ -323,15 +323,24 @@ def masks_of(subject: Subject) -> Measurement:
     return Measurement(len(wrong), 0, "; ".join(notes), cause)
 
 
+def bound_of(layer: LayerPositions) -> str:
+    """Words for the declared window or chunk of a layer; empty without one."""
+    sizes = {"window": layer.window, "chunk": layer.chunk}
+    return "".join(f" with a {kind} of {size}" for kind, size in sizes.items() if size is not None)
+
+
 def with_short_windows(subject: Subject, sizes: Collection[int]) -> Subject | None:
     """A small random model of the config with short windows in place of these; None if there is none of its class."""
-    both = copy.deepcopy([subject.model.config, subject.declared])
-    for text in (one.get_text_config() for one in both if one is not None):
-        for key, value in vars(text).items():
-            if any(word in key for word in ("window", "chunk")) and type(value) is int and value in sizes:
-                setattr(text, key, SHORTER)
-    small = as_subject(subject, *both)
-    return None if small is None or type(small.model) is not type(subject.model) else small
+    config = copy.deepcopy(subject.model.config)
+    text = config.get_text_config()
+    for key, value in vars(text).items():
+        if any(word in key for word in ("window", "chunk")) and type(value) is int and value in sizes:
+            setattr(text, key, SHORTER)
+    try:
+        model = random_of(config, make=type(subject.model)._from_config)
+    except Exception:  # sizes that depend on each other
+        return None
+    return replace(subject, model=model.to(subject.device), reference=None)
 
 
 def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor]) -> tuple[dict[int, str], list[str]]:
@@ -339,7 +348,7 @@ def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor])
 
     After a prefill, the last tokens come as a chunk, and the very last token alone.
     """
-    config, length = subject.declared or subject.model.config, tokens.shape[1]
+    config, length = subject.model.config, tokens.shape[1]
     caches = {
         "its cache": lambda: DynamicCache(config=config),
         "a static cache": lambda: StaticCache(config=config, max_cache_len=2 * length),
@@ -384,43 +393,3 @@ def allowed(layer: LayerPositions, i: Tensor) -> Tensor:
     if layer.chunk is not None:
         want &= i[:, None] // layer.chunk == i // layer.chunk
     return want
-
-
-# ---- scale ---------------------------------------------------------------------------------------------------------------
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)
-@by_its_class
-def score_scale(subject: Subject) -> Measurement:
-    """The scale of scores = the scale that the config declares.
-
-    It is head_dim^-1/2, unless the config has another; DeepSeek's YaRN multiplies it by its mscale twice.
-    """
-    found = recorded(subject, subject.tokens(4))
-    wrong = {}
-    for index, one in found.items():
-        width = one.query.shape[3]
-        want = promised_scale(subject.config, width)
-        got = width**-0.5 if one.scale is None else float(one.scale)
-        if abs(got / want - 1) > EQUAL:
-            wrong[index] = got, want
-    worst = max((abs(got / want - 1) for got, want in wrong.values()), default=0.0)
-    cause = ""
-    if wrong:
-        got, want = next(iter(wrong.values()))
-        cause = f"scores of {which_layers([*wrong], len(found))} are multiplied by {got:.6g}, expected {want:.6g}"
-    return Measurement(worst, EQUAL, cause=cause)
-
-
-def promised_scale(config: Any, width: int) -> float:
-    """Scale of scores that a config declares, for heads of this width."""
-    given = as_mapping(config)
-    if "attention_multiplier" in given:
-        return float(given["attention_multiplier"])
-    if "query_pre_attn_scalar" in given:
-        return float(given["query_pre_attn_scalar"]) ** -0.5
-    scale = width**-0.5
-    if "qk_rope_head_dim" in given:
-        factors = [
-            compose(rope.encoding(given["qk_rope_head_dim"], "half")).softmax_factor for rope in ropes(config).values()
-        ]
-        scale *= max(factors, default=1.0)
-    return scale

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.check.recorder import as_allowed, only_with, recorded, recorder
+from longitude.check.causes import FILE, only_with
+from longitude.check.recorder import as_allowed, recorded, recorder
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
 SHORT = 3
 """Tokens of a short pass."""
-FIRST = ("config", "given_positions", "far_positions", "served_positions")
+FIRST = ("files", "given_positions", "far_positions", "served_positions")
 SOUND = (*FIRST, "repeatable", "causality")
 """Laws that all other laws of equal logits presuppose."""
 BOTH_WAYS = {
@@ -55,7 +56,7 @@ def repeatable(subject: Subject) -> Measurement:
         tensors = (*subject.model.named_parameters(), *subject.model.named_buffers())
         held = next((name for name, one in tensors if one.is_floating_point() and not bool(one.isfinite().all())), "")
         cause = "logits are not finite" + (f", and neither is {held}" if held else "")
-        return replace(subject.measurement(error, cause), whose="checkpoint" if held else "")
+        return replace(subject.measurement(error, cause), whose=FILE if held else "")
     return subject.measurement(error, why_not_repeated(subject, tokens))
 
 

@@ -15,8 +15,9 @@ KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """Model types with a supported rule for coordinates."""
 STAMPED = ("qwen3_vl", "qwen3_vl_moe")
 """Model types of KINDS that write each frame of a video separately, after its time as text."""
-SECONDS = 2.0
-"""Seconds of video per step of time, passed as second_per_grid_ts."""
+SECONDS = (0.375, 0.5, 1.0, 2.0)
+"""Seconds of video per step of time, passed as second_per_grid_ts. A fraction gives several frames one number."""
+AXES = ("time", "height", "width")
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,9 @@ def written(pieces: list[Piece], stamped: bool) -> list[Piece]:
 def image_positions(subject: Subject) -> Measurement:
     """Coordinates around images and videos = those of the published rule.
 
-    Text after an image, two images, a video, each in a row padded on the left too, and the first position that is generated. The
-    number is the largest distance.
+    Text after an image, two images, a video at several speeds, each in a row padded on the left too. The number is the largest
+    distance: of the patches on each axis, counted from the first of their piece, and of where each piece and the first position
+    that is generated begin.
     """
     model = getattr(subject.model, "model", subject.model)
     kind = subject.model.config.model_type
@@ -95,26 +97,41 @@ def image_positions(subject: Subject) -> Measurement:
     if kind not in KINDS:
         raise DoesNotApply(f"the rule of {kind} is not read here; known: {', '.join(KINDS)}")
     far: dict[str, float] = {}
-    shared: list[str] = []
+    shared: dict[str, None] = {}
     for name, pieces in SEQUENCES.items():
-        found = [coordinates(model, pieces, kind, pad) for pad in (0, 2)]
-        far[name] = max(float(max((got - want).abs().max(), abs(after - want.max() - 1))) for got, want, after in found)
-        if any(got.unique(dim=1).shape[1] < got.shape[1] for got, _, _ in found):
-            shared.append(name)
-    wrong = "; ".join(f"{name}, by {off:g}" for name, off in far.items() if off)
+        timed = kind == "qwen2_5_vl" and any(piece.kind == 2 for piece in pieces)
+        for seconds in SECONDS if timed else SECONDS[-1:]:
+            for pad in (0, 2):
+                got, want, after = coordinates(model, pieces, kind, pad, seconds)
+                where = f"{name}, {seconds:g} s a step" if timed else name
+                off = distances(got, want, after, written(pieces, kind in STAMPED))
+                far |= {f"{part} of {where}": max(by, far.get(f"{part} of {where}", 0.0)) for part, by in off.items()}
+                if got.unique(dim=1).shape[1] < want.unique(dim=1).shape[1]:
+                    shared[where] = None
+    wrong = "; ".join(f"{place}, by {off:g}" for place, off in far.items() if off)
     cause = f"coordinates are not those of the published rule ({wrong})"
     if shared:
-        cause += f"; two tokens have one position in {', '.join(shared)}"
+        cause += f"; two tokens have one position in {'; '.join(shared)}"
     return Measurement(max(far.values()), 0, cause=cause)
 
 
-def coordinates(model: Any, pieces: list[Piece], kind: str, pad: int) -> tuple[Tensor, Tensor, int]:
+def distances(got: Tensor, want: Tensor, after: int, pieces: list[Piece]) -> dict[str, float]:
+    """Part of coordinates [3, L] -> its largest distance: each axis within the pieces, and the beginnings of pieces."""
+    ends = torch.tensor([0, *(piece.tokens for piece in pieces)]).cumsum(0)
+    begins = ends[:-1]
+    inside = [one - one[:, begins].repeat_interleave(ends.diff(), 1) for one in (got, want)]
+    off = (inside[0] - inside[1]).abs().amax(1).tolist()
+    starts = max(float((got - want)[:, begins].abs().max()), abs(after - int(want.max()) - 1))
+    return dict(zip(AXES, off, strict=True)) | {"beginnings": starts}
+
+
+def coordinates(model: Any, pieces: list[Piece], kind: str, pad: int, seconds: float) -> tuple[Tensor, Tensor, int]:
     """Coordinates [3, L] of a row with `pad` tokens of padding on the left, those of the rule, and the position that follows."""
     config = model.config
     merge = config.vision_config.spatial_merge_size
     per_second = getattr(config.vision_config, "tokens_per_second", None)
     pieces = written(pieces, kind in STAMPED)
-    interval = float(per_second) * SECONDS if kind == "qwen2_5_vl" and per_second else 1.0
+    interval = float(per_second) * seconds if kind == "qwen2_5_vl" and per_second else 1.0
     want = published(pieces, interval)
     kinds = torch.tensor([0] * pad + [piece.kind for piece in pieces for _ in range(piece.tokens)])[None]
     special = torch.tensor([3, config.image_token_id, config.video_token_id])
@@ -127,7 +144,7 @@ def coordinates(model: Any, pieces: list[Piece], kind: str, pad: int) -> tuple[T
             grids = [[len(grids), *grids[0][1:]]]  # one video again
         options[key] = torch.tensor(grids) if grids else None
     if kind == "qwen2_5_vl" and options["video_grid_thw"] is not None:
-        options["second_per_grid_ts"] = torch.tensor([SECONDS])
+        options["second_per_grid_ts"] = torch.tensor([seconds])
     positions, delta = model.get_rope_index(special[kinds], mm_token_type_ids=kinds, **options)
     got = positions[-3:, 0, pad:].cpu()
     follows = int(delta[0]) + want.shape[1]  # the position of the first token that is generated

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from longitude.check.decoding import CACHE
-from longitude.check.family import as_published, replaced
-from longitude.check.recorder import first_apart, outputs, with_attributes
-from longitude.check.rotary import ropes
-from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
+from longitude.check.causes import FILE, first_apart
+from longitude.check.laws.decoding import CACHE
+from longitude.check.laws.rotation import ropes
+from longitude.check.recorder import outputs, with_attributes
+from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in, patched
 from longitude.checkpoints.config import head_dim_of, not_rotary
 from longitude.checkpoints.layout import layout_changes
 from longitude.checkpoints.load import auto_class_of
 from longitude.checkpoints.quiet import quiet
 from longitude.hf.stock import KEY
 from longitude.positions.hugging_face import RopeConfig
-from longitude.testing.engine import DoesNotApply, Measurement
+from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 OTHER = {"half": "interleaved", "interleaved": "half"}
 REPEATED = 64
@@ -44,11 +46,11 @@ def of_transformers(subject: Subject) -> tuple[Any, str]:
     if getattr(config.get_text_config(), KEY, None) is not None:
         raise DoesNotApply("its positions are those that set_positions of longitude.hf gave it")
     if subject.stock:
-        if (patched := replaced(type(subject.model))) is None:
-            raise DoesNotApply("it is transformers' own class")
+        raise DoesNotApply("it is transformers' own class")
+    if replaced := patched(type(subject.model)):
         kind: Any = as_published(type(subject.model))
     elif type(config) in (mapping := auto_class_of(config)._model_mapping):
-        kind, patched = mapping[type(config)], ""
+        kind = mapping[type(config)]
     else:
         raise DoesNotApply("transformers has no class of its config")
     with quiet(), torch.device("meta"):
@@ -59,19 +61,28 @@ def of_transformers(subject: Subject) -> tuple[Any, str]:
     with quiet():
         other = kind.from_pretrained(None, config=copy.deepcopy(config), state_dict=dict(state), dtype=subject.kind)
     other.set_attn_implementation(config._attn_implementation)
-    return other.eval(), patched
+    return other.eval(), replaced
 
 
-@CHECKPOINT_LAWS.law(
-    threshold=EQUAL, rests_on=(*RESTS_ON, "alibi_slopes", "scaling_tables", "scaling_reset", "packed_documents")
-)
+@cache
+def as_published(kind: type) -> type:
+    """A class of transformers, loaded again from its file, without functions that were replaced in its module."""
+    module = sys.modules[kind.__module__]
+    spec = spec_from_file_location(f"{module.__name__}_as_published", module.__file__)
+    assert spec is not None and spec.loader is not None
+    fresh = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    return getattr(fresh, kind.__name__)
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS_ON, "alibi_slopes", "scaling_border", "packing"))
 def transformers_class(subject: Subject) -> Measurement:
     """Logits of other code than transformers' = those of its class, with the same config and weights.
 
     A function that was replaced in transformers' own file is other code. With positions of several axes, too, if the config has
     sections for them.
     """
-    other, patched = of_transformers(subject)
+    other, replaced = of_transformers(subject)
     length = min(subject.length, 128)
     tokens, ways = subject.tokens(length), [dict[str, Any]()]
     if any(one.sections for one in declared_ropes(subject.config).values()):
@@ -82,7 +93,7 @@ def transformers_class(subject: Subject) -> Measurement:
         errors = [subject.error(subject.logits(tokens, **way), theirs.logits(tokens, **way)) for way in ways]
         far = [way for way, error in zip(ways, errors, strict=True) if subject.first_above(error) is not None]
         cause = f"logits differ from those of {type(other).__name__} of transformers with the same config and weights"
-        cause += f", in whose file {patched} was replaced" if patched else ""
+        cause += f", in whose file {replaced} was replaced" if replaced else ""
         if far:
             cause += ", at positions of several axes" if far[0] else ""
             got, want = (outputs(one.model, partial(one.logits, tokens, **far[0]), length) for one in (subject, theirs))
@@ -94,7 +105,7 @@ def declared_ropes(config: Any) -> dict[str | None, RopeConfig]:
     """Rotary parameters by layer type; an empty dict if they cannot be read."""
     try:
         return ropes(config)
-    except DoesNotApply:
+    except (DoesNotApply, Unknown):
         return {}
 
 
@@ -124,7 +135,7 @@ def rotary_layout(subject: Subject) -> Measurement:
                     f"the weights are {OTHER[to]} in a {to} model: with the rows of queries and keys reordered the logits are "
                     f"the reference's; longitude extend --convert-layout {to} writes that"
                 )
-    return Measurement(error, subject.threshold, cause=cause)
+    return Measurement(error, subject.threshold, cause=cause, whose=FILE)
 
 
 def repeated_tokens(subject: Subject) -> Measurement:
@@ -142,7 +153,7 @@ def repeated_tokens(subject: Subject) -> Measurement:
         f"the weights are {OTHER[best]} in a {best} model: random tokens that are read a second time cost {own:.2g} nats, and "
         f"{others[best]:.2g} with the rows of queries and keys reordered; longitude extend --convert-layout {best} writes that"
     )
-    return Measurement(own / others[best], CLEARLY, "by random tokens read twice", cause)
+    return Measurement(own / others[best], CLEARLY, "by random tokens read twice", cause, whose=FILE)
 
 
 def nats_of_copying(subject: Subject) -> float:
@@ -157,7 +168,7 @@ def differences(subject: Subject) -> str:
     """Rotary parameters that differ between the two configs."""
     try:
         here, there = ropes(subject.config), ropes(subject.reference.config.get_text_config())
-    except DoesNotApply:
+    except (DoesNotApply, Unknown):
         return ""
     pairs = [(here[k], there[k]) for k in here if k in there and here[k] != there[k]]
     words = [
@@ -179,7 +190,7 @@ def reordered(subject: Subject, to: str) -> Iterator[int]:
         return
     try:
         rotated = {rope.rotary_dim(dim) for rope in ropes(subject.config).values()}
-    except (DoesNotApply, ValueError):
+    except (DoesNotApply, Unknown, ValueError):
         rotated = {dim}
     tensors = dict(subject.model.named_parameters())
     changes = layout_changes(tensors, subject.config, dim, rotated.pop(), to) if len(rotated) == 1 else {}

@@ -10,17 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.check.attention import biases
-from longitude.check.decoding import CACHE, RESTS
-from longitude.check.family import of_its_class, replaced
-from longitude.check.passes import require_one_way
-from longitude.check.recorder import only_with, recorder
+from longitude.check.causes import in_parts, only_with
+from longitude.check.laws.attention import biases
+from longitude.check.laws.decoding import CACHE, RESTS
+from longitude.check.laws.passes import require_one_way
+from longitude.check.recorder import recorded, recorder
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.positions import has_alibi
-from longitude.testing.engine import DoesNotApply, Measurement
+from longitude.testing.engine import DoesNotApply, Measurement, one_line
 
 GENERATED = 64
 """Tokens that generate() is made to write, at most."""
+SIZES = (5, 11, 8)
+"""Tokens of documents, as the collator packs them."""
+KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
@@ -143,13 +146,21 @@ def why_padded(subject: Subject, padded: Tensor, mask: Tensor, pads: Sequence[in
     return f": {without}" if without else ""
 
 
+# ---- packing -----------------------------------------------------------------------------------------------------------
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, "chunked_prefill", "left_padding"))
-def packed_documents(subject: Subject) -> Measurement:
-    """Documents in one row = each alone.
+def packing(subject: Subject) -> Measurement:
+    """Documents packed into one row = each alone.
 
-    Declared by positions that begin again, or by document_ids.
+    Documents are declared by positions that begin again, or by document_ids. As transformers' collator packs them: their lengths
+    (cu_seq_lens) or such positions reach the attention of each layer, as flash attention takes them; and with seq_idx, states of
+    recurrent layers begin again at each.
     """
     require_one_way(subject)
+    return in_parts(subject, {"documents": documents, "lengths": lengths, "states": states})
+
+
+def documents(subject: Subject) -> Measurement:
+    """Error of packed documents that are declared by their positions or ids."""
     sizes = [subject.length // 4, subject.length // 2, subject.length // 4]
     tokens = subject.tokens(sum(sizes))
     if "document_ids" in subject.takes:
@@ -172,21 +183,81 @@ def packed_documents(subject: Subject) -> Measurement:
     )
 
 
+def collated(subject: Subject) -> tuple[Tensor, dict[str, Any]]:
+    """Documents in one row [1, L], and the arguments that DataCollatorWithFlattening adds."""
+    ends = torch.tensor([0, *SIZES], device=subject.device).cumsum(0).int()
+    ids = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES)).int()[None]
+    options: dict[str, Any] = {key: max(SIZES) if key.startswith("max") else ends for key in KEYS}
+    options["seq_idx"] = ids.to(subject.device)
+    if "position_ids" in subject.takes:
+        options["position_ids"] = torch.cat([torch.arange(size) for size in SIZES])[None].to(subject.device)
+    return subject.tokens(sum(SIZES)), options
+
+
+def lengths(subject: Subject) -> Measurement:
+    """How many layers get neither cu_seq_lens nor positions that begin again."""
+    if not getattr(type(subject.model), "_supports_flash_attn", False):
+        raise DoesNotApply("its class has no flash attention, which alone takes the lengths of documents")
+    tokens, options = collated(subject)
+    del options["seq_idx"]
+    try:
+        layers = recorded(subject, tokens, **options)
+    except (TypeError, ValueError) as error:
+        raise DoesNotApply(f"its forward refuses cu_seq_lens ({one_line(error)[:120]})") from error
+    wrong = [index for index, layer in layers.items() if not declares(layer.options, options)]
+    cause = (
+        f"of {len(layers)} layers {', '.join(map(str, wrong))} get neither cu_seq_lens nor position_ids that begin again: with "
+        "flash attention documents in one row attend to each other there"
+    )
+    return Measurement(len(wrong), 0, cause=cause)
+
+
+def declares(got: dict[str, Any], given: dict[str, Any]) -> bool:
+    """Whether the arguments of attention mark the document boundaries, in the format of flash attention."""
+    if all(got.get(key) is not None for key in KEYS):
+        return torch.equal(got[KEYS[0]], given[KEYS[0]])
+    at = got.get("position_ids")
+    return (
+        isinstance(at, Tensor)
+        and "position_ids" in given
+        and torch.equal(at.reshape(-1, at.shape[-1])[-1:], given["position_ids"])
+    )
+
+
+def states(subject: Subject) -> Measurement:
+    """Error of packed documents in a model with recurrent layers, with seq_idx, cu_seq_lens and positions."""
+    if not subject.recurrent:
+        raise DoesNotApply("it has no recurrent layers")
+    tokens, options = collated(subject)
+    try:
+        return each_as_alone(
+            subject,
+            tokens,
+            SIZES,
+            options,
+            "drops seq_idx without its kernels, and states run on into the next document",
+            "run on into the next, though seq_idx and cu_seq_lens are given",
+        )
+    except (TypeError, ValueError) as refusal:
+        raise DoesNotApply(
+            f"its forward refuses seq_idx ({one_line(refusal)[:120]}); pack none into one row"
+        ) from refusal
+
+
 def each_as_alone(
     subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any], stock: str, joined: str
 ) -> Measurement:
     """Documents of these sizes in one row [1, L] against each alone.
 
-    If one changes another, the law does not apply, for the reason `stock`, if transformers' class does so too; else it is
-    broken, with the cause `joined`.
+    If one changes another, transformers' own classes are as published, and DoesNotApply gives the reason `stock`; code of others
+    fails, with the cause `joined`.
     """
     together = subject.logits(tokens, **options)
     apart = torch.cat([subject.logits(document) for document in tokens.split([*sizes], 1)], 1)
     error, cause = subject.error(together, apart), "are not what each is alone"
     if subject.first_above(error) is not None and one_depends_on_another(subject, tokens, sizes, options):
-        theirs = subject if subject.stock and replaced(type(subject.model)) is None else of_its_class(subject)
-        if theirs is not None and (theirs is subject or depends_too(theirs, sizes, options)):
-            kind, by = f"{type(theirs.model).__name__} of transformers", f"by {float(error.max()):.1e}"
+        if subject.stock:
+            kind, by = f"{type(subject.model).__name__} of transformers", f"by {float(error.max()):.1e}"
             raise DoesNotApply(f"{kind} {stock} ({by}); give each a row of its own here")
         cause = joined
     elif (dtype := biases_rounded(subject, tokens)) is not None:
@@ -202,14 +273,6 @@ def biases_rounded(subject: Subject, tokens: Tensor) -> str | None:
         if made is not None and made.element_size() > dtype.itemsize and torch.equal(made.to(dtype).to(made), made):
             return str(dtype).removeprefix("torch.")
     return None
-
-
-def depends_too(theirs: Subject, sizes: Sequence[int], options: Mapping[str, Any]) -> bool:
-    """Whether documents change each other in a model of the class that transformers has for the config."""
-    try:
-        return one_depends_on_another(theirs, theirs.tokens(sum(sizes)), sizes, options)
-    except Exception:  # that class does not support them, so it shows nothing
-        return False
 
 
 def one_depends_on_another(subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any]) -> bool:

@@ -1,10 +1,10 @@
-"""Laws of the config and of rotary tables: they rotate by its parameters, at far positions and in the model's own dtype too."""
+"""Laws of rotary tables: they turn as config.json declares, at every length and position, in every dtype, from any loading."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,22 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from longitude.check.family import by_its_class
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
 from longitude.checkpoints.agreement import frequencies_of
-from longitude.checkpoints.config import (
-    contradictions,
-    declared_length,
-    head_dim_of,
-    remarks,
-    ropes as config_ropes,
-    unread,
-)
+from longitude.checkpoints.config import border_of, declared_length, head_dim_of, ropes as config_ropes, unread
 from longitude.checkpoints.positions import is_rotary, last_position, table_of
-from longitude.checkpoints.reading import read, require_numbers
-from longitude.positions.hugging_face import RopeConfig
+from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.reading import read
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Follows, Frequencies, LongRoPE, rope_frequencies
-from longitude.testing.engine import DoesNotApply, Measurement
+from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 FAR = 100_003
 SHIFT = 64
@@ -38,6 +31,10 @@ SEARCHED = 2**17
 """Number of positions searched for a table that matches a wrong one."""
 RESOLVED = 0.1
 """Error of an angle in float32, in rad, above which a pair is not compared."""
+LONGEST = 608
+"""Tokens of a full pass, if only a full pass can show a border, unless a length is given."""
+BEYOND = 2**24 + 60_001
+"""A position that neither bfloat16 nor float32 represents exactly."""
 FREQUENCIES = 0.02
 """Largest relative error of a frequency. Rounding to bfloat16 gives up to 0.005; `far_positions` tests that."""
 
@@ -56,9 +53,11 @@ class OtherWidth(ValueError):
 
 # ---- the config ---------------------------------------------------------------------------------------------------------
 def ropes(config: Any) -> dict[str | None, RopeConfig]:
-    """Rotary parameters of a config by the layer types in use (None: one for all layers)."""
+    """Rotary parameters of a config by the layer types in use (None: one for all layers). Unknown if they are not understood."""
     try:
         found, layers = config_ropes(config), read(config).layers or []
+    except NotUnderstood as reason:
+        raise Unknown(str(reason)) from reason
     except ValueError as reason:
         raise NotShown(str(reason)) from reason
     used = {one.label for one in layers if one is not None}
@@ -153,42 +152,77 @@ def require_tables(tables: Mapping[str | None, Tables]) -> None:
         raise NotShown("the model shows no rotary tables: none of its modules is called Rotary and returns cos and sin")
 
 
-# ---- the laws -------------------------------------------------------------------------------------------------------------
-@CHECKPOINT_LAWS.law(threshold=0)
-def config(subject: Subject) -> Measurement:
-    """config.json: contradictions, unknown keys, silent defaults."""
-    try:
-        require_numbers(subject.raw)
-    except ValueError as error:
-        return Measurement(1, 0, cause=str(error))
-    found = list(contradictions(subject.raw, subject.config))
-    return Measurement(len(found), 0, "; ".join(remarks(subject.raw, subject.config)), cause="; ".join(found))
-
-
-@CHECKPOINT_LAWS.law(threshold=FREQUENCIES, rests_on=("config",))
-@by_its_class
+# ---- frequencies -------------------------------------------------------------------------------------------------------
+@CHECKPOINT_LAWS.law(threshold=FREQUENCIES, rests_on=("files",))
 def rotary_frequencies(subject: Subject) -> Measurement:
-    """Frequencies of the tables = those of the config (relative).
+    """Frequencies of the tables = those of the config (relative), at every length.
 
-    With the attention factor, read off the tables at positions 0 and 1 of a short pass.
+    With the attention factor, read off the tables at positions 0 and 1 of a short pass. Of a scaling that follows the length,
+    also in sequences of L - 1, L, L + 1 and 2 L tokens, L the original length, each after a short sequence.
     """
     read = ropes(subject.config)
-    tables = tables_of(subject, subject.tokens(8))
-    require_tables(tables)
-    worst, cause = 0.0, ""
-    for layer, rope in read.items():
-        if layer not in tables:
-            continue
-        try:
-            got, factor, want = measured(tables, layer, rope, subject, 8)
-        except OtherWidth as other:
-            return Measurement(other.measured, FREQUENCIES, cause=str(other))
-        off = deviation(got, factor, want)
-        if off > max(worst, FREQUENCIES):
-            why = difference(got, factor, want, rope, subject.config.hidden_size)
-            cause = f"{layer or 'the model'} does not rotate as its config declares: {why}"
-        worst = max(worst, off)
-    return Measurement(worst, FREQUENCIES, cause=cause)
+    lengths = {8: tables_of(subject, subject.tokens(8))}
+    require_tables(lengths[8])
+    if (border := border_of(subject.config)) is not None:
+        lengths |= around(subject, border)
+    worst, cause, wrong = 0.0, "", list[int]()
+    for length, tables in lengths.items():
+        for layer in read.keys() & tables.keys():
+            try:
+                got, factor, want = measured(tables, layer, read[layer], subject, length)
+            except OtherWidth as other:
+                return Measurement(other.measured, FREQUENCIES, cause=str(other))
+            if not (off := deviation(got, factor, want)) <= FREQUENCIES:
+                why = difference(got, factor, want, read[layer], subject.config.hidden_size, length)
+                cause = cause or f"{layer or 'the model'} does not rotate as its config declares: {why}"
+                wrong.append(length)
+            worst = max(worst, off)
+    if border is not None and wrong:
+        cause += (
+            f" (in sequences of {', '.join(map(str, dict.fromkeys(wrong)))} tokens; the original length is {border})"
+        )
+    return Measurement(worst, FREQUENCIES, "" if border is None else f"the original length is {border} tokens", cause)
+
+
+def around(subject: Subject, border: int) -> dict[int, dict[str | None, Tables]]:
+    """Tables in sequences of lengths around the original length of a scaling."""
+    lengths = [border - 1, border, border + 1, 2 * border]
+    found = {length: tables_in(subject, length, "position_ids" in subject.takes) for length in lengths}
+    if all(same(found[lengths[0]], tables) for tables in found.values()):  # they may follow the number of tokens
+        if not reachable(subject, lengths[-1]):
+            raise DoesNotApply(f"its tables do not follow the largest position; --length {lengths[-1]} measures passes")
+        found = {length: tables_in(subject, length, by_position=False) for length in lengths}
+    return found
+
+
+def reachable(subject: Subject, length: int) -> bool:
+    """Whether a full forward pass of this length is tried."""
+    return length <= max(LONGEST, subject.reach)
+
+
+def tables_in(
+    subject: Subject, length: int, by_position: bool = True, behind: int | None = None
+) -> dict[str | None, Tables]:
+    """Tables of the first two positions in a sequence of this length, after a short one, then one of `behind` tokens."""
+    subject.logits(subject.tokens(2))  # a short sequence resets what transformers keeps of a long one
+
+    def tables(length: int) -> dict[str | None, Tables]:
+        if not by_position:
+            return tables_of(subject, subject.tokens(length))
+        at = torch.tensor([[0, 1, length - 1]], device=subject.device)
+        return tables_of(subject, subject.tokens(3), position_ids=at)
+
+    if behind is not None:
+        tables(behind)
+    found = tables(length)
+    subject.logits(subject.tokens(2))
+    require_tables(found)
+    return found
+
+
+def same(one: Mapping[str | None, Tables], other: Mapping[str | None, Tables]) -> bool:
+    """Whether the first two positions have the same tables."""
+    return all(torch.equal(one[layer].sin[:2], other[layer].sin[:2]) for layer in one)
 
 
 def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, width: int, length: int = 8) -> str:
@@ -230,7 +264,7 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, 
     )
 
 
-@CHECKPOINT_LAWS.law(threshold=0, rests_on=("config",))
+@CHECKPOINT_LAWS.law(threshold=0, rests_on=("files",))
 def given_positions(subject: Subject) -> Measurement:
     """Tables of positions follow the position_ids that are given.
 
@@ -273,22 +307,27 @@ def given_positions(subject: Subject) -> Measurement:
     return Measurement(len(ignored), 0, cause=cause)
 
 
-@CHECKPOINT_LAWS.law(rests_on=("rotary_frequencies", "given_positions"))
-@by_its_class
+# ---- far positions ---------------------------------------------------------------------------------------------------------
+@CHECKPOINT_LAWS.law(rests_on=("files", "rotary_frequencies", "given_positions"))
 def far_positions(subject: Subject) -> Measurement:
-    """Tables, biases or logits = those of float32.
+    """Tables, biases or logits at far positions = those of float32, in the model's own dtype, in bfloat16 and under autocast.
 
-    As far as the model is declared for, and at 100,003, in the model's own dtype. And a short pass after it = the one before.
+    As far as the model is declared for, and at 100,003; in bfloat16 beyond 2^24. And a short pass after it = the one before.
     """
     tokens = subject.tokens(8)
     before, again = (subject.logits(tokens) for _ in range(2))
     found = far_ones(subject)
     error = subject.error(subject.logits(tokens), before)
-    if not found.holds or not torch.equal(before, again) or subject.first_above(error) is None:
+    if found.holds and torch.equal(before, again) and subject.first_above(error) is not None:
+        kept = f"a pass at position {FAR} changes later passes of few tokens: what it makes is kept"
+        return subject.measurement(error, kept)
+    if not found.holds:
         return found
-    return subject.measurement(
-        error, f"a pass at position {FAR} changes later passes of few tokens: what it makes is kept"
-    )
+    try:
+        low = in_bfloat16(subject)
+    except (DoesNotApply, Unknown) as reason:
+        return replace(found, note=f"{found.note}; in bfloat16 not tried: {reason}")
+    return replace(found, note=f"{found.note}; {low.note}") if low.holds else low
 
 
 def far_ones(subject: Subject) -> Measurement:
@@ -303,8 +342,8 @@ def far_ones(subject: Subject) -> Measurement:
     starts = [FAR] if declared < 16 else sorted({FAR, declared - 8})
     try:
         found = [far_tables(subject, ropes(subject.config), start) for start in starts]
-        return next((one for one in found if not one.holds), found[-1])
-    except NotShown:
+        return next((tables for tables in found if not tables.holds), found[-1])
+    except (NotShown, Unknown):
         return far_logits(subject)
 
 
@@ -343,7 +382,6 @@ class Seen(Exception):
 
 
 @CHECKPOINT_LAWS.law(threshold=0, rests_on=("rotary_frequencies", "given_positions", "far_positions"))
-@by_its_class
 def served_positions(subject: Subject) -> Measurement:
     """Each position up to the declared length has its own row of the table.
 
@@ -547,3 +585,110 @@ def far_logits(subject: Subject) -> Measurement:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+# ---- bfloat16 ------------------------------------------------------------------------------------------------------------
+def in_bfloat16(subject: Subject) -> Measurement:
+    """Error of tables beyond position 2^24 in bfloat16.
+
+    Tried with weights in bfloat16, and with unchanged weights under autocast. The error of each pair is in units of the error
+    of float32 angles: 8 x angle x 2^-24 rad, and one rounding of cos and sin. Pairs with an angle error above 0.1 rad are left
+    out.
+    """
+    subject.require("position_ids", "no far position can be tried alone")
+    read = ropes(subject.config)
+    wants = {layer: expected(subject.config, layer, rope, BEYOND + 8) for layer, rope in read.items()}
+    positions = torch.arange(BEYOND, BEYOND + 8)
+    model, worst, causes, notes, why = subject.model, 0.0, [], [], ""
+    ways = {
+        "with weights in bfloat16": lambda: computing_in(model, torch.bfloat16, tables=False),
+        "under autocast": lambda: torch.autocast(subject.device.type, torch.bfloat16),
+    }
+    for way, running in ways.items():
+        try:
+            with running():
+                tables = tables_at(subject, positions)
+        except (RuntimeError, TypeError) as error:
+            notes.append(f"it does not run {way} ({type(error).__name__})")
+            continue
+        require_tables(tables)
+        for layer in tables.keys() & wants.keys():
+            off = excess(tables[layer].pairs(len(wants[layer].inverse)), positions, wants[layer])
+            if not off <= 1:
+                causes.append(way)
+                with running():
+                    why = why or why_far(subject, layer, positions, torch.bfloat16)
+            worst = max(worst, off)
+    cause = f"cos and sin at position {BEYOND} are not those of its config ({'; '.join(dict.fromkeys(causes))}){why}"
+    if len(notes) == len(ways):
+        raise DoesNotApply("; ".join(notes))
+    return Measurement(worst, 1.0, "; ".join([f"at position {BEYOND}", *notes]), cause, BEYOND)
+
+
+def excess(tables: Tables, positions: Tensor, want: Frequencies) -> float:
+    """The largest error of tables [L, pairs], in units of what is allowed for each pair."""
+    allowed, pairs = allowed_errors(positions, want, torch.bfloat16)
+    if not bool(pairs.any()):
+        raise NotShown(f"all its pairs are too fast for float32 at position {BEYOND}")
+    return float((tables.errors(angles_at(positions, want), want) / allowed)[:, pairs].max())
+
+
+# ---- the meta device -----------------------------------------------------------------------------------------------------
+@contextmanager
+def empty_is_nan() -> Iterator[None]:
+    """Context in which uninitialized memory is NaN, so that tables that are never filled are found."""
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+@CHECKPOINT_LAWS.law(threshold=1e-6, rests_on=("files", "rotary_frequencies", "far_positions"))
+def meta_device(subject: Subject) -> Measurement:
+    """Tables of a model loaded through the meta device = its own.
+
+    Its weights given to from_pretrained() again, which builds the model without memory; tables that are not among the weights
+    must be made again.
+    """
+    model = subject.model
+    subject.logits(subject.tokens(2))  # tables that follow the length are those of a short sequence again
+    state = model.state_dict()
+    own = {name: table for name, table in model.named_buffers() if name not in state and table.numel()}
+    if not own:
+        raise DoesNotApply("all that it keeps is among its weights")
+    subject.require_room(state)
+    with quiet(), empty_is_nan():
+        try:
+            again = type(model).from_pretrained(None, config=model.config, state_dict=dict(state))
+        except (AttributeError, NotImplementedError, OSError, TypeError, ValueError) as error:
+            raise DoesNotApply(f"its class does not take its own weights ({type(error).__name__})") from error
+    found = dict(again.named_buffers())
+    errors = {name: table_gap(found.get(name), table) for name, table in own.items()}
+    wrong = [name for name, error in errors.items() if not error <= 1e-6]
+    unfilled = [name for name in wrong if (table := found.get(name)) is None or not usable(table)]
+    cause = (
+        f"made again from its config with other numbers: {', '.join(wrong[:3])}; the model's own were changed after it was made"
+        if wrong and not unfilled
+        else f"not made again behind the meta device: {', '.join(unfilled[:3])}; neither among the weights nor filled by "
+        "_init_weights(), so a loaded model has whatever was in memory"
+    )
+    return Measurement(max(errors.values()), 1e-6, cause=cause)
+
+
+def usable(table: Tensor) -> bool:
+    """Whether a table was filled: uninitialized memory is NaN."""
+    return table.device.type != "meta" and bool(table.isfinite().all())
+
+
+def table_gap(got: Tensor | None, want: Tensor) -> float:
+    """The largest difference, in units of the largest number of `want`; 1 if `got` is missing or not finite."""
+    if got is None or got.dim() != want.dim() or got.device.type == "meta":
+        return 1.0
+    common = tuple(
+        slice(min(sizes)) for sizes in zip(got.shape, want.shape, strict=True)
+    )  # some tables grow as they are used
+    got, want = got[common].double(), want[common].double()
+    scale = float(want.abs().max()) or 1.0
+    return float(((got - want).abs() / scale).nan_to_num(nan=1.0, posinf=1.0).max())

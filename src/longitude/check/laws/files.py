@@ -1,57 +1,80 @@
-"""The laws of the files beside config.json: tensors of the weights, settings of generate(), and lengths of the tokenizer."""
+"""The law of the files: config.json, the tensors of the weights, settings of generate(), and lengths of the tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longitude.check.decoding import CACHE
+from longitude.check.causes import FILE, in_parts
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, listed
-from longitude.checkpoints.config import declared_length
+from longitude.checkpoints.config import contradictions, declared_length, remarks
 from longitude.checkpoints.load import differences
 from longitude.checkpoints.positions import last_position
+from longitude.checkpoints.reading import require_numbers
 from longitude.runs.files import read_json
-from longitude.testing.engine import DoesNotApply, Measurement, one_line
+from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
-GROWING = (None, "dynamic", "offloaded", "offloaded_dynamic", "quantized", "paged", "hybrid")
-"""Kinds of cache that other laws try, or that generate() does not make of this key."""
 UNLIMITED = 10**9
 """Number from which on a tokenizer's model_max_length means that there is no limit."""
 
 
 @CHECKPOINT_LAWS.law(threshold=0)
-def weight_files(subject: Subject) -> Measurement:
-    """The files of weights have what the model reads, as config.json describes it.
+def files(subject: Subject) -> Measurement:
+    """The files of a checkpoint agree: config.json with itself and its class, weights and generation files with config.json.
 
-    The number counts tensors that nothing reads, and those that config.json ties to another and the files do not. A table that
-    the model computes itself, what its class ignores, and a head equal to the embedding that it is tied to are no fault.
+    The number counts faults.
     """
-    if (files := subject.checkpoint) is None:
+    return in_parts(subject, {"config.json": config, "weights": weights, "generation files": generation_files})
+
+
+def config(subject: Subject) -> Measurement:
+    """Contradictions between the keys of config.json. Unknown for keys about positions that nothing reads."""
+    try:
+        require_numbers(subject.raw)
+    except ValueError as error:
+        return Measurement(1, 0, cause=str(error), whose=FILE)
+    found = list(contradictions(subject.raw, subject.config))
+    notes = "; ".join(remarks(subject.raw, subject.config))
+    if not found and "not understood" in notes:
+        raise Unknown(notes)
+    return Measurement(len(found), 0, notes, cause="; ".join(found), whose=FILE)
+
+
+def weights(subject: Subject) -> Measurement:
+    """Tensors that nothing reads, and those that config.json ties to another while the files have a different one.
+
+    A table that the model computes itself, what its class ignores, and a head equal to the embedding that it is tied to are no
+    fault.
+    """
+    if (loaded := subject.checkpoint) is None:
         raise DoesNotApply("it was not loaded from files")
-    wrong, others = differences(files.model, files.unused, files.untied)
-    return Measurement(len(files.unused) + len(files.untied), 0, cause="; ".join([*wrong, *others]))
+    wrong, others = differences(loaded.model, loaded.unused, loaded.untied)
+    cause = "; ".join([*wrong, *others])
+    return Measurement(len(loaded.unused) + len(loaded.untied), 0, cause=cause, whose=FILE)
 
 
-@CHECKPOINT_LAWS.law(threshold=0, rests_on=CACHE)
-def generation_files(subject: Subject) -> Measurement:
-    """generation_config.json and tokenizer_config.json agree with config.json.
-
-    The number counts token ids beyond the vocabulary, lengths beyond a table of positions, and a kind of cache with which
-    generate() gives other logits than a full forward pass. Differences that may be intended are noted: other end-of-text tokens,
-    shorter lengths.
-    """
+def settings_of(subject: Subject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """generation_config.json and tokenizer_config.json of the subject's folder. DoesNotApply if there is neither."""
     if subject.folder is None:
         raise DoesNotApply("it was not loaded from a folder")
     generation, tokenizer = (read_json(subject.folder / name, links=True) for name in (GENERATION, TOKENIZER))
     if generation is None and tokenizer is None:
         raise DoesNotApply(f"its folder has neither {GENERATION} nor {TOKENIZER}")
-    generation, tokenizer = generation or {}, tokenizer or {}
+    return generation or {}, tokenizer or {}
+
+
+def generation_files(subject: Subject) -> Measurement:
+    """Token ids beyond the vocabulary, and lengths beyond a table of positions.
+
+    Differences that may be intended are noted: other end-of-text tokens, shorter lengths.
+    """
+    generation, tokenizer = settings_of(subject)
     far, near = lengths(generation, tokenizer, subject)
-    wrong = [*no_tokens(generation, subject), *other_cache(generation, subject), *far]
+    wrong = [*no_tokens(generation, subject), *far]
     notes = [*near, *other_ends(generation, subject)]
-    return Measurement(len(wrong), 0, "; ".join(notes), "; ".join([*wrong, *notes]), whose="config")
+    return Measurement(len(wrong), 0, "; ".join(notes), "; ".join([*wrong, *notes]), whose=FILE)
 
 
 def no_tokens(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
@@ -61,23 +84,6 @@ def no_tokens(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
         for token in listed(generation.get(key)):
             if not 0 <= token < size and not (key == "pad_token_id" and token == -1):
                 yield f"{GENERATION}: {key} = {token}, and the vocabulary has {size} tokens"
-
-
-def other_cache(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
-    """A kind of cache with which generate() gives other logits than a full forward pass."""
-    kind = generation.get("cache_implementation")
-    if kind in GROWING or not hasattr(subject.model, "generate"):
-        return
-    tokens = subject.tokens(subject.length)
-    half, words = subject.length // 2, f"{GENERATION}: with cache_implementation = {kind!r} generate()"
-    try:
-        got = subject.generated(tokens, half, cache_implementation=kind, disable_compile=True)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        yield f"{words} raises {type(error).__name__}: {one_line(error)[:160]}"
-        return
-    error = subject.error(got, subject.logits(tokens)[:, half - 1 : -1])
-    if (first := subject.first_above(error)) is not None:
-        yield f"{words} gives other logits than a whole pass from position {half + first} on, by {float(error.max()):.1e}"
 
 
 def lengths(

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from longitude.check.family import by_its_class
-from longitude.check.layers import (
+from longitude.check.causes import in_parts
+from longitude.check.laws.layers import (
     EXTRA,
     LONGEST,
     RESTS_ON,
@@ -24,42 +24,55 @@ from longitude.check.layers import (
     as_declared,
     backwards,
     promised,
-    promised_scale,
 )
-from longitude.check.recorder import apart
+from longitude.check.laws.rotation import ropes
+from longitude.check.recorder import apart, recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.agreement import which_layers
 from longitude.checkpoints.positions import alibi_of, has_alibi, is_rotary
 from longitude.positions.bias import alibi_slopes as slopes
+from longitude.positions.composed import compose
+from longitude.positions.hugging_face import as_mapping
 from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
 from longitude.testing.engine import DoesNotApply, Measurement
 
-INPUTS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "q_norm": "query", "k_norm": "key"}
-"""Modules that output queries, keys and values for attention; a norm follows its projection."""
+INPUTS = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+"""Modules that output queries, keys and values."""
+NORMS = {"q_norm": "query", "k_norm": "key"}
+"""Modules that normalize them, before the rotation."""
 OUTPUTS = ("o_proj", "out_proj", "dense")
 
 
 # ---- what stands around attention ----------------------------------------------------------------------------------------
 @dataclass
 class Around:
-    """Queries [B, H, L, D], keys and values [B, Hkv, L, D] before rotation, and the output of attention [B, L, H D]."""
+    """Queries [B, H, L, D], keys and values [B, Hkv, L, D] of the projections, their norms, and the output [B, L, H D]."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     out: Tensor
+    norms: Mapping[str, nn.Module]
+
+    def normed(self, kind: str, x: Tensor) -> Tensor:
+        """Queries or keys [B, H, L, D] after the norm of the layer, over each head or over all; unchanged without one."""
+        if (norm := self.norms.get(kind)) is None:
+            return x
+        by_token = x.transpose(1, 2)
+        width = norm.weight.shape[-1] if isinstance(getattr(norm, "weight", None), Tensor) else x.shape[-1]
+        return norm(by_token if width == x.shape[-1] else by_token.flatten(2)).reshape(by_token.shape).transpose(1, 2)
 
 
 def plain(module: nn.Module) -> str | None:
     """Name of the output projection of attention that has only projections, and norms of queries and keys; else None."""
     children = dict(module.named_children())
-    if not {"q_proj", "k_proj", "v_proj"} <= children.keys() or not isinstance(getattr(module, "layer_idx", None), int):
+    if not INPUTS.keys() <= children.keys() or not isinstance(getattr(module, "layer_idx", None), int):
         return None
     others = {name for name, child in children.items() if not isinstance(child, nn.Dropout) and not is_rotary(child)}
     outputs = [name for name in OUTPUTS if name in children]
     own = any(True for _ in module.parameters(recurse=False))
-    return outputs[0] if len(outputs) == 1 and not own and others <= {*INPUTS, *outputs} else None
+    return outputs[0] if len(outputs) == 1 and not own and others <= {*INPUTS, *NORMS, *outputs} else None
 
 
 def around(subject: Subject, tokens: Tensor) -> dict[int, Around]:
@@ -68,28 +81,29 @@ def around(subject: Subject, tokens: Tensor) -> dict[int, Around]:
     seen: dict[int, dict[str, Tensor]] = {index: {} for index in modules}
     with ExitStack() as stack:
         for index, module in modules.items():
-            for name in INPUTS.keys() & dict(module.named_children()):
-                look = lambda _, given, out, at=index, kind=INPUTS[name]: seen[at].update({kind: out.detach()})  # noqa: E731
+            for name, kind in INPUTS.items():
+                look = lambda _, given, out, at=index, kind=kind: seen[at].update({kind: out.detach()})  # noqa: E731
                 stack.enter_context(getattr(module, name).register_forward_hook(look))
             before = lambda _, given, at=index: seen[at].update({"out": given[0].detach()})  # noqa: E731
             stack.enter_context(getattr(module, str(plain(module))).register_forward_pre_hook(before))
         subject.logits(tokens)
-    length, found = tokens.shape[1], {}
-    for index, one in seen.items():
-        width = getattr(modules[index], "head_dim", None)
-        if len(one) == 4 and isinstance(width, int) and one["out"].dim() == 3:
-            heads = {kind: by_heads(one[kind], width, length) for kind in ("query", "key")}
-            groups = heads["key"].shape[1]
-            value = by_heads(one["value"], one["value"].numel() // (length * groups), length)
-            found[index] = Around(heads["query"], heads["key"], value, one["out"])
-    return found
+    length, layers = tokens.shape[1], {}
+    for index, tensors in seen.items():
+        module = modules[index]
+        width = getattr(module, "head_dim", None)
+        if len(tensors) == 4 and isinstance(width, int) and tensors["out"].dim() == 3:
+            query, key = (by_heads(tensors[kind], width, length) for kind in ("query", "key"))
+            value = by_heads(tensors["value"], tensors["value"].numel() // (length * key.shape[1]), length)
+            norms = {kind: getattr(module, name) for name, kind in NORMS.items() if hasattr(module, name)}
+            layers[index] = Around(query, key, value, tensors["out"], norms)
+    return layers
 
 
 def by_heads(x: Tensor, width: int, length: int) -> Tensor:
     """[1, L, H D], [1, L, H, D] or [1, H, L, D] -> [1, H, L, D]."""
     if x.dim() == 4 and x.shape[1] != length:
-        return x.double()
-    return x.double().reshape(1, length, -1, width).transpose(1, 2)
+        return x
+    return x.reshape(1, length, -1, width).transpose(1, 2)
 
 
 # ---- the formula ---------------------------------------------------------------------------------------------------------
@@ -98,7 +112,10 @@ Rotation = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Formula:
-    """out = softmax(cap tanh(scale R(q) R(k)^T / cap)) v over the visible keys, each key head for a group of query heads."""
+    """out = softmax(cap tanh(scale R(N(q)) R(N(k))^T / cap)) v over the visible keys, each key head for a group of query heads.
+
+    N is the norm of the layer, R the rotation.
+    """
 
     query: Rotation
     key: Rotation
@@ -107,15 +124,24 @@ class Formula:
     cap: float | None = None
     value: Rotation = lambda v: v
     order: Callable[[Tensor, int], Tensor] = lambda x, n: x.repeat_interleave(n, 1)
+    normed: str = "before"
 
     def __call__(self, one: Around) -> Tensor:
         group = one.query.shape[1] // one.key.shape[1]
-        key, value = (self.order(x, group) for x in (self.key(one.key), self.value(one.value)))
-        scores = self.query(one.query) @ key.transpose(2, 3) * self.scale
+        query, key = (self.turned(one, kind) for kind in ("query", "key"))
+        key, value = (self.order(x, group) for x in (key, self.value(one.value.double())))
+        scores = query @ key.transpose(2, 3) * self.scale
         if self.cap is not None:
             scores = self.cap * torch.tanh(scores / self.cap)
         weights = scores.masked_fill(~self.visible, -math.inf).softmax(-1)
         return (weights @ value).transpose(1, 2).flatten(2)
+
+    def turned(self, one: Around, kind: str) -> Tensor:
+        """Queries or keys in float64, rotated, and normed before or after it, or not at all."""
+        x, rotation = getattr(one, kind), getattr(self, kind)
+        if self.normed == "after":
+            return one.normed(kind, rotation(x.double()).to(x)).double()
+        return rotation((one.normed(kind, x) if self.normed == "before" else x).double())
 
 
 def formula(
@@ -135,7 +161,7 @@ def formula(
 def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -> Iterator[tuple[str, Formula]]:
     """Typical mistakes in attention code, with the formula of each."""
     right = formula(subject, layer, width, length, layer.encoding)
-    changed = lambda **to: Formula(**{**vars(right), **to})  # noqa: E731
+    changed = lambda **to: replace(right, **to)  # noqa: E731
     at = torch.arange(length, device=subject.device)[None]
 
     def turned(positions: Tensor, queries: bool) -> Rotation:
@@ -148,6 +174,8 @@ def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -
         changed(order=lambda x, n: x.repeat(1, n, 1, 1)),
     )
     yield "keys are in another order of heads than values", changed(key=lambda k: right.key(k.flip(1)))
+    yield "queries and keys are normalized after the rotation", changed(normed="after")
+    yield "queries and keys are not normalized", changed(normed="not")
     yield "values are rotated, too", changed(value=right.key)
     yield "queries and keys are not rotated", changed(query=lambda q: q, key=lambda k: k)
     yield "keys are not rotated", changed(key=lambda k: k)
@@ -189,13 +217,51 @@ def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -
             )
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS_ON, "layer_rotations", "layer_masks", "score_scale"))
-@by_its_class
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS_ON, "layer_rotations", "layer_masks"))
 def attention_outputs(subject: Subject) -> Measurement:
     """The attention output of each layer = its formula, with rotation, mask, scale and groups of heads of the config.
 
-    It covers layers that consist of projections, and norms of queries and keys.
+    The scale of scores of every layer; the output of layers that consist of projections, and norms of queries and keys.
     """
+    return in_parts(subject, {"scale": scale_of_scores, "output": outputs_of_layers})
+
+
+def scale_of_scores(subject: Subject) -> Measurement:
+    """Error of the scale of scores, relative to the declared one."""
+    wrong = {}
+    layers = recorded(subject, subject.tokens(4))
+    for index, layer in layers.items():
+        width = layer.query.shape[3]
+        want = promised_scale(subject.config, width)
+        got = width**-0.5 if layer.scale is None else float(layer.scale)
+        if abs(got / want - 1) > EQUAL:
+            wrong[index] = got, want
+    worst = max((abs(got / want - 1) for got, want in wrong.values()), default=0.0)
+    cause = ""
+    if wrong:
+        got, want = next(iter(wrong.values()))
+        cause = f"scores of {which_layers([*wrong], len(layers))} are multiplied by {got:.6g}, expected {want:.6g}"
+    return Measurement(worst, EQUAL, cause=cause)
+
+
+def promised_scale(config: Any, width: int) -> float:
+    """Scale of scores that a config declares, for heads of this width."""
+    given = as_mapping(config)
+    if "attention_multiplier" in given:
+        return float(given["attention_multiplier"])
+    if "query_pre_attn_scalar" in given:
+        return float(given["query_pre_attn_scalar"]) ** -0.5
+    scale = width**-0.5
+    if "qk_rope_head_dim" in given:
+        factors = [
+            compose(rope.encoding(given["qk_rope_head_dim"], "half")).softmax_factor for rope in ropes(config).values()
+        ]
+        scale *= max(factors, default=1.0)
+    return scale
+
+
+def outputs_of_layers(subject: Subject) -> Measurement:
+    """Error of the attention output of each layer, relative to its formula."""
     layers = {layout: promised(subject.config, layout) for layout in get_args(Layout)}
     if not any(plain(module) for module in subject.model.modules()):
         raise DoesNotApply("no layer consists of projections of queries, keys and values alone")
@@ -246,8 +312,7 @@ def biases(subject: Subject, tokens: Tensor, **options: Any) -> Tensor | None:
     return seen[0] if seen else None
 
 
-@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=("config",))
-@by_its_class
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=("files",))
 def alibi_slopes(subject: Subject) -> Measurement:
     """Slopes of ALiBi's biases = the published ones of as many heads (relative)."""
     if not has_alibi(subject.config):

@@ -1,0 +1,148 @@
+"""What causes a failure: one of three plain causes, and experiments that show where and by what two answers differ.
+
+The causes are the file (config.json, weights or what stands beside them), the class (its code does something else than the
+file declares, or than itself in another way), and the rule (the published method does that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from longitude.check.recorder import apart, recorded, recorder, unrotated, with_attributes
+from longitude.check.subject import Subject
+from longitude.checkpoints.agreement import which_layers
+from longitude.checkpoints.positions import is_rotary
+from longitude.testing.engine import DoesNotApply, Measurement, Unknown, from_outside, in_words
+
+FILE, RULE = "the file", "the rule"
+
+
+def class_of(subject: Subject) -> str:
+    """The cause of failures that no law gives another: the class, with the version of transformers if it is theirs."""
+    kind = type(subject.model)
+    theirs = kind.__module__.startswith("transformers.")
+    return f"the class {kind.__name__}" + (f" of transformers {transformers.__version__}" if theirs else "")
+
+
+Part = Callable[[Subject], Measurement]
+
+
+def in_parts(subject: Subject, parts: Mapping[str, Part]) -> Measurement:
+    """One measurement of several parts of a law: the first that fails, with the names of all that fail; else the worst.
+
+    Args:
+        subject: What the parts are tried on.
+        parts: Name -> a test, as of a law. One that fails hides no other.
+
+    Returns:
+        The measurement; its note names the parts that are not applicable.
+
+    Raises:
+        DoesNotApply: If no part applies.
+        Unknown: If no part fails, and one cannot be judged.
+    """
+    measured: dict[str, Measurement] = {}
+    idle: dict[str, str] = {}
+    unknown: dict[str, str] = {}
+    for done, (name, part) in enumerate(parts.items()):
+        subject.on_progress(done / len(parts))
+        try:
+            measured[name] = part(subject)
+        except DoesNotApply as reason:
+            idle[name] = str(reason)
+        except Unknown as reason:
+            unknown[name] = str(reason)
+        except Exception as error:
+            if (outside := from_outside(error, part, subject)) is not None:
+                unknown[name] = outside
+            else:
+                measured[name] = Measurement(float("inf"), 0.0, cause=f"it raised {in_words(error)}")
+    if failed := {name: part for name, part in measured.items() if not part.holds}:
+        first, *others = failed.items()
+        cause = "; ".join(f"{name}: {part.cause}" for name, part in failed.items())
+        whose = first[1].whose if all(part.whose == first[1].whose for _, part in others) else ""
+        return replace(first[1], cause=cause, whose=whose)
+    if unknown:
+        raise Unknown("; ".join(f"{name}: {reason}" for name, reason in unknown.items()))
+    if not measured:
+        raise DoesNotApply("; ".join(dict.fromkeys(idle.values())))
+    worst = max(measured.values(), key=lambda part: part.measured / (part.threshold or 1.0))
+    notes = [f"{name}: {part.note}" for name, part in measured.items() if part.note]
+    return replace(worst, note="; ".join([*notes, *(f"{name}: not applicable" for name in idle)]))
+
+
+# ---- where and by what two answers differ ----------------------------------------------------------------------------------
+SWITCHES = {"attn_logit_softcapping": None, "attn_temperature_tuning": False}
+"""Attributes of attention modules, and the values that turn them off."""
+NO_SINK = -1e4
+"""Logit of a sink that takes no weight."""
+
+
+def only_with(subject: Subject, differs: Callable[[], bool]) -> str:
+    """The part of attention without which two answers no longer differ; an empty string if there is none."""
+    for name, without in parts(subject.model).items():
+        with without():
+            if not differs():
+                return f"without {name} they agree"
+    return ""
+
+
+def parts(model: nn.Module) -> dict[str, Callable[[], AbstractContextManager[None]]]:
+    """Parts of attention that a model has, each with a context in which it is turned off."""
+    switches: dict[str, Callable[[], AbstractContextManager[None]]] = {}
+    if sinks := [weight for name, weight in model.named_parameters() if name.rpartition(".")[2] == "sinks"]:
+        none = [(weight, "data", torch.full_like(weight.data, NO_SINK)) for weight in sinks]
+        switches["sinks"] = partial(with_attributes, none)
+    for name, off in SWITCHES.items():
+        if on := [module for module in model.modules() if vars(module).get(name) not in (None, False)]:
+            switches[name] = partial(with_attributes, [(module, name, off) for module in on])
+    if any(map(is_rotary, model.modules())):
+        switches["rotation"] = partial(unrotated, model)
+    return switches
+
+
+def first_apart(subject: Subject, got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> str:
+    """The first part of a model, in the order of a pass, with other outputs than wanted, in words."""
+    for name, one in want.items():
+        other = got.get(name)
+        if other is not None and other.shape == one.shape and not apart(other, one.double()) <= subject.threshold:
+            return f"the first output that differs is that of {of_layer(subject.model, name)}"
+    return ""
+
+
+def of_layer(model: nn.Module, name: str) -> str:
+    """Name of the innermost module with a layer_idx that contains a module, else the name of that module."""
+    above = [".".join(name.split(".")[: n + 1]) for n in range(name.count(".") + 1)]
+    held = [each for each in above if isinstance(getattr(model.get_submodule(each), "layer_idx", None), int)]
+    return held[-1] if held else name
+
+
+def inputs_apart(subject: Subject, tokens: Tensor, sizes: Sequence[int]) -> str:
+    """Layers whose queries or keys in the last chunk differ from a whole pass, if attention outputs zeros."""
+    tokens, want, words = tokens[:, : sum(sizes)], recorded(subject, tokens[:, : sum(sizes)]), list[str]()
+    with recorder(subject.model) as got:
+        cache = None
+        for part in tokens.split([*sizes], 1):
+            got.clear()
+            answer = subject.model(input_ids=part, use_cache=True, **subject.with_cache(cache))
+            cache = getattr(answer, subject.cache_name or "")
+    for kind, plural in (("query", "queries"), ("key", "keys")):
+        pairs = {
+            index: [getattr(each, kind)[:, :, -sizes[-1] :].double() for each in (one, want[index])]
+            for index, one in got.items()
+        }
+        off = [
+            index
+            for index, (mine, theirs) in pairs.items()
+            if mine.shape == theirs.shape and not apart(mine, theirs) <= subject.threshold
+        ]
+        if off:
+            words.append(f"{plural} of {which_layers(off, len(got))}")
+    return f"{' and '.join(words)} differ, with zeros in place of what attention gives, too" if words else ""

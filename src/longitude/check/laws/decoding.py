@@ -1,0 +1,368 @@
+"""Laws of decoding: rotations by differences of positions alone, and one answer however the tokens come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.generation.utils import GenerationMixin
+
+from longitude.check.causes import RULE, first_apart, in_parts, inputs_apart, only_with
+from longitude.check.laws.layers import LAYERS
+from longitude.check.laws.passes import SOUND, require_one_way
+from longitude.check.laws.rotation import SHIFT, reachable, ropes, same, tables_in
+from longitude.check.recorder import outputs, recorder, unrotated
+from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.checkpoints.config import border_of
+from longitude.checkpoints.positions import last_position, table_of
+from longitude.positions.base import Temperature, encoding
+from longitude.positions.scaling import Follows
+from longitude.testing.engine import DoesNotApply, Measurement
+
+FEW = 4
+"""Tokens or chunks with which a repair is tried."""
+STEPS = 64
+"""Tokens at the beginning, and at the end, that come one by one."""
+BEGUN, BEHIND = "a token at a time", "a token at a time behind a prompt"
+GIVEN, CHOSEN = "a token at a time, mask and positions given", "keys chosen by top-k"
+PREPARES = "prepare_inputs_for_generation"
+"""The method in which a class may restart after a border."""
+SIDE = 8
+"""Tokens on each side of a border that are decoded one at a time."""
+CHUNKS = (1, 7, 16, 5, 33)
+RESTS = (*SOUND, *LAYERS)
+CACHE = (*RESTS, "cached_decoding")
+MOVED: dict[str, Callable[[int], int]] = {
+    "the position of a token behind a cache is 1 too large": lambda cached: -1 if cached else 0,
+    "the position of a token behind a cache is 1 too small": lambda cached: 1 if cached else 0,
+    "positions behind a cache begin at 0 again": lambda cached: cached,
+}
+"""Possible errors of positions with a cache, and the shift of position_ids that repairs each."""
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=("rotary_frequencies", *RESTS))
+def relative_positions(subject: Subject) -> Measurement:
+    """Logits at positions + 64 = logits.
+
+    It covers rotary models with tables that do not depend on the length: rotated scores then depend only on position
+    differences.
+    """
+    if any(isinstance(rope.scaling, Follows) for rope in ropes(subject.config).values()):
+        raise DoesNotApply("its tables follow the length of the sequence")
+    if (end := last_position(subject.model)) is not None:
+        raise DoesNotApply(f"it has a table of positions, too, that ends at {end}")
+    subject.require("position_ids", "they cannot be moved")
+    tokens = subject.tokens(min(subject.length, SHIFT))
+    positions = torch.arange(tokens.shape[1], device=subject.device)[None]
+    for spec in (rope.temperature for rope in ropes(subject.config).values() if rope.temperature is not None):
+        [term] = encoding(**spec).terms({})
+        assert isinstance(term, Temperature)
+        near, away = (term.at(positions + shift) for shift in (0, SHIFT))
+        if not torch.equal(near, away):
+            raise DoesNotApply(f"it multiplies queries by a factor of their position, {spec}")
+
+    def moved() -> float:
+        want, got = (subject.logits(tokens, position_ids=positions + shift) for shift in (0, SHIFT))
+        return float(subject.error(got, want).max())
+
+    cause = f"logits change where all positions move by {SHIFT}"
+    if not (error := moved()) <= subject.threshold:
+        with unrotated(subject.model):
+            alone = moved()
+        cause += (
+            ", without a rotation, too: positions come in by another way"
+            if not alone <= subject.threshold
+            else ", only by its rotation, which should depend on differences alone"
+        )
+    return Measurement(error, subject.threshold, cause=cause)
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
+def cached_decoding(subject: Subject) -> Measurement:
+    """A token at a time = a whole pass.
+
+    With the model's own positions, with mask and positions given, and inside generate(); of a sparse attention with all keys
+    chosen, and with as many as its config says. The first 64 tokens and the last 64 come one by one.
+    """
+    require_one_way(subject)
+    tokens = subject.tokens(subject.length)
+    want = subject.logits(tokens)
+    ways = one_by_one(subject, tokens, want)
+    broken = [way for way, error in ways.items() if subject.first_above(error) is not None]
+    cause = f"decoding with the cache gives other logits than a whole pass ({'; '.join(broken)})"
+    if broken == [CHOSEN]:
+        cause += ": other keys are chosen than in a whole pass, also if the first of equal scores are taken in both"
+    else:
+        cause += why_not_decoded(subject, tokens, want, ways, broken) if broken else ""
+    found = subject.measurement(torch.stack(list(ways.values())).amax(0), cause)
+    equal = "with as many keys as its config says, too, where the first of equal scores are taken"
+    return replace(found, note=equal if CHOSEN in ways else "")
+
+
+def one_by_one(subject: Subject, tokens: Tensor, want: Tensor) -> dict[str, Tensor]:
+    """Way to decode -> error by position [L]."""
+    length = tokens.shape[1]
+    prompt = max(length // 2, length - STEPS)
+    parts = {BEGUN: [1] * min(length, STEPS), BEHIND: [prompt, *[1] * (length - prompt)]}
+
+    def error(sizes: Sequence[int], whole: Tensor, given: bool = False) -> Tensor:
+        end = sum(sizes)
+        off = subject.error(subject.in_chunks(tokens[:, :end], sizes, given), whole[:, :end])
+        return pad(off, (0, length - end))
+
+    ways = {way: error(sizes, want) for way, sizes in parts.items()}
+    subject.on_progress(0.3)
+    if subject.attends:  # a recurrent model masks the tokens of a call, and none before them
+        ways[GIVEN] = torch.maximum(*(error(sizes, want, given=True) for sizes in parts.values()))
+        subject.on_progress(0.6)
+    if hasattr(subject.model, "generate"):
+        off = subject.error(subject.generated(tokens, prompt), want[:, prompt - 1 : length - 1])
+        ways["generate()"] = pad(off, (prompt - 1, 1))
+    if subject.selection:
+        with subject.selection.as_configured():
+            whole = subject.logits(tokens)
+            ways[CHOSEN] = torch.maximum(*(error(sizes, whole) for sizes in parts.values()))
+    return ways
+
+
+def why_not_decoded(
+    subject: Subject, tokens: Tensor, want: Tensor, ways: Mapping[str, Tensor], broken: Sequence[str]
+) -> str:
+    """Cause of wrong decoding, in words: positions, arguments that are missing, or where it first differs."""
+    half = tokens.shape[1] // 2
+    if wrong := repaired(subject, tokens, want, [half, *[1] * FEW]):
+        return f": positions are off while decoding; {wrong}"
+    if GIVEN in broken and (first := begins_at(subject, tokens, want)):
+        return (
+            f": its own positions begin at {first}, those of generate() at 0; give position_ids that begin at {first}"
+        )
+    if GIVEN in ways and not {GIVEN, "generate()"} & {*broken}:
+        return ": where mask and position_ids are passed, as generate() does, the logits agree; pass them"
+    return where_and_why(subject, tokens, ways) if {BEGUN, BEHIND} & {*broken} else ""
+
+
+def where_and_why(subject: Subject, tokens: Tensor, ways: Mapping[str, Tensor]) -> str:
+    """Where decoding first differs from a whole pass, and the part of attention without which it does not; in words."""
+    half = tokens.shape[1] // 2
+    first, late = (subject.first_above(ways[way]) for way in (BEGUN, BEHIND))
+    sizes = [half, *[1] * (max(late, half) + 1 - half)] if late is not None else [1] * ((first or 0) + 1)
+    part = tokens[:, : sum(sizes)]
+
+    def differs() -> bool:
+        return subject.first_above(subject.error(subject.in_chunks(part, sizes), subject.logits(part))) is not None
+
+    whole = outputs(subject.model, lambda: subject.logits(part), part.shape[1])
+    words = [first_apart(subject, outputs(subject.model, lambda: subject.in_chunks(part, sizes), part.shape[1]), whole)]
+    with suppress(DoesNotApply):
+        words.append("" if subject.recurrent else inputs_apart(subject, tokens, sizes))
+    words = [reason for reason in (*words, only_with(subject, differs)) if reason]
+    return f": {'; '.join(words)}" if words else ""
+
+
+def repaired(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int]) -> str:
+    """The error of positions with a cache, if moving positions repairs passes of these sizes; else an empty string."""
+    if "position_ids" not in subject.takes:
+        return ""
+    end = sum(sizes)
+    for wrong, shift in MOVED.items():
+        try:
+            got = subject.in_chunks(tokens[:, :end], sizes, given=True, shift=shift)
+        except (IndexError, RuntimeError, ValueError):  # positions that it does not have
+            continue
+        if subject.first_above(subject.error(got, want[:, :end])) is None:
+            return f"with position_ids moved the logits agree, so {wrong}"
+    return ""
+
+
+def begins_at(subject: Subject, tokens: Tensor, want: Tensor) -> int:
+    """The model's own position of the first token, if it is not 0, as in RoBERTa, and explains the difference; else 0."""
+    table = table_of(subject.model)
+    first = 0 if table is None or table[1].padding_idx is None else table[1].padding_idx + 1
+    if not first or "position_ids" not in subject.takes:
+        return 0
+    positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
+    ways = (
+        lambda: subject.logits(tokens, position_ids=positions),
+        lambda: subject.in_chunks(tokens, [1] * tokens.shape[1], given=True, start=first),
+    )
+    return first if all(subject.first_above(subject.error(way(), want)) is None for way in ways) else 0
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=CACHE)
+def chunked_prefill(subject: Subject) -> Measurement:
+    """Chunks of 1 to 33 tokens = a whole pass.
+
+    Without more, and with mask and positions given.
+    """
+    require_one_way(subject)
+    tokens = subject.tokens(subject.length)
+    want = subject.logits(tokens)
+    sizes, left = [], subject.length
+    while left:
+        sizes.append(min(left, CHUNKS[len(sizes) % len(CHUNKS)]))
+        left -= sizes[-1]
+    ways = (False, True) if subject.attends else (False,)
+    errors = [subject.error(subject.in_chunks(tokens, sizes, given), want) for given in ways]
+    error = torch.stack(errors).amax(0)
+    cause = "a prompt that continues behind a cache gives other logits than a whole pass"
+    if subject.first_above(error) is not None:
+        cause += why_not_continued(subject, tokens, want, sizes)
+    return subject.measurement(error, cause)
+
+
+def why_not_continued(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int]) -> str:
+    """Cause of a wrong second chunk: positions, recurrent state or dependence on tokens; empty if no experiment shows it."""
+    if wrong := repaired(subject, tokens, want, sizes):
+        return f": positions of a second chunk are off; {wrong}"
+    if subject.recurrent and not subject.attends or differs_without_attention(subject, tokens, sizes):
+        return (
+            ": its recurrent layers do not take up their state where several tokens follow, though they do for one at a time; "
+            "prefill in one piece"
+        )
+    sizes, words = sizes[:FEW], []  # several: with a mask aligned to the wrong corner, the first may agree
+    tokens = tokens[:, : sum(sizes)]
+    chunks = dependence(subject, tokens, lambda each: subject.in_chunks(each, sizes))
+    whole = dependence(subject, tokens, subject.logits)
+    if bool((chunks & ~whole).any()):
+        words.append("depend on later ones")
+    if bool((whole & ~chunks).any()):
+        words.append("do not depend on all before them")
+    return f": tokens of a later chunk {' and '.join(words)}" if words else ""
+
+
+def dependence(subject: Subject, tokens: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+    """[L, L]: whether the logits at position i depend on the token at j, found by changing one token at a time."""
+    want, others, columns = logits(tokens), subject.tokens(tokens.shape[1], seed=1), []
+    for at in range(tokens.shape[1]):
+        changed = tokens.clone()
+        changed[:, at] = others[:, at]
+        columns.append(subject.error(logits(changed), want) > subject.threshold)
+    return torch.stack(columns, 1)
+
+
+def differs_without_attention(subject: Subject, tokens: Tensor, sizes: Sequence[int]) -> bool:
+    """Whether chunks give other logits than a whole pass if attention outputs zeros."""
+    if not subject.recurrent:
+        return False
+    try:
+        with recorder(subject.model):
+            error = subject.error(subject.in_chunks(tokens, sizes), subject.logits(tokens))
+    except DoesNotApply:
+        return False
+    return subject.first_above(error) is not None
+
+
+# ---- scalings that follow the length ---------------------------------------------------------------------------------------
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[int]:
+    """Context in which sequences of every length have the tables of short ones; yields the number of modules changed."""
+    named = [(each, getattr(each, "rope_type", None)) for each in model.modules()]
+    found = [(module, kind) for module, kind in named if isinstance(kind, str | dict)]
+    with ExitStack() as stack:
+        for module, kind in found:
+            plain = "default" if isinstance(kind, str) else dict.fromkeys(kind, "default")
+            stack.enter_context(patch.object(module, "rope_type", plain))
+        yield len(found)
+
+
+def original_length(subject: Subject) -> int:
+    """The original length of a scaling that follows the length. DoesNotApply if there is none."""
+    read, border = ropes(subject.config), border_of(subject.config)
+    if border is None:
+        kinds = sorted({rope.scaling.name if rope.scaling else "no scaling" for rope in read.values()})
+        raise DoesNotApply(f"its tables are the same for every length ({', '.join(kinds)})")
+    return border
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, "rotary_frequencies", "given_positions", "far_positions"))
+def scaling_border(subject: Subject) -> Measurement:
+    """Across the original length of a scaling: decoding = whole passes, and tables after a longer sequence = those before it.
+
+    It decodes 8 tokens before and after the border token by token with a cache, at their positions. A model's own generate()
+    may restart at the border (Phi-3's does), which shows only with as many tokens.
+    """
+    original_length(subject)
+    return in_parts(subject, {"tables": tables_reset, "decoding": decoded_across})
+
+
+def tables_reset(subject: Subject) -> Measurement:
+    """Of the lengths L and L + 1, how many have other tables after a sequence of 2 L tokens."""
+    original = original_length(subject)
+    subject.require("position_ids", "few tokens cannot be at the border")
+    lengths = [original, original + 1]
+    before = [tables_in(subject, length) for length in lengths]
+    after = [tables_in(subject, length, behind=2 * original) for length in lengths]
+    wrong = [n for n, one, other in zip(lengths, before, after, strict=True) if not same(one, other)]
+    longer = tables_in(subject, 2 * original) if wrong else {}
+    kept = all(same(after[lengths.index(n)], longer) for n in wrong)
+    return Measurement(
+        len(wrong),
+        0,
+        cause=f"tables of {' and '.join(map(str, wrong))} tokens after a sequence of {2 * original} are "
+        + ("those of the longer one" if kept else "others than before it")
+        + ", so the same tokens get two answers"
+        + ("; call the model with a short sequence in between" if kept else ""),
+    )
+
+
+def decoded_across(subject: Subject) -> Measurement:
+    """Error of logits decoded across the border; that of its own generate(), if it prefills again there."""
+    original = original_length(subject)
+    worst, first = crossing(subject, original)
+    if first is None:
+        return Measurement(worst, subject.threshold, f"the border is {original} tokens")
+    drift, whose = f"cached decoding across the original length {original} drifts from position {first} on", ""
+    with frozen(subject.model) as modules:
+        by_tables = modules and crossing(subject, original)[1] is None
+    if by_tables:  # with the tables of short sequences, logits do not drift
+        drift += (
+            ": cached keys were rotated by other tables than new ones. The published rule does that; prefill again beyond the "
+            "border, or take a scaling whose tables stay (yarn, llama3, linear, a larger base)"
+        )
+        whose = RULE
+    elif not modules:
+        drift = f"{drift}; whether by the published rule, whose tables change there, was not tried"
+    prepares = [vars(kind)[PREPARES] for kind in type(subject.model).__mro__ if PREPARES in vars(kind)]
+    if prepares and prepares[0] is not vars(GenerationMixin)[PREPARES]:
+        loop = f"a loop over forward drifts from position {first} on, by {worst:.1e}"
+        if not reachable(subject, original + SIDE):
+            raise DoesNotApply(
+                f"{loop}; whether its own generate() prefills again there is measured by --length {original + SIDE}"
+            )
+        if (generated := generating(subject, original)) <= subject.threshold:
+            return Measurement(generated, subject.threshold, f"its generate() prefills again there; {loop}")
+    return Measurement(worst, subject.threshold, cause=drift, position=first, whose=whose)
+
+
+def crossing(subject: Subject, original: int) -> tuple[float, int | None]:
+    """(largest error of logits with a cache, the first position where it exceeds the threshold)."""
+    subject.require("position_ids", "few tokens cannot be at the border")
+    start = max(0, original - SIDE)
+    tokens = subject.tokens(original - start + SIDE)
+    at = torch.arange(start, original + SIDE, device=subject.device)[None]
+    subject.logits(tokens[:, :2])  # a short sequence resets what transformers keeps of a long one
+    got = subject.in_chunks(tokens, [1] * tokens.shape[1], given=True, start=start)
+    subject.logits(tokens[:, :2])
+    ends = range(1, tokens.shape[1] + 1)
+    wants = [subject.logits(tokens[:, :end], position_ids=at[:, :end])[:, -1:] for end in ends]
+    subject.logits(tokens[:, :2])
+    error = subject.error(got, torch.cat(wants, 1))
+    first = subject.first_above(error)
+    return float(error.max()), None if first is None else start + first
+
+
+def generating(subject: Subject, original: int) -> float:
+    """The largest error of generate() across the border."""
+    before = min(SIDE, original - 1)
+    start, tokens = original - before, subject.tokens(original + SIDE)
+    subject.logits(tokens[:, :2])
+    got = subject.generated(tokens, start + 1)
+    subject.logits(tokens[:, :2])
+    wants = [subject.logits(tokens[:, : at + 1])[:, -1:] for at in range(start, tokens.shape[1] - 1)]
+    subject.logits(tokens[:, :2])
+    return float(subject.error(got, torch.cat(wants, 1)).max())
