@@ -85,6 +85,18 @@ def _place(factory: Callable[..., Any]) -> tuple[str, str]:
     return factory.__module__, factory.__qualname__
 
 
+def whole_signature(kind: type) -> inspect.Signature:
+    """The signature of a class, with the keywords that `**options: Unpack[KEYS]` passes on to the class that it extends."""
+    constructor, *inherited = [each for each in kind.__mro__ if "__init__" in vars(each)]
+    function = vars(constructor)["__init__"]
+    _, *parameters = inspect.signature(function).parameters.values()
+    if parameters and (unpacked := re.fullmatch(r"Unpack\[(\w+)\]", str(parameters[-1].annotation))):
+        keys = function.__globals__[unpacked[1]].__annotations__
+        passed_on = whole_signature(inherited[0]).parameters
+        parameters[-1:] = [parameter for name, parameter in passed_on.items() if name in keys]
+    return inspect.Signature(parameters)
+
+
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options of a class or function, by name."""
     parameters = inspect.signature(factory).parameters.items()

@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypedDict
+
 from torch import Tensor
 
 from longitude.errors import UsageError, check_sizes
+
+
+class HeadOptions(TypedDict, total=False):
+    """Keywords of MultiHeadAttention that every layer over it has. Defaults and descriptions are there."""
+
+    head_dim: int | None
+    bias: bool
+    dropout: float
+    scale: float | None
+    qk_norm: bool
+    qk_norm_eps: float
+    output_gate: bool
+    short_conv: str | Sequence[str]
+    conv_kernel: int | None
+
+
+class AttendOptions(HeadOptions, total=False):
+    """The same, and those of layers that call `attend`."""
+
+    backend: str
+    softcap: float | None
 
 
 def head_sizes(

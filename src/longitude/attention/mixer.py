@@ -19,7 +19,7 @@ from longitude.linear import FullPrecision
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
-from longitude.registry import Registry, resolve_options
+from longitude.registry import Registry, resolve_options, whole_signature
 
 
 @dataclass
@@ -91,6 +91,10 @@ class Mixer(FullPrecision):
     parts: tuple[str, ...] = ()
     undecayed: tuple[str, ...] = ()
     full_precision: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        cls.__signature__ = whole_signature(cls)
 
     @property
     def far_from(self) -> int | None:

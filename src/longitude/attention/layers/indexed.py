@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from longitude.attention.heads import split_heads
+from longitude.attention.heads import AttendOptions, split_heads
 from longitude.attention.layers.base import AttentionLayer, Call, Narrowed, checked_call, normed
 from longitude.attention.layers.latent import LatentAttention
 from longitude.attention.layers.multihead import MultiHeadAttention
@@ -283,23 +283,9 @@ class IndexedAttention(Indexer, MultiHeadAttention):
         index_base: float | None = None,
         index_rotary_dim: int | None = None,
         index_scaling: Any = None,
-        head_dim: int | None = None,
-        bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
-        qk_norm: bool = False,
-        qk_norm_eps: float = 1e-6,
-        output_gate: bool = False,
-        softcap: float | None = None,
-        short_conv: str | Sequence[str] = (),
-        conv_kernel: int | None = None,
+        **options: Unpack[AttendOptions],
     ):
-        super().__init__(
-            dim, num_heads, num_kv_heads, encoding,
-            head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend, qk_norm=qk_norm,
-            qk_norm_eps=qk_norm_eps, output_gate=output_gate, softcap=softcap, short_conv=short_conv, conv_kernel=conv_kernel,
-        )  # fmt: skip
+        super().__init__(dim, num_heads, num_kv_heads, encoding, **options)
         index_heads = num_heads if index_heads is None else index_heads
         index_dim = self.head_dim if index_dim is None else index_dim
         self.set_indexer(

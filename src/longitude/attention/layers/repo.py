@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from longitude.attention.heads import AttendOptions
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.errors import check_sizes
@@ -54,23 +54,9 @@ class RePoAttention(MultiHeadAttention):
         position_dim: int | None = None,
         layout: Layout = "half",
         base: float = 10_000.0,
-        head_dim: int | None = None,
-        bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
-        qk_norm: bool = False,
-        qk_norm_eps: float = 1e-6,
-        output_gate: bool = False,
-        softcap: float | None = None,
-        short_conv: str | Sequence[str] = (),
-        conv_kernel: int | None = None,
+        **options: Unpack[AttendOptions],
     ):
-        super().__init__(
-            dim, num_heads, num_kv_heads, None, head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend,
-            qk_norm=qk_norm, qk_norm_eps=qk_norm_eps, output_gate=output_gate, softcap=softcap, short_conv=short_conv,
-            conv_kernel=conv_kernel,
-        )  # fmt: skip
+        super().__init__(dim, num_heads, num_kv_heads, None, **options)
         self.position_dim = -(-dim // 8) if position_dim is None else position_dim
         check_sizes("RePoAttention", position_dim=self.position_dim)
         check_layout("RePoAttention", layout)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.chunked import CACHED_ROWS, chunked
+from longitude.attention.heads import HeadOptions
 from longitude.attention.layers.base import Call, require_past
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
@@ -133,20 +133,10 @@ class StickBreaking(MultiHeadAttention):
         *,
         attend_current: bool = False,
         remainder: bool = False,
-        head_dim: int | None = None,
-        bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        qk_norm: bool = False,
-        qk_norm_eps: float = 1e-6,
-        output_gate: bool = False,
-        short_conv: str | Sequence[str] = (),
-        conv_kernel: int | None = None,
+        **options: Unpack[HeadOptions],
     ):
-        super().__init__(
-            dim, num_heads, num_kv_heads, None, head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, qk_norm=qk_norm,
-            qk_norm_eps=qk_norm_eps, output_gate=output_gate, short_conv=short_conv, conv_kernel=conv_kernel,
-        )  # fmt: skip
+        # Its own function computes it: backend and softcap would be ignored, and given twice they are a TypeError.
+        super().__init__(dim, num_heads, num_kv_heads, None, backend="auto", softcap=None, **options)
         check_flags("StickBreaking", attend_current=attend_current, remainder=remainder)
         if attend_current and remainder:
             raise UsageError("StickBreaking", "one of attend_current and remainder", "both", "leave one out")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.documents import places_of
+from longitude.attention.heads import AttendOptions
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Mask, Window
 from longitude.attention.mixer import MixerInputs, register_mixer
@@ -55,25 +56,10 @@ class WindowAttention(MultiHeadAttention):
         *,
         size: int,
         step: int = 1,
-        head_dim: int | None = None,
-        bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
-        qk_norm: bool = False,
-        qk_norm_eps: float = 1e-6,
-        output_gate: bool = False,
-        softcap: float | None = None,
-        short_conv: str | Sequence[str] = (),
-        conv_kernel: int | None = None,
+        **options: Unpack[AttendOptions],
     ):
         check_sizes("WindowAttention", size=size, step=step)
-        super().__init__(
-            dim, num_heads, num_kv_heads, encoding,
-            head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend,
-            qk_norm=qk_norm, qk_norm_eps=qk_norm_eps, output_gate=output_gate, softcap=softcap, short_conv=short_conv,
-            conv_kernel=conv_kernel,
-        )  # fmt: skip
+        super().__init__(dim, num_heads, num_kv_heads, encoding, **options)
         self.size, self.step = size, step
         self.window_mask: Mask = Window(size) if step == 1 else Dilated(size, step)
 
@@ -145,24 +131,9 @@ class ChunkAttention(WindowAttention):
         encoding: Encoding | Sequence[Encoding] | None = None,
         *,
         size: int,
-        head_dim: int | None = None,
-        bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
-        qk_norm: bool = False,
-        qk_norm_eps: float = 1e-6,
-        output_gate: bool = False,
-        softcap: float | None = None,
-        short_conv: str | Sequence[str] = (),
-        conv_kernel: int | None = None,
+        **options: Unpack[AttendOptions],
     ):
-        super().__init__(
-            dim, num_heads, num_kv_heads, encoding,
-            size=size, head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend,
-            qk_norm=qk_norm, qk_norm_eps=qk_norm_eps, output_gate=output_gate, softcap=softcap, short_conv=short_conv,
-            conv_kernel=conv_kernel,
-        )  # fmt: skip
+        super().__init__(dim, num_heads, num_kv_heads, encoding, size=size, step=1, **options)
         self.window_mask = Chunks(size)
 
     def products(self, keys: float) -> float:
