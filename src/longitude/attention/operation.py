@@ -307,10 +307,10 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
     if torch.is_autocast_enabled(r.q.device.type):
         with torch.autocast(r.q.device.type, enabled=False):
             return answer(backend, r)
-    if r.terms and not backend.mixes:
-        r = mixed(r)
     if r.factors is not None:
         r = multiplied(r)
+    if r.terms and not backend.mixes:
+        r = mixed(r)
     # `nan_where_attended` would do the same by more calls, in each layer of a decoding step.
     plain = len(r.pairs.beyond_band) == 0
     found = _computed(backend, r) if plain else nan_where_attended(backend, r, partial(_computed, backend))

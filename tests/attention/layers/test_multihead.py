@@ -1,10 +1,13 @@
 """The attention layer: projections around attend(), and its bookkeeping of positions, documents and padding."""
 
+from inspect import signature
+
 import pytest
 import torch
 from torch import nn
 
 import longitude as lg
+from longitude.attention.heads import AttendOptions, HeadOptions
 from longitude.attention.mixer import MixerInputs
 from longitude.testing.examples import mixer_example
 from tests.support import close, random, refused, refused_calls
@@ -176,6 +179,29 @@ test_refusals = refused_calls(
         (lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)), "padding", "documents"),
     ]
 )
+
+
+@pytest.mark.parametrize(
+    "kind", ["WindowAttention", "ChunkAttention", "IndexedAttention", "RePoAttention", "StickBreaking"]
+)
+def test_a_layer_over_it_has_its_keywords(kind: str) -> None:
+    """With its defaults, in the signature that registries, labels and the docs read; and no others."""
+    own, keys = signature(lg.MultiHeadAttention).parameters, HeadOptions if kind == "StickBreaking" else AttendOptions
+    derived = signature(getattr(lg.attention, kind)).parameters
+    assert {name: derived[name] for name in keys.__annotations__} == {name: own[name] for name in keys.__annotations__}
+    assert {name for name, p in own.items() if p.kind is p.KEYWORD_ONLY} == {*AttendOptions.__annotations__}
+    assert "options" not in derived
+
+
+def test_keywords_that_a_layer_fixes_are_refused() -> None:
+    for call in (
+        lambda: lg.attention.StickBreaking(8, 2, softcap=1.0),
+        lambda: lg.attention.StickBreaking(8, 2, backend="table"),
+        lambda: lg.attention.ChunkAttention(8, 2, size=3, step=2),
+        lambda: lg.attention.WindowAttention(8, 2, size=3, stp=2),
+    ):
+        with pytest.raises(TypeError):
+            call()
 
 
 CACHED = {

@@ -9,6 +9,7 @@ from packaging.version import Version
 
 import longitude as lg
 from longitude import testing
+from longitude.attention.state_mixer import StateMixer
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from tests.models.test_parity import NAMES, SMALL, decoded, same
 from tests.support import close, random, refused_calls
@@ -88,6 +89,24 @@ def folded(name: str, x: torch.Tensor, config: Any) -> torch.Tensor:
         rows = torch.tensor(config.ssm_multipliers).repeat_interleave(torch.tensor(widths))
         return x * rows[:, None] * config.ssm_in_multiplier
     return x * next((factor for part, factor in factors.items() if part in name.split(".")), 1.0)
+
+
+def test_a_state_that_reads_positions_continues_after_the_cache():
+    """No registered one reads them beside attention; one of a user may."""
+    read = []
+
+    class Places(StateMixer):
+        dim = 16
+
+        def mix(self, x, state, inputs):
+            read.append(inputs.positions.tolist())
+            return torch.zeros_like(x), (x[:, -1:],)
+
+    layer = lg.mixer("parallel", **SIZES).double()
+    layer.state, cache = Places(), layer.cache_layer()
+    for count in (3, 1, 2):
+        layer(random(1, count, 16), cache=cache)
+    assert read == [[0, 1, 2], [3], [4, 5]]
 
 
 def model(**mixer: Any) -> LongitudeForCausalLM:

@@ -112,18 +112,16 @@ class MultiHeadAttention(AttentionLayer):
         cache = inputs.cache
         require_cache(self, cache, self.cache_kinds)
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
-        one = call.kept and call.length == 1  # the heads of a single token are rows without a transpose
-        heads = (x.shape[0], -1, 1, self.head_dim) if one else (x.shape[0], call.length, -1, self.head_dim)
         if self.short_conv:
             x = self.convolve("input", x, call, inputs)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.short_conv:
             q, k, v = self.convolve_heads(q, k, v, call, inputs)
+        heads = *x.shape[:2], -1, self.head_dim
         q, k, v = q.view(heads), k.view(heads), v.view(heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
-        if not one:
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q, k = self.heads_placed(x, q, k)
         tables = inputs.tables
         if encoding.stable_keys and encoding.transforms:
@@ -131,7 +129,9 @@ class MultiHeadAttention(AttentionLayer):
                 tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
             q, k = encoding.queries_and_keys(q, k, tables)
             v = encoding.values(v, tables) if encoding.rotate_values else v
-        columns, carry = self.columns_of(x, call, encoding, cache)
+        columns, carry = (
+            self.columns_of(x, call, encoding, cache) if encoding.reads_tokens or self.choosing else ({}, None)
+        )
         k_positions = call.positions
         if cache is not None:
             k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
@@ -147,8 +147,7 @@ class MultiHeadAttention(AttentionLayer):
         if encoding.rotate_values and encoding.stable_keys:  # else `attended` has rotated values and output
             out = rotated_back(out, encoding, tables, call)
         out = out if out.dtype == x.dtype else out.to(x.dtype)
-        out = out.reshape(x.shape[0], 1, -1) if one else out.transpose(1, 2).flatten(2)
-        out = self.project_output(out, x, call, inputs)
+        out = self.project_output(out.transpose(1, 2).flatten(2), x, call, inputs)
         return (out, weights) if weigh else out
 
     def convolve_heads(
