@@ -14,7 +14,7 @@ from longitude.errors import UsageError
 from longitude.runs import store as store_module
 from longitude.runs.store import FORMAT, BusyError, Store, Unit, key_of
 
-INPUTS = {"model": "3f", "length": 64, "depths": [0.0, 0.1], "evaluator": None}
+INPUTS = {"model": "3f", "length": 64, "depths": [0.0, 0.1], "text": None}
 
 
 def make(store, unit, content="made"):

@@ -11,7 +11,7 @@ from longitude.measure.config import MeasureConfig
 
 GROUPS = {
     "data": "text documents tokens lengths trained seed",
-    "perplexity": "methods stride targets text_figure evaluator evaluator_context bos",
+    "perplexity": "methods stride targets text_figure bos",
     "retrieval": "tasks trials depths chat",
     "server": "endpoint model tokenizer concurrency thinking",
     "execution": "dtype device batch chunk allow_pickle",

@@ -22,7 +22,7 @@ Task = Literal[
     "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
     "key-value", "copy", "nth-request", "graph-parents", "graph-bfs", "label-count", "label-most-common",
 ]  # fmt: skip
-OF_PERPLEXITY = ("text", "documents", "tokens", "methods", "stride", "targets", "text_figure", "evaluator")
+OF_PERPLEXITY = ("text", "documents", "tokens", "methods", "stride", "targets", "text_figure")
 """Options that only perplexity uses."""
 PERPLEXITY, ONE_TEXT = "perplexity", "one-text"
 """The task of losses, and the unit of the text that is colored by them."""
@@ -59,10 +59,6 @@ class MeasureConfig:
     """Depths of a single needle, 0 (first) to 1 (last), for tasks that have one."""
     text_figure: bool = False
     """Draw one text in the report, each token colored by its loss, at the longest length."""
-    evaluator: str | None = None
-    """Model that finds the tokens which need a long context; LongPPL, their perplexity, is then measured, too."""
-    evaluator_context: int = 4096
-    """Tokens of the short context that the evaluator compares with the whole context; published: 4096."""
     trials: int = 10
     """Questions per length and depth."""
     chat: Annotated[
@@ -103,9 +99,7 @@ def require_consistent(config: MeasureConfig) -> None:
     check_each_once("--tasks", config.tasks)
     bounds = {"tokens": (config.lengths[-1], math.inf), "seed": (0, 2**32 - 1)}
     bounds |= dict.fromkeys(("stride", "targets"), (1, config.lengths[0]))
-    bounds |= dict.fromkeys(
-        ("documents", "trials", "batch", "chunk", "evaluator_context", "concurrency"), (1, math.inf)
-    )
+    bounds |= dict.fromkeys(("documents", "trials", "batch", "chunk", "concurrency"), (1, math.inf))
     bounds["thinking"] = (0, math.inf)
     for name, (low, high) in bounds.items():
         value = getattr(config, name)
@@ -115,7 +109,7 @@ def require_consistent(config: MeasureConfig) -> None:
             limits = f"{low} or more" if high == math.inf else f"{low} to {high}"
             raise UsageError(f"--{name.replace('_', '-')}", f"{limits}{why}", value)
     served = ("model", "tokenizer", "concurrency", "thinking")
-    for name in served if config.endpoint is None else ("dtype", "evaluator", "allow_pickle"):
+    for name in served if config.endpoint is None else ("dtype", "allow_pickle"):
         if (value := getattr(config, name)) != getattr(MeasureConfig, name):
             needed = "a checkpoint, without --endpoint" if config.endpoint else "--endpoint, a server"
             raise UsageError(f"--{name.replace('_', '-')}", f"this option only with {needed}", value, "leave it out")
@@ -126,13 +120,6 @@ def require_consistent(config: MeasureConfig) -> None:
     if config.thinking and not config.chat:
         raise UsageError("--thinking", "questions in a chat", "--no-chat", "leave one of them out")
     require_read(config)
-    if config.evaluator is not None and config.evaluator_context >= config.lengths[-1]:
-        raise UsageError(
-            "--evaluator-context",
-            f"less than the longest of --lengths, {config.lengths[-1]}",
-            f"{config.evaluator_context} (published: 4096)",
-            f"such as {max(1, config.lengths[-1] // 4)}",
-        )
 
 
 def require_read(config: MeasureConfig) -> None:

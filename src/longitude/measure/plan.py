@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +94,6 @@ class MeasurePlan:
     lengths: tuple[int, ...]
     text: Text | None
     device: str
-    evaluator: Subject | None = None
     server: Endpoint | None = None
     tokenizer: Any = None
     """That of a server's model; None for checkpoints."""
@@ -121,7 +120,6 @@ class MeasurePlan:
             assert subject.documents is not None
             inputs |= {"documents": subject.documents.digest, "bos": subject.bos, "batch": config.batch}
             inputs["by_position"] = self.by_position(part.length, subject)
-            inputs["key_tokens"] = keys.key if (keys := self.key_tokens(subject)) else None
             inputs |= {"stride": config.stride} if part.way == "sliding" else {}
             inputs |= {"targets": self.targets} if part.way == SAME_TARGETS else {}
         else:
@@ -133,14 +131,6 @@ class MeasurePlan:
     def targets(self) -> int:
         """Tokens at the end of each document that same-targets scores, at every length."""
         return self.config.targets or targets_of(self.lengths)
-
-    def key_tokens(self, subject: Subject) -> Unit | None:
-        """The unit in which the evaluator finds the key tokens of a model's documents; None without one."""
-        evaluator, documents = self.evaluator, subject.documents
-        if evaluator is None or documents is None:
-            return None
-        inputs = self._reading(evaluator) | {"context": self.config.evaluator_context, "documents": documents.digest}
-        return Unit("key-tokens", evaluator.label, inputs)
 
     def _reading(self, subject: Subject) -> dict[str, Any]:
         """Inputs of a unit about the model, and how it computes."""
@@ -185,11 +175,7 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     labels = _labels(models)
     subjects = [_subject(config, model, labels[model], text, device, read) for model in models]
     lengths = _lengths(config, [subject.trained for subject in subjects])
-    evaluator = None
-    if config.evaluator is not None:
-        alone = replace(config, tasks=(PERPLEXITY,))
-        evaluator = _subject(alone, config.evaluator, f"evaluator {config.evaluator}", text, device, read)
-    return MeasurePlan(config, subjects, lengths, text, device, evaluator)
+    return MeasurePlan(config, subjects, lengths, text, device)
 
 
 def _lengths(config: MeasureConfig, trained: list[int | None]) -> tuple[int, ...]:

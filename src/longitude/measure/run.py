@@ -16,11 +16,10 @@ from longitude.measure import retrieval
 from longitude.measure.config import ONE_TEXT, PERPLEXITY, SAME_TARGETS, as_json
 from longitude.measure.documents import typical
 from longitude.measure.endpoint import SUCH, Refused, ServerReader, Unreachable
-from longitude.measure.key_tokens import TASK as LONGPPL, find_key_text, selected
 from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Part, Subject
 from longitude.measure.rows import Row, write_rows
-from longitude.measure.text import DocumentLosses, losses_by_length
+from longitude.measure.text import losses_by_length
 from longitude.measure.windows import Progress, Resumable, nats_of
 from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.progress import Progress as Watcher
@@ -31,8 +30,8 @@ from longitude.statistics.documents import paired_difference
 VERB = "measure"
 """The command in the question.json of a measurement."""
 ROWS, REPORT, ANSWERS = "results.parquet", "report.html", "answers.jsonl"
-KEY_TEXT, WINDOWS = "key-text.json", "windows.jsonl"
-"""Files of units: key text that an evaluator found; losses of the passes of a unit in progress."""
+WINDOWS = "windows.jsonl"
+"""File of a unit in progress: the losses of its passes."""
 DIFFERENCE = "bits_per_byte_difference"
 """Metric of a row that compares two contexts."""
 POLL_SECONDS = 0.5
@@ -177,8 +176,6 @@ class Run:
         if not units:
             return bool(missing)
         try:
-            if any(part.task == PERPLEXITY for part in units):
-                self.find_keys(subject)
             opened = self.opened(subject)
         except BusyError:
             return True
@@ -197,26 +194,6 @@ class Run:
             self.attempt(opened, part, unit, done)
             done += 1
         return bool(self.missing(subject))
-
-    def find_keys(self, subject: Subject) -> None:
-        """Let the evaluator find the key tokens of a model's documents, unless they are known."""
-        unit, evaluator, documents = self.plan.key_tokens(subject), self.plan.evaluator, subject.documents
-        if unit is None or self.store.holds(unit):
-            return
-        assert evaluator is not None and documents is not None
-        with self.store.making(unit) as folder:
-            what, opened = f"{evaluator.label} finds key tokens", self.opened(evaluator)
-            reader, done = Resumable(opened.reading.reader, folder / WINDOWS), self.done
-            found = find_key_text(
-                opened.checkpoint,
-                reader,
-                evaluator.last,
-                documents,
-                self.config.evaluator_context,
-                lambda i, total: self.watcher.update(f"{what}, document {i} of {total}", done),
-            )
-            write_json(folder / KEY_TEXT, found)
-            reader.path.unlink(missing_ok=True)
 
     def attempt(self, opened: Opened, part: Part, unit: Unit, done: int) -> None:
         """Measure one unit. If it fails, the next may succeed, and the same command tries it again."""
@@ -301,14 +278,9 @@ class Run:
         """Measure perplexity; all lengths of a measurement score the same targets of every document."""
         documents, reading = opened.subject.documents, opened.reading
         assert documents is not None
-        methods, chosen = [part.way], None
-        if part.way == "non-overlapping":
-            if self.plan.by_position(part.length, opened.subject):
-                methods = [method for method in self.config.methods if method not in ("sliding", SAME_TARGETS)]
-            if (keys := self.plan.key_tokens(opened.subject)) is not None:
-                found = self.store.find(keys.kind, keys.key)
-                assert found is not None  # find_keys came before
-                chosen = {LONGPPL: selected(read_json(found / KEY_TEXT, kind=object), documents)}
+        methods = [part.way]
+        if part.way == "non-overlapping" and self.plan.by_position(part.length, opened.subject):
+            methods = [method for method in self.config.methods if method not in ("sliding", SAME_TARGETS)]
         first, *others = losses_by_length(
             opened.checkpoint.model,
             documents.ids,
@@ -321,35 +293,20 @@ class Run:
             batch_tokens=self.config.concurrency * part.length if self.plan.server else self.config.batch,
             progress=progress,
             reader=Resumable(reading.reader, folder / WINDOWS),
-            selected=chosen,
         )
         read = {"backend": retrieval.backend_of(opened.checkpoint.config), "prefill": reading.described(part.length)}
         read["bos"] = "none" if opened.subject.bos is None else "first"
         rows = []
-        keyed = [_having_any(each) for each in others if each.selected]
-        for each in (first, *(each for each in others if not each.selected), *keyed):
-            if not each.tokens.sum():
+        labels = opened.labels | read
+        for losses in (first, *others):
+            if not losses.tokens.sum():
                 continue
-            labels: dict[str, Any] = opened.labels | read | ({"task": LONGPPL} if each.selected else {})
-            rows.append(each.row(bootstrap_seed=self.config.seed, **labels))
-            if each.bytes is not None:
-                rows.append(
-                    replace(each, bytes=None).row(bootstrap_seed=self.config.seed, **labels)
-                )  # perplexity, per token
-        if chosen is not None and not any(each.tokens.sum() for each in keyed):
-            none = f"{self.config.evaluator} finds no token here that needs more than {self.config.evaluator_context} tokens"
-            rows.append(
-                Row(task=LONGPPL, metric="perplexity", length=part.length, count=0, reason=none, **opened.labels)
-            )
+            rows.append(losses.row(bootstrap_seed=self.config.seed, **labels))
+            if losses.bytes is not None:  # perplexity, per token
+                rows.append(replace(losses, bytes=None).row(bootstrap_seed=self.config.seed, **labels))
         whole = first.method != "per-position" and rows[0].value is not None
         sums = {"nats": first.nats.tolist(), "bytes": first.sums[1].tolist()} if whole else None
         return {"rows": [asdict(row) for row in rows], "documents": sums}
-
-
-def _having_any(losses: DocumentLosses) -> DocumentLosses:
-    """The losses of the documents with at least one selected token."""
-    have = losses.tokens > 0
-    return replace(losses, nats=losses.nats[have], tokens=losses.tokens[have])
 
 
 # ---- questions and results -------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, SAME_TARGETS, with_trained
-from longitude.measure.key_tokens import TASK as LONGPPL
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.rows import Row
 from longitude.measure.run import DIFFERENCE, Results, least_context
@@ -47,8 +46,6 @@ def tables(results: Results) -> list[Table]:
             for method in ("non-overlapping", "sliding", SAME_TARGETS)
             for metric in METRICS
         ] + [_more_context(results)]
-    if results.question["configuration"].get("evaluator"):
-        every.append(_longppl(results))
     for task in (task for task in tasks if task != PERPLEXITY):
         every += [_retrieval(results, task), _paired(results, task)]
     return [table for table in every if any(cell is not NONE for *_, cells in table.lines for cell in cells)]
@@ -88,17 +85,6 @@ def _by_length(results: Results, rows: list[Row], title: str, caption: str, valu
     by_cell = {(row.label, row.length): row for row in rows}
     cells = {label: [_cell(by_cell.get((label, each)), value, ends) for each in lengths] for label in results.labels}
     return Table(title, caption, lengths, _lines(results, cells))
-
-
-def _longppl(results: Results) -> Table:
-    rows = [row for row in results.rows if row.task == LONGPPL]
-    asked, tokens = results.question["configuration"], {row.label: row.tokens for row in rows}
-    counted = ", ".join(f"{label} {count}" for label, count in tokens.items() if count)
-    caption = (
-        f"Lower is better: perplexity of the tokens that {asked['evaluator']} finds to need more than "
-        f"{asked['evaluator_context']} tokens of context ({counted})."
-    )
-    return _by_length(results, rows, "LongPPL", caption, ".2f")
 
 
 def _retrieval(results: Results, task: str) -> Table:
