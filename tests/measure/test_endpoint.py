@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
-from http.client import IncompleteRead
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Barrier, Lock, Thread
@@ -20,11 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.errors import UsageError
-from longitude.measure import endpoint as module
+from longitude.measure import endpoint as module, transport
 from longitude.measure.config import METHODS
-from longitude.measure.endpoint import Endpoint, Refused, address, stand_in, without_thinking
+from longitude.measure.endpoint import Endpoint, stand_in, without_thinking
 from longitude.measure.retrieval import run
 from longitude.measure.retrieval.prompts import Prompt
+from longitude.measure.transport import Refused, address
 from tests.measure.conftest import write
 
 TASKS = ["perplexity", "passkey", "needle-single", "label-count"]
@@ -42,6 +42,7 @@ class Model:
         self.refuses: tuple[int, str] | None = None
         self.dies_after, self.echoes, self.text_alone, self.thinks = 10**9, True, False, ""
         self.forces: str | None = None
+        self.reads, self.ends, self.above = 10**9, "stop", 0.0
 
     def ids(self, prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -62,7 +63,9 @@ class Model:
         if route == "/v1/chat/completions":
             [message] = asked["messages"]
             text = self.thinks + self.generated(self.ids(message["content"]), asked["max_tokens"])
-            return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+            usage = {"prompt_tokens": min(self.reads, len(self.ids(message["content"])))}
+            message = {"role": "assistant", "content": text}
+            return {"choices": [{"message": message, "finish_reason": self.ends}], "usage": usage}
         if self.forces and "logprobs" in asked and not self.echoes:
             return {"choices": [self.next_token(self.ids(asked["prompt"]), asked.get("logit_bias", {}))]}
         if not asked.get("echo"):
@@ -70,8 +73,9 @@ class Model:
         ids = self.ids(asked["prompt"])
         with torch.no_grad():
             found = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        given = [None, *(float(found[i, ids[i + 1]]) for i in range(len(ids) - 1)), -1.0]
-        return {"choices": [{"text": "", "logprobs": {"token_logprobs": given} if self.echoes else None}]}
+        given = [None, *(float(found[i, ids[i + 1]]) + self.above for i in range(len(ids) - 1)), -1.0]
+        choice = {"text": "", "logprobs": {"token_logprobs": given} if self.echoes else None}
+        return {"choices": [choice], "usage": {"prompt_tokens": min(self.reads, len(ids))}}
 
     def next_token(self, ids: list[int], bias: dict[str, float]) -> dict:
         """As llama.cpp has it; `forces` is whether the log-probability is "raw", "biased", or that of a token "at will"."""
@@ -146,7 +150,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch) -> None:
-    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setattr(transport, "PAUSE", 0.0)
 
 
 @pytest.fixture
@@ -230,11 +234,11 @@ def test_what_fails_is_sent_again(folder, measured) -> None:
             measured("--endpoint", url, *given, out="again", tasks=["perplexity"])[:2] == (code, want)
             and not model.fails
         )
-        model.fails = [500] * module.ATTEMPTS * 2
+        model.fails = [500] * transport.ATTEMPTS * 2
         code, _, error = measured("--endpoint", url, *given, out="never", tasks=["perplexity"])
         assert code == 2 and "HTTP 500" in error
         model.fails, before = [401], model.asked.total()
-        with pytest.raises(module.Refused, match="401"):
+        with pytest.raises(Refused, match="401"):
             Endpoint(address(url), "m").post(f"{url}/v1/completions")
         assert model.asked.total() == before + 1
 
@@ -302,8 +306,8 @@ def test_perplexity_without_echo_is_that_of_each_token_in_turn(folder, text, com
 @pytest.mark.parametrize(
     ("refuses", "remedy"),
     [
-        ((401, "no such key"), module.KEY),
-        ((403, "no such key"), module.KEY),
+        ((401, "no such key"), transport.KEY),
+        ((403, "no such key"), transport.KEY),
         ((404, "the model `served/llama` does not exist"), "--model"),
         ((404, "no such route"), "--tasks"),
         ((400, "echo and logprobs exclude each other"), "--tasks"),
@@ -325,19 +329,6 @@ def test_a_remedy_is_of_what_is_refused(refuses, remedy, folder) -> None:
         assert all(str(each) in error.got for each in refuses)
 
 
-@pytest.mark.parametrize(
-    "problem", [URLError(ConnectionRefusedError(111, "Connection refused")), IncompleteRead(b"", 9)]
-)
-def test_why_there_is_no_answer_is_in_words(problem, monkeypatch) -> None:
-    def fail(*_, **__):
-        raise problem
-
-    monkeypatch.setattr(module, "urlopen", fail)
-    with pytest.raises(module.Unreachable) as error:
-        Endpoint("http://a:1/v1", "m").post("http://a:1/v1/completions")
-    assert not any(sign in str(error.value) for sign in "<>[](){}") and str(error.value).count(": ") == 1
-
-
 @pytest.mark.parametrize("problem", [TimeoutError("timed out"), URLError(TimeoutError("timed out"))])
 def test_a_server_that_hangs_is_asked_once(problem, monkeypatch) -> None:
     """Each time would take half an hour; and the first question waits less."""
@@ -347,8 +338,8 @@ def test_a_server_that_hangs_is_asked_once(problem, monkeypatch) -> None:
         waited.append(timeout)
         raise problem
 
-    monkeypatch.setattr(module, "urlopen", fail)
-    with pytest.raises(module.Unreachable):
+    monkeypatch.setattr(transport, "OPENER", SimpleNamespace(open=fail))
+    with pytest.raises(transport.Unreachable):
         Endpoint("http://a:1/v1", "m").post("http://a:1/v1/completions")
     with pytest.raises(UsageError) as error:
         Endpoint("http://a:1/v1", "m").checked(None, None, byte_tokenizer(), asks=True)
@@ -407,7 +398,7 @@ def test_a_message_holds_the_start_of_the_answer() -> None:
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     asked: list[Prompt] = []
     server: Any = SimpleNamespace(
-        described="", chat=True, answers=lambda prompts, _: [asked.append(each) or "1" for each in prompts]
+        described="", chat=True, answers=lambda prompts, _: [asked.append(each) or ("1", False) for each in prompts]
     )
     [row] = run(Checkpoint(stand_in(), tokenizer, None, ""), "passkey", lengths=[400], trials=2, server=server)  # pyright: ignore[reportArgumentType]
     assert row.count == 2 and row.window is not None and 300 < row.window <= 400 and row.bos == "by the server"
@@ -462,13 +453,6 @@ def test_what_is_refused(arguments, folder, measured, tmp_path, monkeypatch) -> 
     assert (code, rows) == (2, None) and error.startswith("longitude: ") and not (tmp_path / "run").exists()
 
 
-def test_addresses() -> None:
-    assert {address(f"http://a:1{end}") for end in ("", "/", "/v1", "/v1/")} == {"http://a:1/v1"}
-    with pytest.raises(UsageError) as error:
-        address("a:1")
-    assert error.value.got == "a:1"
-
-
 @pytest.mark.parametrize(
     "choices",
     [["x"], [{}], [{"text": None, "logprobs": "no"}], [{"text": 1, "logprobs": {"token_logprobs": ["a", "b", "c"]}}]],
@@ -502,3 +486,32 @@ def test_of_text_without_bos_the_token_after_it_must_be_there(monkeypatch):
         else:
             with pytest.raises(Refused):
                 server.nats([0, 65, 66], tokens, bos=0)
+
+
+def test_a_server_that_cuts_prompts_measures_nothing(folder, measured) -> None:
+    """It answers what it read, and 0% would be said of tokens that it never saw: the length has no row, and exit code 1."""
+    model = Model(folder)
+    model.reads = 400
+    with served(model) as url:
+        given = ["--endpoint", url, "--model", "m", "--tokenizer", folder, "--no-trained"]
+        for tasks, methods in ((["passkey"], []), (["perplexity"], ["--methods", "non-overlapping"])):
+            code, rows, error = measured(*given, *methods, tasks=tasks, out=tasks[0])
+            assert code == 1 and {row["length"] for row in rows} == {320} and "400" in error
+
+
+def test_answers_at_the_limit_are_noted_and_marked(folder, command, tmp_path) -> None:
+    model = Model(folder)
+    model.ends = "length"
+    with served(model) as url:
+        given = ["--endpoint", url, "--model", "m", "--tokenizer", folder, "--tasks", "passkey", "--trials", 2]
+        code, _, error = command("measure", *given, *SIZES, "--depths", 0.5, "--no-trained", "--out", tmp_path / "run")
+    assert code == 0 and error.count("2 of 2 answers") == 2
+    assert all(answer["at_limit"] for answer in answers(tmp_path / "run"))
+
+
+def test_log_probabilities_above_0_are_refused(folder, measured) -> None:
+    model = Model(folder)
+    model.above = 9.0
+    with served(model) as url:
+        code, rows, error = measured("--endpoint", url, "--model", "m", "--tokenizer", folder, tasks=["perplexity"])
+    assert (code, rows) == (2, None) and "0 or less" in error

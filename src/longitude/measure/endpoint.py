@@ -3,54 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from http.client import HTTPException, IncompleteRead
 from types import SimpleNamespace
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import torch
 from torch import Tensor, nn
 from transformers import BatchEncoding
 
-from longitude.checkpoints.load import one_line_of
 from longitude.errors import UsageError
 from longitude.measure.retrieval.prompts import Prompt, encode
+from longitude.measure.transport import KEY, SUCH, Refused, Unreachable, in_one_line, post
 from longitude.measure.windows import Reader
 
-KEY = "OPENAI_API_KEY"
-"""Variable of the environment with the server's key, if it asks for one."""
-ATTEMPTS, PAUSE = 6, 0.5
-"""How often a request is sent, and seconds before the second time; they double."""
 TIMEOUT, FIRST_TIMEOUT = 1800.0, 300.0
 """Seconds for an answer, which a server with a queue may need; and for the first, for which it may load the model."""
-AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
-"""HTTP codes after which the same request is sent again."""
 THOUGHTS = ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")
 """Marks around thinking: of most models, of Mistral's, of Seed-OSS."""
+APART = 8
+"""Tokens that a text may have fewer inside a template, or beside a beginning of sequence."""
+ABOVE = 1e-3
+"""Rounding by which a server's log-probability may be above 0."""
 FORCING, SAME = 100, 0.1
 """Bias of a logit that makes a token the next one; and the most nats by which a log-probability may differ from itself."""
-SUCH = "an OpenAI-compatible server, such as http://localhost:8000/v1"
-
-
-class Refused(RuntimeError):
-    """The server answers, but not with what was asked for. code: the HTTP status, if that is an error."""
-
-    def __init__(self, problem: str, code: int | None = None):
-        super().__init__(problem)
-        self.code = code
-
-
-class Unreachable(RuntimeError):
-    """The server does not answer."""
 
 
 @dataclass(frozen=True)
@@ -85,37 +65,21 @@ class Endpoint:
 
     def post(self, where: str, **content: Any) -> Any:
         """The server's answer. Refused or Unreachable if there is none after several attempts."""
-        body = json.dumps({"model": self.model, **content}).encode()
-        headers = {"Content-Type": "application/json"}
-        headers |= {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
-        problem: Refused | Unreachable | None = None
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                time.sleep(PAUSE * 2 ** (attempt - 1))
-            try:
-                with urlopen(Request(where, body, headers), timeout=self.timeout) as answer:
-                    return json.loads(answer.read())
-            except HTTPError as error:
-                problem = Refused(f"{where}: HTTP {error.code}, {_one_line(error.read()) or error.reason}", error.code)
-                if error.code not in AGAIN:
-                    break
-            except (OSError, HTTPException) as error:
-                if isinstance(getattr(error, "reason", error), TimeoutError):  # it would wait as long again
-                    raise Unreachable(f"{where}: no answer in {self.timeout:g} s") from None
-                problem = Unreachable(f"{where}: {_cause(error)}")
-            except ValueError:
-                raise Refused(f"{where}: expected JSON, got another answer") from None
-        assert problem is not None
-        raise problem
+        return post(where, {"model": self.model, **content}, self.timeout)
 
-    def choice(self, route: str, **content: Any) -> Any:
-        """The first of the server's choices."""
+    def choice(self, route: str, sent: Callable[[], int], **content: Any) -> Any:
+        """The first of the server's choices. sent: the tokens of the prompt; Refused if the server read fewer of them."""
         answer = self.post(f"{self.url}/{route}", temperature=0, **content)
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+        read = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        if isinstance(read, int) and 0 < read < (count := sent()):  # 0: not counted
+            remedy = "it cuts prompts: start it with a longer context, or ask for shorter --lengths"
+            raise Refused(f"{self.url}/{route}: the server read {read} of {count} tokens of a prompt; {remedy}")
         try:
             return answer["choices"][0]
         except (KeyError, IndexError, TypeError):
             raise Refused(
-                f"{self.url}/{route}: expected choices, got {_one_line(json.dumps(answer).encode())}"
+                f"{self.url}/{route}: expected choices, got {in_one_line(json.dumps(answer).encode())}"
             ) from None
 
     # ---- losses -----------------------------------------------------------------------------------------------------
@@ -123,26 +87,26 @@ class Endpoint:
         """-ln p of the tokens after the first and `skip` more, each given those before it."""
         if self.forced:  # in order, so that the server computes one token for each
             return [-self.next_token(ids[:at], ids[at])[1] for at in range(skip + 1, len(ids))]
-        given = self._prompt(ids, tokenizer, bos)
+        prompt = self._prompt(ids, tokenizer, bos)
         with as_documented("completions"):
-            choice = self.choice("completions", prompt=given, max_tokens=1, echo=True, logprobs=1)
-            found = (choice.get("logprobs") or {}).get("token_logprobs")
-            if not found or len(found) < 2:
+            choice = self.choice("completions", self._sent(ids), prompt=prompt, max_tokens=1, echo=True, logprobs=1)
+            numbers = (choice.get("logprobs") or {}).get("token_logprobs")
+            if not numbers or len(numbers) < 2:
                 raise Refused("completions with echo and logprobs give no log-probabilities of a prompt")
             # The generated token may be included. If text was sent without its BOS, it must be: otherwise a server that adds no
             # BOS, but includes that token, would give as many numbers, each of them its neighbor's.
             least = len(ids) + (self.text and bos is not None and ids[0] == bos)
-            if not least <= len(found) <= len(ids) + 1:
-                raise Refused(f"a prompt of {len(ids)} tokens of --tokenizer has {len(found)} of the server's")
-            return [float("nan") if each is None else -each for each in found[skip + 1 : len(ids)]]
+            if not least <= len(numbers) <= len(ids) + 1:
+                raise Refused(f"a prompt of {len(ids)} tokens of --tokenizer has {len(numbers)} of the server's")
+            return [float("nan") if number is None else -logarithm(number) for number in numbers[skip + 1 : len(ids)]]
 
     def next_token(self, ids: Sequence[int], forced: int | None = None) -> tuple[int, float]:
         """(the next token, its log-probability without any bias): the most likely one, or the one that is forced."""
         bias = {} if forced is None else {"logit_bias": {str(forced): FORCING}}
         with as_documented("completions"):
-            choice = self.choice("completions", prompt=[*ids], max_tokens=1, logprobs=1, **bias)
-            [found] = (choice["logprobs"] or {})["content"]
-            token, log_probability = int(found["id"]), float(found["logprob"])
+            choice = self.choice("completions", self._sent(ids), prompt=[*ids], max_tokens=1, logprobs=1, **bias)
+            [generated] = (choice["logprobs"] or {})["content"]
+            token, log_probability = int(generated["id"]), logarithm(generated["logprob"])
         if forced not in (None, token):
             raise Refused(f"completions gave token {token} where logit_bias asked for {forced}")
         return token, log_probability
@@ -153,6 +117,10 @@ class Endpoint:
             token, free = self.next_token(ids[:at])
             if abs(self.next_token(ids[:at], token)[1] - free) > SAME:
                 raise Refused("completions with logit_bias give log-probabilities with that bias")
+
+    def _sent(self, ids: Sequence[int]) -> Callable[[], int]:
+        """The fewest tokens that a server counts in a prompt: as text, some at its ends may become one."""
+        return lambda: len(ids) - APART * self.text
 
     def _prompt(self, ids: Sequence[int], tokenizer: Any, bos: int | None) -> Any:
         """Token ids, or text that a server reads as these tokens."""
@@ -165,26 +133,38 @@ class Endpoint:
         return text
 
     # ---- answers ----------------------------------------------------------------------------------------------------
-    def answers(self, prompts: Sequence[Prompt], tokenizer: Any) -> Iterator[str]:
+    def answers(self, prompts: Sequence[Prompt], tokenizer: Any) -> Iterator[tuple[str, bool]]:
         """Answers in the order of the prompts; several are asked at a time."""
         with ThreadPoolExecutor(self.concurrency) as pool:
             yield from pool.map(partial(self.answer, tokenizer), prompts)
 
-    def answer(self, tokenizer: Any, prompt: Prompt) -> str:
-        """The greedy answer to a prompt, without the thinking before it."""
+    def answer(self, tokenizer: Any, prompt: Prompt) -> tuple[str, bool]:
+        """The greedy answer to a prompt, without the thinking before it, and whether it ended at the limit of its tokens.
+
+        A plain completion goes on to its limit, so only a chat tells that an answer was cut.
+        """
         if not self.chat:
-            given = self._prompt(prompt.ids, tokenizer, tokenizer.bos_token_id)
+            sent = self._prompt(prompt.ids, tokenizer, tokenizer.bos_token_id)
             with as_documented("completions"):
-                return "" + self.choice("completions", prompt=given, max_tokens=prompt.new_tokens)["text"]
+                most = prompt.new_tokens
+                return "" + self.choice("completions", self._sent(prompt.ids), prompt=sent, max_tokens=most)[
+                    "text"
+                ], False
         messages = [{"role": "user", "content": prompt.text}]
+        most = prompt.new_tokens + self.thinking
         with as_documented("chat/completions"):
-            choice = self.choice("chat/completions", messages=messages, max_tokens=prompt.new_tokens + self.thinking)
+            sent = partial(self._sent_as_message, tokenizer, prompt.text)
+            choice = self.choice("chat/completions", sent, messages=messages, max_tokens=most)
             text = without_thinking((choice.get("message") or {}).get("content") or "")
-        if not self.thinking:
-            return text
-        return tokenizer.decode(
-            encode(tokenizer, text.lstrip(), "never")[: prompt.new_tokens], skip_special_tokens=True
-        )
+            at_limit = choice.get("finish_reason") == "length"
+        if self.thinking:
+            ids = encode(tokenizer, text.lstrip(), "never")[: prompt.new_tokens]
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+        return text, at_limit
+
+    def _sent_as_message(self, tokenizer: Any, text: str) -> int:
+        """The fewest tokens that a server counts in a message: its template adds some, of which some merge with the text."""
+        return len(encode(tokenizer, text, "never")) - APART
 
     # ---- before anything is measured --------------------------------------------------------------------------------
     def checked(self, ids: Sequence[int] | None, bos: int | None, tokenizer: Any, asks: bool) -> Endpoint:
@@ -229,8 +209,15 @@ def as_documented(route: str) -> Iterator[None]:
     """Raise Refused for an answer that lacks a field, or has one of another type."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"{route}: the answer is not as OpenAI documents it ({error})") from error
+
+
+def logarithm(number: Any) -> float:
+    """A log-probability. Refused if it is none: a perplexity from it would be below 1."""
+    if isinstance(number, bool) or not isinstance(number, int | float) or not number <= ABOVE:
+        raise Refused(f"completions gave {number!r} as a log-probability, which is 0 or less")
+    return min(0.0, float(number))
 
 
 def without_thinking(text: str) -> str:
@@ -273,22 +260,24 @@ class ServerTokenizer:
 
     def __call__(self, text: str, **_: Any) -> BatchEncoding:
         # vLLM calls the text prompt, llama.cpp content
-        return BatchEncoding({"input_ids": self._field("tokenize", ("tokens",), prompt=text, content=text)})
+        return BatchEncoding({"input_ids": self._field("tokenize", list, ("tokens",), prompt=text, content=text)})
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
-        return self._field("detokenize", ("prompt", "content"), tokens=[*ids])
+        return self._field("detokenize", str, ("prompt", "content"), tokens=[*ids])
 
-    def _field(self, route: str, names: tuple[str, ...], **content: Any) -> Any:
+    def _field(self, route: str, kind: type, names: tuple[str, ...], **content: Any) -> Any:
         remedy, where = "", f"{self.root}/{route}"
         try:
             answer = self.server.post(where, **content)
-            problem = f"{where}: {_one_line(json.dumps(answer).encode())}"
+            problem = f"{where}: {in_one_line(json.dumps(answer).encode())}"
         except Refused as error:
             answer, problem, remedy = None, str(error), self.server.remedy(error)
         except Unreachable as error:
             raise UsageError("--endpoint", SUCH, str(error)) from None
-        if found := [answer[name] for name in names if isinstance(answer, dict) and name in answer]:
-            return found[0]
+        values = [answer.get(name) for name in names] if isinstance(answer, dict) else []
+        for value in values:
+            if isinstance(value, kind) and (kind is str or all(type(token) is int for token in value)):
+                return value
         routes = f"or a server that counts tokens ({self.root}/tokenize and detokenize)"
         raise UsageError(
             "--endpoint",
@@ -296,31 +285,3 @@ class ServerTokenizer:
             problem,
             remedy or "lengths are in tokens: name the model's folder with --tokenizer",
         )
-
-
-def address(url: str) -> str:
-    """An address up to /v1. UsageError if it is not an address."""
-    if not url.startswith(("http://", "https://")):
-        raise UsageError("--endpoint", SUCH, url)
-    url = url.rstrip("/")
-    return url if url.endswith("/v1") else f"{url}/v1"
-
-
-def _cause(error: BaseException) -> str:
-    """Why there is no answer, without the class and number that urllib and sockets write around it."""
-    cause = getattr(error, "reason", error)
-    if isinstance(cause, IncompleteRead):
-        return "the answer was cut off"
-    return getattr(cause, "strerror", None) or (one_line_of(cause) if isinstance(cause, BaseException) else str(cause))
-
-
-def _one_line(content: bytes) -> str:
-    """The message in an answer of a server."""
-    text = content.decode("utf-8", "replace")
-    try:
-        found = json.loads(text)
-        inner = found.get("error", found.get("detail", found))
-        text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
-    except (ValueError, AttributeError):
-        pass
-    return " ".join(text.split())[:200]

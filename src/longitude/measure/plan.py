@@ -28,10 +28,11 @@ from longitude.measure.config import (
     words,
 )
 from longitude.measure.documents import Documents, bos_of, documents_of
-from longitude.measure.endpoint import Endpoint, ServerTokenizer, address
+from longitude.measure.endpoint import Endpoint, ServerTokenizer
 from longitude.measure.perplexity import follows_length
 from longitude.measure.sources import Text, read_text
 from longitude.measure.text import targets_of
+from longitude.measure.transport import address
 from longitude.measure.windows import LOGITS
 from longitude.runs.device import device_of
 from longitude.runs.memory import Memory, available_memory, forward_memory

@@ -15,11 +15,12 @@ from longitude.errors import UsageError
 from longitude.measure import retrieval
 from longitude.measure.config import ONE_TEXT, PERPLEXITY, SAME_TARGETS, as_json
 from longitude.measure.documents import typical
-from longitude.measure.endpoint import SUCH, Refused, ServerReader, Unreachable
+from longitude.measure.endpoint import ServerReader
 from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Part, Subject
 from longitude.measure.rows import Row, write_rows
 from longitude.measure.text import losses_by_length
+from longitude.measure.transport import SUCH, Refused, Unreachable
 from longitude.measure.windows import Progress, Resumable, nats_of
 from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.progress import Progress as Watcher
@@ -258,10 +259,16 @@ class Run:
         try:
             rows = retrieval.run(opened.checkpoint, part.task, lengths=[part.length], depths=depths, **options)
             found = {"rows": [asdict(row) for row in rows], "answers": answers}
-            empty = sum(not answer["generated"].strip() for answer in answers)
-            if empty and self.plan.server is not None:
-                what = f"{empty} of {len(answers)} answers to {part.task} at {part.length} are empty"
-                self.watcher.note(f"{opened.subject.label}: {what}; if the model thinks first, give more --thinking")
+            counts = {
+                "are empty": sum(not answer["generated"].strip() for answer in answers),
+                "ended at the limit of their tokens": sum(answer["at_limit"] for answer in answers),
+            }
+            for what, count in counts.items() if self.plan.server is not None else ():
+                which = f"{count} of {len(answers)} answers to {part.task} at {part.length} {what}"
+                if count:
+                    self.watcher.note(
+                        f"{opened.subject.label}: {which}; if the model thinks first, give more --thinking"
+                    )
             return found
         except ValueError as error:
             return {"rows": [], "reason": one_line_of(error)}

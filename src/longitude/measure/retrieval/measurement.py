@@ -42,6 +42,7 @@ class Answer:
         expected: Texts that a right answer contains.
         generated: Text that the model generated.
         score: Score from 0 to 1.
+        at_limit: Whether a server says that the answer was cut at the limit of its tokens.
     """
 
     task: str
@@ -52,6 +53,7 @@ class Answer:
     expected: tuple[str, ...]
     generated: str
     score: float
+    at_limit: bool = False
 
 
 # ---- the questions: they depend on task, length, depth, trial and seed alone -----------------------------------------
@@ -224,13 +226,14 @@ def _rows(
             yield Row(**columns, reason=str(reason), count=0)
             continue
         scores = []
-        own = (answer(model, tokenizer, prompt, prefill) for prompt in prompts)
-        answers = own if server is None else server.answers(prompts, tokenizer)
-        for trial, (prompt, generated) in enumerate(zip(prompts, answers, strict=True)):
+        of_model = ((answer(model, tokenizer, prompt, prefill), False) for prompt in prompts)
+        answers = of_model if server is None else server.answers(prompts, tokenizer)
+        for trial, (prompt, (generated, at_limit)) in enumerate(zip(prompts, answers, strict=True)):
             expected = prompt.question.answers
             scores.append(task.score(generated, expected))
             if on_answer is not None:
-                on_answer(Answer(task.name, length, depth, trial, planned.seed, expected, generated, scores[-1]))
+                asked = task.name, length, depth, trial, planned.seed
+                on_answer(Answer(*asked, expected, generated, scores[-1], at_limit))
             done += length
             progress(done, total)
         value, low, high = proportions.mean(scores)
