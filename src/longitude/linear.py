@@ -6,11 +6,13 @@ Layers are called because adapters, hooks, offloading and quantization change wh
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 
 class FullPrecision(nn.Module):
@@ -57,13 +59,16 @@ class WideLinear(nn.Linear):
         return F.linear(input.to(dtype), self.weight.to(dtype), bias)
 
 
-PLAIN = (nn.Linear, WideLinear, nn.Conv1d, nn.Sequential, nn.ReLU)
+PLAIN = (nn.Linear, WideLinear, nn.Conv1d, nn.GroupNorm, nn.Sequential, nn.ReLU)
+PLAIN_WEIGHTS = (Tensor, nn.Parameter, FakeTensor, NoneType)
+"""Classes of weights, without those that only wrap others; FakeTensor is what torch.export passes."""
 
 
 def is_plain(*layers: nn.Module) -> bool:
     """Whether each layer computes only its linear map, so that its weight may be read instead of calling it.
 
-    False for other classes, layers with hooks, or a replaced forward, as with accelerate's loading of weights on demand.
+    False for other classes, layers with hooks, a replaced forward, as with accelerate's loading of weights on demand, and
+    weights of other classes, such as quantized ones, whose few operations are those that the layer itself calls.
     """
     of_all = nn.modules.module
     hooks = any(
@@ -78,5 +83,6 @@ def is_plain(*layers: nn.Module) -> bool:
         type(layer) in PLAIN
         and "forward" not in layer.__dict__
         and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+        and all(type(p) in PLAIN_WEIGHTS for p in layer._parameters.values())
         for layer in layers
     )

@@ -27,9 +27,9 @@ def texts() -> list[str]:
     return [" ".join(LETTERS[(i * j) % 10] for j in range(3 + i % 5)) for i in range(24)]
 
 
-def ours(*mixers: str) -> lg.LongitudeForCausalLM:
+def ours(*mixers: str, encoding: str = "auto") -> lg.LongitudeForCausalLM:
     torch.manual_seed(0)
-    return lg.LongitudeForCausalLM(lg.LongitudeConfig(**SIZES, mixers=list(mixers) or None))
+    return lg.LongitudeForCausalLM(lg.LongitudeConfig(**SIZES, encoding=encoding, mixers=list(mixers) or None))
 
 
 def stock() -> LlamaForCausalLM:

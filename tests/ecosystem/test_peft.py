@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 import longitude as lg
 from longitude.check.against import against
 from longitude.testing import fill
+from tests.ecosystem.conftest import MODELS, ours
 from tests.extend.conftest import LENGTH, saved
 from tests.models.conftest import SMALL, mixer_spec
 from tests.support import close
@@ -19,6 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.ecosystem,
     # PEFT uses the name that transformers has given up
+    pytest.mark.filterwarnings("ignore:Position ids are not supported for parameter efficient tuning"),
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
 ]
 
@@ -27,8 +29,6 @@ pytestmark = [
 def base(request, tmp_path, command):
     """(a model, the folder of its checkpoint where it has one)."""
     if request.param != "extended":
-        from tests.ecosystem.conftest import MODELS
-
         return MODELS[request.param](), None
     source, folder = saved("llama", tmp_path / "model"), tmp_path / "longer"
     assert command("extend", source, "--to", 4 * LENGTH, "--method", "yarn", "--out", folder)[0] == 0
@@ -66,6 +66,28 @@ def test_an_adapter(base, tmp_path):
     assert not any("lora_" in name for name, _ in merged.named_parameters())
     if folder is not None:  # the adapter knows what it was trained on
         assert [fact.name for fact in against(folder, tmp_path / "adapter") if fact.differs] == []
+
+
+PROMPTED = {
+    **{name: lambda name=name: MODELS[name]() for name in MODELS},
+    **{name: lambda name=name: ours(encoding=name) for name in ("t5", "fox", "path", "learned", "mrope")},
+}
+
+
+@pytest.mark.parametrize("name", PROMPTED)
+def test_prompt_tuning_on_padded_batches(name):
+    """PEFT puts float ones before the mask. A row trains and generates as it does alone; only the prompt changes."""
+    model = peft.get_peft_model(PROMPTED[name](), peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
+    ids = torch.tensor([[3, 4, 5, 6, 0, 0], [3, 4, 5, 6, 7, 8]])
+    mask = (ids != 0).long()
+    loss = model(ids, attention_mask=mask, labels=ids.masked_fill(ids == 0, -100)).loss
+    loss.backward()
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all("prompt_encoder" in name and p.grad.abs().max() > 0 for name, p in learned.items()) and learned
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    x, ones = ids[:, :4], mask[:, :4]
+    both = model.eval().generate(input_ids=x, attention_mask=ones, **options)
+    assert both.shape == (2, 9) and both[0].tolist() == both[1].tolist()
 
 
 EVERY = [

@@ -14,6 +14,7 @@ from longitude.hf import from_pretrained, set_positions
 from longitude.models.cache_names import cache_in, named
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
+from longitude.testing.battery.offloading import require_same_offloaded
 from tests.support import close as near, parameter_gradients, refused, refused_calls
 
 REFUSED = dict.fromkeys(("sinusoidal", "learned", "abacus", "coupled"), "input") | {
@@ -100,11 +101,12 @@ def test_a_mask_of_four_dimensions(ids, placed):
         placed("llama", "fox")(ids, attention_mask=mask.expand(2, 1, 17, 17))
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("name", WORKING)
-def test_chunks_padding_and_packing(kind, name, ids, mask, placed):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_chunks_padding_and_packing(kind, name, mode, ids, mask, placed):
     """Decoding with the cache is the whole pass, left padding and other documents change nothing."""
-    with torch.no_grad():
+    with mode():
         model = placed(kind, spec(name))
         places = (mask.cumsum(1) - 1).clamp(min=0)
         whole = model(ids, attention_mask=mask, position_ids=places).logits
@@ -119,6 +121,12 @@ def test_chunks_padding_and_packing(kind, name, ids, mask, placed):
         close(packed[:, :7], model(ids[:, :7]).logits)
         close(packed[:, 7:], model(ids[:, 7:]).logits)
         close(model(ids[:1], cu_seq_lens_q=torch.tensor([0, 7, 17]), use_cache=False).logits, packed[:1])
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("name", [*WORKING, "rope:layout=half,learned_frequencies=true+t5+fox"])
+def test_offloaded_to_memory_or_disk(name, ids, placed):
+    require_same_offloaded(placed("llama", spec(name) if name in WORKING else name), ids[:, :9])
 
 
 def test_rotated_values_in_a_stock_model(ids, placed, stock):

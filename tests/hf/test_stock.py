@@ -146,12 +146,12 @@ def test_marks_behind_a_cache_are_refused(stock, ids):
 
 
 # ---- caches, windows, weights ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("gradients", [True, False])
-def test_decoding_with_the_cache(gradients, pair, ids, mask):
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_decoding_with_the_cache(mode, pair, ids, mask):
     """Without gradients the layers of a step share what the first one chose."""
     ours, theirs = pair
     cache, chunks = DynamicCache(config=ours.config), []
-    with torch.set_grad_enabled(gradients):
+    with mode():
         for start, stop in ((0, 9), (9, 14), (14, 15), (15, 16), (16, 17)):
             chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], **named(cache)).logits)
     close(torch.cat(chunks, 1)[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
@@ -329,11 +329,19 @@ def test_a_mask_of_four_dimensions(form, pair, ids):
     assert (ours(ids).logits - ours(ids, **whole).logits).abs().max() > 1e-2
 
 
-def test_a_mask_that_changes_is_read_again(stock, ids):
-    ours, theirs, mask = stock("llama", "longitude"), stock("llama"), own_mask(17, 17).clone()
-    for _ in range(2):
-        close(ours(ids, attention_mask=mask).logits, theirs(ids, attention_mask=mask).logits)
-        mask[:, :, 9:, 2] = False
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_mask_that_changes_is_read_again(mode, stock, ids):
+    ours, theirs = stock("llama", "longitude"), stock("llama")
+    with mode():
+        mask = own_mask(17, 17).clone()
+        for _ in range(2):
+            close(ours(ids, attention_mask=mask).logits, theirs(ids, attention_mask=mask).logits)
+            mask[:, :, 9:, 2] = False
+
+
+def test_continuous_batching_is_refused_at_the_call(stock, ids):
+    with refused("generate_batch", "'longitude'"):
+        stock("llama", "longitude").generate_batch(ids.tolist(), max_new_tokens=2)
 
 
 @pytest.mark.parametrize("past", [0, 9])

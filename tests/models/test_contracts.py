@@ -152,6 +152,23 @@ def test_padding_changes_nothing(kind, name, build, ids):
         close(parameter_gradients(out.loss, model), wanted, 1e-10)
 
 
+@every_class
+@torch.no_grad()
+def test_a_mask_of_any_dtype(kind, build):
+    """What is accepted depends on its numbers alone: 0 and 1."""
+    model, x = build("t5", kind), inputs(kind)
+    masks = {name: mask for name, mask in x.items() if name.endswith("mask")}
+    want = model(**x)[0]
+    for dtype in (torch.int64, torch.uint8, torch.bfloat16, torch.float64):
+        close(model(**x | {name: mask.to(dtype) for name, mask in masks.items()})[0], want)
+    for name, mask in masks.items():
+        for wrong in (0.5, 2, -1, float("nan"), -torch.inf):
+            given = mask.float()
+            given[0, 0] = wrong
+            with refused("attention_mask", "1", "0", str(float(wrong))):
+                model(**x | {name: given})
+
+
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 @every_head
 @torch.no_grad()
@@ -252,7 +269,11 @@ def test_checkpointing_gives_the_same_gradients(kind, name, position, build):
         out.loss.backward()
         close([torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()], plain, 1e-10)
         model.zero_grad()
-    assert not cache or model.eval()(**x, **cache).cache is not None
+    if cache:
+        filled = model.eval()(**x, **cache).cache
+        assert filled.get_seq_length() == 9
+        with refused("cache", "gradient_checkpointing_disable", "9"):
+            model.train()(**x, cache=filled)
 
 
 @every_head
@@ -355,6 +376,12 @@ def test_embeddings_instead_of_tokens(kind, build):
         model(**{name: embeds.bfloat16() for name, embeds in good.items()})
         with refused("inputs_embeds"):
             model(**dict.fromkeys(good, EMBEDS["width"]))
+
+
+@pytest.mark.parametrize("kind", [CAUSAL, SEQ2SEQ])
+def test_continuous_batching_is_refused_at_the_call(kind, build):
+    with refused("generate_batch", "attention_mask", kind.__name__):
+        build("rope", kind).generate_batch([[3, 4, 5], [3]], max_new_tokens=2)
 
 
 def test_ones_own_config_is_left_alone():

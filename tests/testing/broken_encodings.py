@@ -80,7 +80,7 @@ broken(
 
 broken(
     "ReadsAWeight",
-    "adapters",
+    "adapters offloading",
     more=lambda self: setattr(self, "layer", torch.nn.Linear(1, 1)),
     of=lambda self, offset: Broken.of(self, offset) * self.layer.weight[0, 0],
 )

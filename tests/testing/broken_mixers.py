@@ -183,7 +183,7 @@ broken(
 broken("HasAScalar", "state_dict", more=lambda self, dim: setattr(self, "scalar", nn.Parameter(torch.ones(()))))
 broken(
     "ReadsAWeight",
-    "adapters",
+    "adapters offloading",
     more=lambda self, dim: setattr(self, "extra", nn.Linear(dim, dim)),
     after=lambda self, x, out, s: (F.linear(out, self.extra.weight), s),
 )

@@ -170,10 +170,10 @@ IN_TURNS = (
     "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients nan_and_inf dropout "
     "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
     "shared_tables random_calls queries_without_keys masks_as_tensors "
-    "nan_in_documents prompt_lookup batch_invariance restarted_positions cache_operations adapters"
+    "nan_in_documents prompt_lookup batch_invariance restarted_positions cache_operations adapters offloading"
 ).split()
 """Laws that take longest: each is quick for every fourth subject, and each subject meets every fourth of them."""
-LONGEST = {"nan_in_documents": 12}
+LONGEST = {"nan_in_documents": 12, "offloading": 12}
 """Those that take a second and more: quick for one subject in so many."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
 IN_CHUNKS = ("rope of values", "rope raw keys", "rope by row", "rope by row, two lists", "path + fox")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,9 +140,10 @@ class Mixer(FullPrecision):
         """
         if inputs is None:
             composed = None if encoding is None else compose(encoding)
+            reads: Any = composed or getattr(self, "encoding", None) or compose(None)
             with unchanged_if_refused(cache):
                 inputs = MixerInputs(mask, positions, documents, cache, memory, composed, tables, return_weights)
-                return Mixer.forward(self, x, inputs)
+                return reads(partial(Mixer.forward, self, x, inputs))
         require_alone(self, mask, positions, documents, cache, memory, encoding, tables, return_weights or None)
         mixed = self.mix_tokens(x, inputs)
         return mixed if inputs.documents is None else without_padding(mixed, inputs.documents, inputs)

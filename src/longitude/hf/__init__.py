@@ -8,9 +8,10 @@ from longitude.errors import no_attribute, require_extra
 require_extra("longitude.hf", "models")
 
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
 from transformers.masking_utils import AttentionMaskInterface
 
-from longitude.hf.attention import refusing, stock_attention
+from longitude.hf.attention import refusing, refusing_pages, stock_attention
 from longitude.hf.masks import stock_mask
 from longitude.hf.stock import from_pretrained, set_positions
 from longitude.hf.trainer import Trainer
@@ -19,6 +20,7 @@ AttentionInterface.register("longitude", stock_attention)
 AttentionMaskInterface.register("longitude", stock_mask)
 for _name in ("get_correct_attn_implementation", "set_attn_implementation"):
     setattr(PreTrainedModel, _name, refusing(getattr(PreTrainedModel, _name)))
+ContinuousMixin.init_continuous_batching = refusing_pages(ContinuousMixin.init_continuous_batching)
 
 __all__ = ["Trainer", "from_pretrained", "set_positions"]
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -109,7 +109,8 @@ def stock_attention(
                 f"set_positions: {type(module).__name__} adds its own position_bias or sinks to the scores; expected a layer "
                 "without them, or no set_positions"
             )
-        out, weights = call.attend(query, key, value, mask, scaling, dropout, weights, s_aux, softcap)
+        options = scaling, dropout, weights, s_aux, softcap
+        out, weights = call.encoding(partial(call.attend, query, key, value, mask, *options))
         return out.transpose(1, 2).contiguous(), weights
 
     plain = (
@@ -283,6 +284,18 @@ def refusing(method: Callable[..., Any]) -> Callable[..., Any]:
         if asked == "longitude" and (why := why_not(type(self))) is not None:
             who = type(self).__name__
             raise ValueError(f"attn_implementation='longitude': {who} cannot use it, {why}; load it with 'eager'")
+        return method(self, *arguments, **named)
+
+    return checked
+
+
+def refusing_pages(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the method that starts continuous batching: an error in its thread would reach no caller."""
+
+    @wraps(method)
+    def checked(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self.config._attn_implementation == "longitude":
+            raise UsageError("generate_batch", "'paged|sdpa' or 'paged|eager', whose keys are in pages", "'longitude'")
         return method(self, *arguments, **named)
 
     return checked

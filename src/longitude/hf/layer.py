@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -174,7 +175,7 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         positions = positions - positions.gather(1, starts_of(packed.streams))
         kwargs, mask = {**kwargs, "attention_mask": packed}, packed
     new_streams = None if mask.streams is None else mask.streams[:, past:]
-    columns, carry = encoding.context(x, None if layer is None else layer.carry, new_streams)
+    columns, carry = encoding(partial(encoding.context, x, None if layer is None else layer.carry, new_streams))
     tables = tuple(embeddings.tables[member] for member in encoding) if encoding.stable_keys else None
     call = LayerCall(encoding, positions, positions, tables, columns, carry)
     if layer is not None:

@@ -125,14 +125,17 @@ def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
             got,
             "use 'sdpa' for another mask",
         )
-    read_of = given._version, batch, rows, keys
-    known, made = _DENSE.get(given, (None, None))  # pyright: ignore[reportGeneralTypeIssues]
+    # Tensors of inference_mode have no version, so a change would not be seen; dynamo does not know the question.
+    versioned = not torch.compiler.is_compiling() and not given.is_inference()
+    read_of = given._version if versioned else None, batch, rows, keys
+    known, made = _DENSE.get(given, (None, None)) if versioned else (None, None)  # pyright: ignore[reportGeneralTypeIssues]
     if known != read_of or made is None:
         try:
             made = StockMask(from_tensor(given, batch, rows, keys), keys, dense=True)
         except ValueError as error:
             raise ValueError(f"attn_implementation='longitude': attention_{error}") from None
-        _DENSE[given] = read_of, made
+        if versioned:
+            _DENSE[given] = read_of, made
     return made
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,7 +101,9 @@ class IdentityRotary(nn.Module):
         each = explicit(positions, x.shape[1], x.device)
         embeddings = PositionEmbeddings((x.new_ones(1, 1, 1), x.new_zeros(1, 1, 1)))
         embeddings.positions = positions
-        embeddings.tables = {m: m.prepare(of_axes(m, each), None, x.dtype) for m in self.members if m.stable_keys}
+        embeddings.tables = {
+            m: m(partial(m.prepare, of_axes(m, each), None, x.dtype)) for m in self.members if m.stable_keys
+        }
         return embeddings
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -25,7 +26,7 @@ from longitude.models.configuration import LongitudeConfig
 from longitude.models.inputs import ids_so_far, layers_of, places_of, require_embeds
 from longitude.models.streams import Packed, documents_of, places_after, streams_of
 from longitude.positions.base import Encoding, encoding
-from longitude.positions.composed import Composed, of_axes
+from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, as_int, canonical, explicit, following
 from longitude.recurrent.rwkv4 import RWKVChannelMix
 
@@ -329,8 +330,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             use_cache = False  # whatever the config says: a cache would not keep these documents apart
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and memories is None
-        if self.gradient_checkpointing and self.training and (use_cache or cache is not None):
-            logger.warning_once("gradient checkpointing computes layers twice, so this call has no cache")
+        if self.recomputes(cache, use_cache):
             use_cache, cache = False, None
         if cache is not None:
             cache = adopt(cache, self.cache_layers)
@@ -360,15 +360,14 @@ class LongitudeModel(LongitudePreTrainedModel):
             random_start = self.training and call.cache is None
             places_of_member = places_of(first, call.place_ids, call.ids, call.streams, batch, length, random_start)
         if first.at_input:
-            x = first.embed(x, own, places_of_member)
+            x = first(partial(first.embed, x, own, places_of_member))
         x = F.dropout(x, self.hidden_dropout) if self.training and self.hidden_dropout else x
         if x.shape[1] != length:
             raise ValueError(
                 f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
             )
-        # By index: torch.export returns another object each time a module is looked up.
         return x, [
-            tuple(m.prepare(of_axes(m, places), None, x.dtype) for m in own.each) if own.stable_keys else None
+            own(partial(own.prepare, places, None, x.dtype)) if own.stable_keys else None
             for own in self.distinct_encodings
         ]
 
@@ -406,7 +405,10 @@ class LongitudeModel(LongitudePreTrainedModel):
                     shared,
                 )
                 cross = None if source.cache is None else source.cache.layers[i]
-                x, weights, cross_weights = layer(x, inputs, source.states, source.valid, cross, output_attentions)
+                encoding: Any = self.distinct_encodings[which]
+                x, weights, cross_weights = encoding(
+                    partial(layer, x, inputs, source.states, source.valid, cross, output_attentions)
+                )
                 for each in offloaded:
                     each.layers[i].offload()
                 hidden_states.append(x if i + 1 in wanted else None)
@@ -415,6 +417,17 @@ class LongitudeModel(LongitudePreTrainedModel):
         x = self.norm(x)
         last: Any = x if len(self.layers) in wanted else None
         return x, (*hidden_states[:-1], last), tuple(attentions), tuple(cross_attentions)
+
+    def recomputes(self, cache: Cache | None, use_cache: bool | None) -> bool:
+        """Whether the call has no cache because backward computes layers twice. ValueError for a cache with tokens."""
+        if not (self.gradient_checkpointing and self.training):
+            return False
+        if cache is not None and (tokens := cache.get_seq_length()):
+            expected = "an empty cache or none with gradient checkpointing in training, which computes layers twice"
+            raise UsageError("cache", expected, f"one of {tokens} tokens", "call gradient_checkpointing_disable()")
+        if use_cache or cache is not None:
+            logger.warning_once("gradient checkpointing computes layers twice, so this call has no cache")
+        return True
 
     @property
     def reads_restarts(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
+from longitude.errors import UsageError
 from longitude.models.cache_names import INSTALLED, renamed
 from longitude.models.inputs import require_assistant
 from longitude.models.streams import streams_of
@@ -21,6 +22,14 @@ class CheckedGenerationMixin(GenerationMixin):
         inputs = arguments[0] if arguments else options.get("inputs")
         require_mask(self.config.is_encoder_decoder, inputs, options)  # pyright: ignore[reportAttributeAccessIssue]
         return super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
+        raise UsageError(
+            "generate_batch",
+            "generate, with attention_mask for prompts of several lengths",
+            "continuous batching",
+            f"{type(self).__name__} has no paged cache",
+        )
 
     def _prepare_attention_mask_for_generation(
         self, inputs_tensor: Tensor, generation_config: Any, model_kwargs: dict[str, Any]

@@ -9,7 +9,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
-from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from longitude.errors import UsageError
@@ -20,8 +19,7 @@ from longitude.models.encoder import LongitudeEncoder
 from longitude.models.generation import CheckedGenerationMixin
 from longitude.models.inputs import require_embeds, require_known
 from longitude.models.loss import IGNORED, predicted
-
-logger = logging.get_logger(__name__)
+from longitude.models.streams import real_tokens
 
 
 def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
@@ -159,10 +157,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
 
     def cache_of(self, given: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
         """The cache to fill: the one given, a new one, or none."""
-        if self.decoder.gradient_checkpointing and self.training and (use_cache or given is not None):
-            logger.warning_once("gradient checkpointing computes layers twice, so this call has no cache")
-            return None
-        if given is None and not use_cache:
+        if self.decoder.recomputes(given, use_cache) or (given is None and not use_cache):
             return None
         if given is None:
             given = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -338,4 +333,4 @@ def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:
         raise UsageError(
             "attention_mask", f"{list(source.shape[:2])}, one per token of the source", list(attention_mask.shape)
         )
-    return None if bool(attention_mask.all()) else attention_mask
+    return real_tokens(attention_mask)

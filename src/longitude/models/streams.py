@@ -121,20 +121,31 @@ def streams_of(
     for name, given in (("attention_mask", attention_mask), ("document_ids", document_ids)):
         if given is not None and given.shape != (batch, keys):
             raise UsageError(name, f"[{batch}, {keys}], one per token, cached ones included", list(given.shape))
-    # A mask of ones is no mask. Looking would break a compiled graph or torch.func.vmap, so there it stays.
-    if attention_mask is not None and readable(attention_mask) and bool(attention_mask.all()):
-        attention_mask = None
+    real = None if attention_mask is None else real_tokens(attention_mask)
     if document_ids is not None:
         require_numbers("document_ids", document_ids)
-    if attention_mask is None:
+    if real is None:
         return None if document_ids is None else runs_of(document_ids)
-    if attention_mask.is_floating_point():
-        raise UsageError("attention_mask", "1 for tokens and 0 for padding, of int or bool", attention_mask.dtype)
     streams = torch.zeros(batch, keys, dtype=torch.long, device=device) if document_ids is None else document_ids
-    streams = runs_of(streams.masked_fill(attention_mask == 0, -1))
+    streams = runs_of(streams.masked_fill(~real, -1))
     if not tracing():
         require_runs(streams)
     return streams
+
+
+def real_tokens(attention_mask: Tensor) -> Tensor | None:
+    """Which tokens are no padding, bool; None if all are. ValueError unless every number of the mask is 0 or 1."""
+    real = attention_mask == 1
+    if not readable(attention_mask):  # no number can be looked at, so a mask of ones stays, too
+        if attention_mask.is_floating_point():
+            raise UsageError("attention_mask", "int or bool in a compiled graph", attention_mask.dtype)
+        return attention_mask != 0
+    if bool(real.all()):
+        return None
+    if attention_mask.dtype != torch.bool and not bool((real | (attention_mask == 0)).all()):
+        other = attention_mask[~real & (attention_mask != 0)].flatten()[0]
+        raise UsageError("attention_mask", "1 for tokens and 0 for padding", other.item())
+    return real
 
 
 def require_numbers(name: str, numbers: Tensor) -> None:

@@ -11,7 +11,7 @@ query position - key position. A bias is finite for negative offsets too: the ma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ from longitude.positions.terms import (
     Transport as Transport,
 )
 from longitude.registry import Factory, Registry, options_of, resolve_options
+
+Result = TypeVar("Result")
 
 
 # ---- the contract ----------------------------------------------------------------------------------------------------
@@ -65,6 +67,13 @@ class Encoding(FullPrecision):
 
     model_defaults: ClassVar[Mapping[str, Any]] = {}
     """Values of required options for models of this package, which write them into their config; the user may set others."""
+
+    def forward(self, read: Callable[[], Result]) -> Result:
+        """Return read(), which reads parameters of this module.
+
+        Offloading and sharding give a module its parameters while it is called, so models read them inside of such calls.
+        """
+        return read()
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Add position to the model's input x [B, L, dim]; the shape stays the same."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from longitude.positions.base import (
     Columns,
     Encoding,
     Region,
+    Result,
     RowBias,
     SinkLogits,
     Temperature,
@@ -106,6 +107,12 @@ class Composed(Encoding):
 
     def __iter__(self) -> Iterator[Encoding]:
         return iter(self.each)
+
+    def forward(self, read: Callable[[], Result]) -> Result:
+        for member in self.each:
+            if member.learned:
+                read = partial(member, read)
+        return read()
 
     def embed(self, x: Tensor, positions: Tensor, places: Sequence[Tensor | None] = ()) -> Tensor:
         """Embed x with all members. places: positions of members that compute them from token ids, else None."""

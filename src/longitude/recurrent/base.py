@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.state_mixer import StateInputs, StateMixer
 from longitude.derivatives import exporting
+from longitude.linear import is_plain
 from longitude.recurrent.ops.checks import require_mode, state_dtype
 
 
@@ -65,7 +66,7 @@ def group_norm(norm: nn.GroupNorm, x: Tensor) -> Tensor:
 
     A compiled graph has the formula, because torch's kernel does not support forward-mode derivatives there (torch 2.13).
     """
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() or not is_plain(norm):
         return norm(x)
     groups = x.to(state_dtype(x)).unflatten(-1, (norm.num_groups, -1))
     groups = groups - groups.mean(-1, keepdim=True)
