@@ -1,4 +1,4 @@
-# `make` alone prints what there is. Everything installs into .venv, once; nothing needs a compiler.
+# `make` alone prints what there is. Everything installs into .venv, once. With gcc the C kernels are compiled in place, once too.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -26,7 +26,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test quick near test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims verdicts api freeze-api notebooks laws docs dist dist-test clean new-torch
+.PHONY: help install study report checkpoint test quick near test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims verdicts api freeze-api notebooks laws docs dist dist-test clean new-torch native
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -55,7 +55,7 @@ near: $(VENV)/test.stamp ## the quick tests that your changes can break; SINCE=C
 	@$(BIN)/python .ci/near.py $(SINCE) > $(VENV)/near.txt
 	@test -s $(VENV)/near.txt && $(BIN)/python -m pytest -m "not slow" @$(VENV)/near.txt $(PYTEST_ARGS) || echo "no test reads what you changed"
 
-test-elsewhere: $(VENV)/test.stamp ## the quick tests on one core, with other threads and instructions, busy, without gcc, shuffled, twice
+test-elsewhere: $(VENV)/test.stamp ## the quick tests on one core, with other threads and instructions, busy, without C kernels, shuffled, twice
 	$(BIN)/python tests/elsewhere.py $(ARGS)
 
 test-all: check ## the same with every test
@@ -68,7 +68,7 @@ conformance: $(VENV)/conformance.stamp ## transformers' own tests of models, ove
 	$(BIN)/python tests/conformance/run.py $(PYTEST_ARGS)
 
 ecosystem: $(VENV)/ecosystem.stamp ## the tests with TRL, PEFT, Lightning, lm-eval, scikit-learn, and of export and caches (a few minutes)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem tests/models tests/attention tests/test_c_threads.py
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem tests/models tests/attention tests/native
 
 check: lint types ## lint, types and import contracts only
 
@@ -157,7 +157,11 @@ $(VENV)/torch.stamp: constraints.txt $(NEW_TORCH) | $(BIN)/pip
 	@grep -v '^torch==' constraints.txt >> $(VENV)/constraints.txt
 	@touch $@
 
-$(VENV)/study.stamp: $(VENV)/torch.stamp pyproject.toml
+# The C kernels for this processor, if gcc is here: in less than a second if no C source changed.
+native: | $(BIN)/pip
+	@$(BIN)/python src/longitude/native/build.py
+
+$(VENV)/study.stamp: $(VENV)/torch.stamp pyproject.toml | native
 	$(INSTALL) -c $(VENV)/constraints.txt -e '.[study]'
 	@touch $@
 
@@ -173,7 +177,7 @@ $(VENV)/dist.stamp: $(VENV)/torch.stamp pyproject.toml
 	$(INSTALL) -c $(VENV)/constraints.txt -e '.[dist]'
 	@touch $@
 
-$(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml # in one go with what a study needs
+$(VENV)/test.stamp: $(VENV)/torch.stamp pyproject.toml | native # in one go with what a study needs
 	$(INSTALL) -c $(VENV)/constraints.txt -e '.[test]'
 	@touch $(VENV)/study.stamp $@
 
@@ -186,5 +190,5 @@ $(VENV)/ecosystem.stamp: $(VENV)/test.stamp
 	@touch $@
 
 clean: ## remove builds and caches (not .venv, not runs)
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist src/longitude/native/compiled .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

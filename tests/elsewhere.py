@@ -1,13 +1,13 @@
 """The quick tests as other machines would run them, one setting after the other; a table at the end, exit code 1 if any fell.
 
-    python tests/elsewhere.py [SETTING ...]      # make test-elsewhere ARGS="gcc order"; all of them where none is named
+    python tests/elsewhere.py [SETTING ...]      # make test-elsewhere ARGS="python order"; all of them where none is named
 
 core      on one core, in one process
 threads1  OMP_NUM_THREADS=1
 threads3  OMP_NUM_THREADS=3, more threads than a small machine has cores
 avx2      without the 512-bit instructions of a processor that has them, in torch and in its matrix products
 busy      at low priority, together with a busy loop
-gcc       where no C compiler is found
+python    without C kernels
 order     the files shuffled; the seed is printed, and --shuffle SEED repeats it
 again     twice in one fresh clone of what is committed
 """
@@ -15,7 +15,6 @@ again     twice in one fresh clone of what is committed
 import argparse
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-COMPILERS = {"gcc", "cc", "g++", "c++", "clang", "clang++"}
 WORKERS = ("-n", "2", "--dist", "worksteal")
 SEED = str(random.randrange(10**6))
 TABLE = Table("setting", "passed", "failed", "skipped", "seconds", box=None)
@@ -61,25 +59,12 @@ def busy() -> bool:
         loop.wait()
 
 
-def gcc() -> bool:
-    """With a folder of links to all programs but compilers as PATH."""
-    with tempfile.TemporaryDirectory() as folder:
-        for place in filter(os.path.isdir, os.environ["PATH"].split(os.pathsep)):
-            for program in os.scandir(place):
-                link = Path(folder, program.name)
-                if program.name not in COMPILERS and not link.is_symlink():
-                    link.symlink_to(Path(place, program.name).absolute())
-        assert shutil.which("gcc", path=folder) is None
-        return pytest("without gcc", *WORKERS, PATH=folder)
-
-
 def again() -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        clone, cache = Path(folder) / "clone", str(Path(folder) / "cache")
+        clone = Path(folder) / "clone"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        passed = [
-            pytest(f"a clone, {nth} time", *WORKERS, at=clone, XDG_CACHE_HOME=cache) for nth in ("first", "second")
-        ]
+        subprocess.run([sys.executable, str(clone / "src/longitude/native/build.py")], check=True)
+        passed = [pytest(f"a clone, {nth} time", *WORKERS, at=clone) for nth in ("first", "second")]
         return all(passed)
 
 
@@ -90,7 +75,7 @@ SETTINGS: dict[str, Callable[[], bool]] = {
     "threads3": lambda: pytest("OMP_NUM_THREADS=3", *WORKERS, OMP_NUM_THREADS="3"),
     "avx2": lambda: pytest("AVX2 only", *WORKERS, **AVX2),
     "busy": busy,
-    "gcc": gcc,
+    "python": lambda: pytest("without C kernels", *WORKERS, LONGITUDE_COMPILE="0"),
     "order": lambda: pytest(f"files shuffled by {SEED}", *WORKERS, "--shuffle", SEED),
     "again": again,
 }

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import longitude as lg
-from longitude.linear import is_plain
+from longitude.positions.linear import is_plain
 from tests.support import close, random
 
 

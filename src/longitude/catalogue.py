@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from longitude import c_compile, plugins
+from longitude import plugins
 from longitude.attention.mixer import MIXERS
 from longitude.attention.operation import explain
+from longitude.native import load
 from longitude.positions.base import (
     ENCODINGS,
     Encoding,
@@ -63,7 +64,7 @@ def catalogue() -> dict[str, Any]:
             | {"registers": each.registered, "problems": {n: problems[n] for n in each.registered if n in problems}}
             for each in plugins.loaded()
         ],
-        "machine": versions() | machine() | {"mps": torch.backends.mps.is_available(), "loops": c_compile.route()},
+        "machine": versions() | machine() | {"mps": torch.backends.mps.is_available(), "loops": load.route()},
     }
 
 

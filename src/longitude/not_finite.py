@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from longitude.c_compile import in_memory
-from longitude.derivatives import constant_in_graphs, in_forward_mode, transforms_active
+from longitude.native.derivatives import constant_in_graphs, in_forward_mode, transforms_active
+from longitude.native.tensors import in_memory
 
 Outs = TypeVar("Outs", bound=tuple[Tensor | None, ...])
 Back = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, list[Tensor]]]

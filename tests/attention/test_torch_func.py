@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.derivatives import by_autograd, in_transform
 from longitude.models import loss
+from longitude.native.derivatives import by_autograd, in_transform
 from longitude.positions.base import ENCODINGS
 from longitude.positions.composed import compose
 from longitude.testing.examples import example

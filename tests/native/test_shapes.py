@@ -1,6 +1,6 @@
 """A kernel reads memory by the sizes of its tensors: one that disagrees with the others raises before anything is read.
 
-test_c_sanitizers.py runs the same calls under the sanitizer of addresses, which finds what a missing check lets through.
+test_sanitizers.py runs the same calls under the sanitizer of addresses, which finds what a missing check lets through.
 """
 
 from collections.abc import Callable, Iterator

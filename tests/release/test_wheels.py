@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from longitude import c_build, c_compile
+from longitude.native import build
 
 ROOT = Path(__file__).parents[2]
 WHEELS = sorted((ROOT / "dist").glob("*.whl"))
@@ -52,7 +52,7 @@ int main(int n, char **arg) {
 """
 ATTEND = """
 import os, sys, torch, longitude as lg
-from longitude import c_compile
+from longitude.native import load
 assert os.path.abspath(lg.__file__).startswith(sys.argv[1]), lg.__file__
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 2, 4, 50, 32).requires_grad_().unbind()
@@ -62,7 +62,7 @@ for encoding in (lg.ALiBi(4), lg.Rotary(32, "half")):
     got, expected = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (got, expected))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 lg.mixer("mamba", dim=24)(torch.randn(1, 9, 24)).sum().backward()
-print(c_compile.route())
+print(load.route())
 """
 
 
@@ -77,15 +77,22 @@ def is_pure(wheel: Path) -> bool:
 
 
 def machine_of(wheel: Path) -> str:
-    return next(machine for machine in c_build.LEVELS if wheel.stem.endswith(machine))
+    return next(machine for machine in build.LEVELS if wheel.stem.endswith(machine))
 
 
 def test_there_is_a_wheel_for_everyone():
     assert sum(map(is_pure, WHEELS)) == 1 and len(list((ROOT / "dist").glob("*.tar.gz"))) == 1
     for wheel in WHEELS:
         assert wheel.stat().st_size < 3 * 2**20, wheel.name
-        names = zipfile.ZipFile(wheel).namelist()
-        assert {f"longitude/{source}" for source in c_build.LOOPS} <= set(names)  # gcc may still compile them
+        files = zipfile.ZipFile(wheel).infolist()
+        names = [file.filename for file in files]
+        assert {file.external_attr >> 16 & 0o777 for file in files} <= {
+            0o644,
+            0o755,
+            0o664,
+            0o775,
+        }  # readable by everybody
+        assert {f"longitude/{source}" for source in build.LIBRARIES} <= set(names)
         libraries = {name for name in names if name.endswith(".so")}
         if is_pure(wheel):
             assert not libraries
@@ -93,9 +100,9 @@ def test_there_is_a_wheel_for_everyone():
         machine = machine_of(wheel)
         assert COMPILED[machine] in wheel.name, "glibc of 2014, older than torch's own"
         assert libraries == {
-            f"longitude/compiled/{machine}/{level}/{c_build.name_of(source, options)}"
-            for level in c_build.LEVELS[machine]
-            for source, kinds in c_build.LOOPS.items()
+            f"longitude/native/compiled/{machine}/{level}/{build.name_of(source, options)}"
+            for level in build.LEVELS[machine]
+            for source, kinds in build.LIBRARIES.items()
             for options in kinds
         }
 
@@ -143,10 +150,10 @@ def run(folder: Path, *arguments: object) -> str:
 def expected_route(folder: Path) -> str:
     """How the line of an install begins."""
     (site,) = folder.glob("lib/python*/site-packages")
-    if not (site / "longitude/compiled").is_dir():
-        return "C kernels: none, this install has none prebuilt; no gcc is on the PATH"
-    level = c_compile.level_of(platform.machine(), Path("/proc/cpuinfo").read_text())
-    return f"C kernels: prebuilt for {level}"
+    if not (site / "longitude/native/compiled").is_dir():
+        return "C kernels: none"
+    level = build.levels_of(platform.machine(), build.cpuinfo())[0]
+    return f"C kernels: compiled for {level}"
 
 
 def test_attention_runs_and_says_by_what(installed: Path):
@@ -170,40 +177,15 @@ def test_the_verbs_run(installed: Path):
 def test_every_level_that_this_processor_has_gives_the_same(installed: Path):
     """The levels below the best one, as an older processor would take them."""
     (site,) = installed.glob("lib/python*/site-packages")
-    here = site / "longitude/compiled" / platform.machine()
+    here = site / "longitude/native/compiled" / platform.machine()
     if not here.is_dir():
         pytest.skip("it has no levels")
-    flags = next(
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
-    )
-    best = c_compile.level_of(platform.machine(), flags)
-    levels = list(c_build.LEVELS[platform.machine()])
-    for level in levels[levels.index(best) :]:
-        needed = c_build.LEVELS[platform.machine()][level][1]
-        cpuinfo = installed / f"{level}.txt"
-        cpuinfo.write_text(f"flags : {needed}\nFeatures : {needed}\n")
-        script = (
-            f"from pathlib import Path; from longitude import c_compile; c_compile._CPUINFO = Path({str(cpuinfo)!r})\n"
-        )
+    for level in build.levels_of(platform.machine(), build.cpuinfo()):
+        needed = build.LEVELS[platform.machine()][level][1]
+        flags = f"flags : {needed}\nFeatures : {needed}\n"
+        script = f"from longitude.native import build; build.cpuinfo = lambda: {flags!r}\n"
         printed = run(installed, "-c", script + ATTEND, installed)
-        assert printed.splitlines()[-1] == f"C kernels: prebuilt for {level}"
-
-
-def test_a_library_that_is_cut_off_or_missing_leaves_the_slower_route(installed: Path, tmp_path: Path):
-    (site,) = installed.glob("lib/python*/site-packages")
-    if not (site / "longitude/compiled").is_dir():
-        pytest.skip("it has none")
-    copy = tmp_path / "site"
-    shutil.copytree(site / "longitude", copy / "longitude")
-    for n, path in enumerate(sorted((copy / "longitude/compiled").rglob("*.so"))):
-        path.write_bytes(path.read_bytes()[:5000]) if n % 2 else path.unlink()
-    clean = {"PATH": str(installed / "bin"), "HOME": str(tmp_path), "PYTHONPATH": str(copy)}
-    done = subprocess.run(
-        [installed / "bin/python", "-c", ATTEND, copy], capture_output=True, text=True, env={**os.environ, **clean}
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1].startswith("C kernels: none") and "install longitude again" in done.stdout
-    assert "is cut off" in done.stderr and "torch's operators run instead" in done.stderr
+        assert printed.splitlines()[-1] == f"C kernels: compiled for {level}"
 
 
 def test_the_loops_for_arm_load_under_qemu_and_rotate(tmp_path: Path):
@@ -216,7 +198,8 @@ def test_the_loops_for_arm_load_under_qemu_and_rotate(tmp_path: Path):
     (tmp_path / "main.c").write_text(ROTATE)
     subprocess.run([gcc, "-o", "main", "main.c", "-lm", "-ldl"], cwd=tmp_path, check=True)
     libraries = sorted(
-        (tmp_path / "longitude/compiled/aarch64").rglob("*.so"), key=lambda path: path.name != "rotate-FLOAT32.so"
+        (tmp_path / "longitude/native/compiled/aarch64").rglob("*.so"),
+        key=lambda path: not path.name.startswith("rotate-FLOAT32"),
     )
     command = [qemu, "-L", "/usr/aarch64-linux-gnu", "main", *map(str, libraries)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -8,9 +8,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from longitude.attention.masks import kind_of
-from longitude.c_compile import in_memory
-from longitude.derivatives import readable
 from longitude.errors import UsageError
+from longitude.native.derivatives import readable
+from longitude.native.tensors import in_memory
 from longitude.positions.coordinates import Positions, explicit
 
 BEGINS = "longitude_begins"

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from longitude.attention.regions import RegionCut, cut_by_region
 from longitude.attention.request import Request, transformed
-from longitude.derivatives import readable, recomputed
 from longitude.errors import UsageError
+from longitude.native.derivatives import readable, recomputed
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit, part_of
 

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from longitude.c_compile import in_memory
 from longitude.errors import UsageError, check_sizes, nearest
+from longitude.native.tensors import in_memory
 
 Reach = tuple[int | None, int | None]
 """Smallest and largest allowed (query order - key order); None: unbounded."""

@@ -16,10 +16,10 @@ from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.documents import padding_of
 from longitude.attention.masks import Causal, Mask, require_mask
 from longitude.errors import UsageError
-from longitude.linear import FullPrecision
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
+from longitude.positions.linear import FullPrecision
 from longitude.registry import Registry, resolve_options, whole_signature
 
 

@@ -12,8 +12,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from longitude.attention.request import Request
-from longitude.c_compile import in_memory
-from longitude.derivatives import in_forward_mode
+from longitude.native.derivatives import in_forward_mode
+from longitude.native.tensors import in_memory
 from longitude.not_finite import all_finite, filled, gradients_apart, not_finite
 from longitude.positions.base import Drift, Term, Transport
 

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude import c_compile
 from longitude.attention.backends import BACKENDS, Backend, refuses, routes
 from longitude.attention.backends.sdpa import sdpa_is_plain
 from longitude.attention.length_dependent import Part, joined, parted
@@ -33,8 +32,9 @@ from longitude.attention.terms import (
     with_terms_around,
 )
 from longitude.attention.verdict import Verdict, passed_over
-from longitude.derivatives import in_forward_mode, transforms_active
 from longitude.errors import unknown
+from longitude.native import load
+from longitude.native.derivatives import in_forward_mode, transforms_active
 from longitude.positions.base import ADDED, Columns, Encoding, OffsetBias, Term
 from longitude.positions.composed import Composed, by_name, compose
 from longitude.positions.coordinates import Positions
@@ -372,7 +372,7 @@ def explain(
             f"positions move by pairs: {len(requested)} calls in {regions} regions are merged; memory is of the largest"
         )
     if largest.q.is_cpu:
-        print(c_compile.route())
+        print(load.route())
     if not largest.lse and sdpa_is_plain(largest) and largest.q.is_cpu:
         print(routes.words(largest))
     require_backend(name)

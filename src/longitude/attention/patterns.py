@@ -10,8 +10,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from longitude.attention.masks import Causal, Mask, Reach, kind_of, of_rows, one_or, require_among, validate_tokens
-from longitude.derivatives import assert_later, numbers_of
 from longitude.errors import UsageError, check_sizes
+from longitude.native.derivatives import assert_later, numbers_of
 from longitude.positions.coordinates import floor_divide
 
 

@@ -16,8 +16,8 @@ from longitude.attention.patterns import Ago
 from longitude.attention.request import Request, transformed
 from longitude.attention.spans import assembled, pieces
 from longitude.attention.terms import with_sinks
-from longitude.derivatives import tracing
 from longitude.errors import UsageError
+from longitude.native.derivatives import tracing
 from longitude.positions.base import Region, RowBias, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, as_int, explicit, part_of

@@ -15,8 +15,8 @@ from torch import Tensor
 from longitude.attention.find_spans import Span, find_spans, tensors_of
 from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask
 from longitude.attention.patterns import Ago
-from longitude.derivatives import readable
 from longitude.errors import UsageError, check_positive
+from longitude.native.derivatives import readable
 from longitude.positions.base import Columns, Drift, Encoding, OffsetVectors, Region, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit, part_of

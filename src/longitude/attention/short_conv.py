@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.errors import UsageError, unknown
-from longitude.linear import is_plain
+from longitude.positions.linear import is_plain
 
 PLACES = ("input", "qkv", "kv", "output")
 """Where an attention layer may have short convolutions: its input; queries, keys and values; the last two; its output."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.request import Request, band_of
-from longitude.derivatives import readable, with_zero_gradients
+from longitude.native.derivatives import readable, with_zero_gradients
 
 Cut = list[tuple[slice | list[int], slice, Request]]
 """Sequences of the batch, rows of their queries, and their request."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from longitude.attention.documents import begins_of, require_number_per_token, require_tokens
 from longitude.attention.mixer import Mixer, MixerInputs, require_cache, require_no_weights, require_plain
-from longitude.derivatives import readable
 from longitude.errors import UsageError
+from longitude.native.derivatives import readable
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, canonical, explicit, following
 

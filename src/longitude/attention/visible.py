@@ -11,7 +11,7 @@ from torch import Tensor
 from longitude.attention.masks import Documents, Padding
 from longitude.attention.patterns import Chunks
 from longitude.attention.request import AllowedPairs
-from longitude.derivatives import exporting
+from longitude.native.derivatives import exporting
 
 FEW = 16
 """Number of queries up to which a dense mask costs no more than sorting the documents of the keys."""

@@ -19,10 +19,10 @@ from longitude.attention.operation import answer, choose_once, requests, run_par
 from longitude.attention.patterns import Pairs
 from longitude.attention.request import Request
 from longitude.attention.terms import with_sinks
-from longitude.derivatives import in_forward_mode, tracing, transforms_active
 from longitude.errors import UsageError
 from longitude.hf.layer import CALL, LayerCall, encoding_of
 from longitude.hf.masks import StockMask, dense_mask, with_packed
+from longitude.native.derivatives import in_forward_mode, tracing, transforms_active
 from longitude.positions.terms import PairBias
 
 REFUSED = {

@@ -14,9 +14,9 @@ from transformers import masking_utils as theirs
 from longitude.attention.documents import places_of, runs_of
 from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.attention.patterns import Ago, Chunks, from_tensor
-from longitude.derivatives import numbers_of, readable, tracing
 from longitude.errors import UsageError
 from longitude.models.streams import Packed, documents_of
+from longitude.native.derivatives import numbers_of, readable, tracing
 
 INDEXERS = "index_topk", "indexer_budget"
 """Keys of a config whose model has an indexer: its layers change the tensor of a mask before they attend with it."""

@@ -19,7 +19,6 @@ from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.errors import UsageError
-from longitude.linear import FullPrecision
 from longitude.models.blocks import Block, norm
 from longitude.models.cache_names import ATTENTION, INSTALLED, DecoderOutput, one_of
 from longitude.models.configuration import LongitudeConfig
@@ -28,6 +27,7 @@ from longitude.models.streams import Packed, documents_of, places_after, streams
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, as_int, canonical, explicit, following
+from longitude.positions.linear import FullPrecision
 from longitude.recurrent.rwkv4 import RWKVChannelMix
 
 logger = logging.get_logger(__name__)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.derivatives import exporting, recomputed
+from longitude.native.derivatives import exporting, recomputed
 
 IGNORED = -100
 CHUNK_LOGITS = 2**24

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.documents import begins_of, flattened, runs_of
-from longitude.derivatives import numbers_of, readable, tracing
 from longitude.errors import UsageError, unknown
+from longitude.native.derivatives import numbers_of, readable, tracing
 
 
 class Packed(TypedDict, total=False):

@@ -1,1 +1,1 @@
-"""Kernels: how those in C are built and loaded, and what every kernel requires of its tensors."""
+"""Kernels: how those in C are built and loaded, and which tensors and modes of torch a kernel supports."""

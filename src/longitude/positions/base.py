@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from longitude.errors import UsageError
-from longitude.linear import FullPrecision
 from longitude.positions.coordinates import Positions, canonical, explicit, require_positions
+from longitude.positions.linear import FullPrecision
 from longitude.positions.optional import Columns as Columns, Region as Region
 from longitude.positions.terms import (
     ADDED as ADDED,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from longitude.errors import UsageError, check_choice, check_flags, check_positive, check_sizes
-from longitude.linear import WideLinear, is_plain
 from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, register
 from longitude.positions.coordinates import constants, wide
+from longitude.positions.linear import WideLinear, is_plain
 from longitude.positions.normalized import NormalizedOffset
 
 FORBIDDEN = -(2.0**12)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.derivatives import constant_in_graphs
 from longitude.errors import UsageError
+from longitude.native.derivatives import constant_in_graphs
 from longitude.positions.base import (
     ENCODINGS,
     Columns,

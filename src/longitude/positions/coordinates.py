@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from longitude.c_compile import needs_operator
-from longitude.derivatives import assert_later, numbers_of, readable, tracing
 from longitude.errors import UsageError
+from longitude.native.derivatives import assert_later, numbers_of, readable, tracing
+from longitude.native.tensors import needs_operator
 
 Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
 """Integer coordinates; an int p means p, p+1, ... With several axes, [L] and [B, L] mean the same number on every axis."""

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.derivatives import readable
 from longitude.errors import UsageError, check_flags, check_positive, check_sizes
-from longitude.linear import WideLinear
+from longitude.native.derivatives import readable
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Temperature, Term, register
 from longitude.positions.coordinates import require_width, wide
+from longitude.positions.linear import WideLinear
 
 
 @register("shaw")

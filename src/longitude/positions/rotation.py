@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longitude import c_compile
-from longitude.c_compile import in_memory, needs_operator, words
-from longitude.derivatives import in_forward_mode
-from longitude.kernels import switched_off, why_no_triton, why_not_on
-from longitude.native.shapes import Signature
+from longitude.native import load
+from longitude.native.derivatives import in_forward_mode
+from longitude.native.gpu import switched_off, why_no_triton, why_not_on
+from longitude.native.tensors import Signature, in_memory, needs_operator
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
 FEW = 2**13  # numbers; for fewer, torch's complex product is faster than a call of rotate.c
@@ -217,7 +216,7 @@ def launched(device: torch.device, dtype: torch.dtype) -> Callable[..., tuple[Te
 @lru_cache
 def compiled(dtype: torch.dtype) -> Callable[..., None] | None:
     """rotate.c for numbers of this dtype; None if it cannot be compiled."""
-    found = c_compile.library(Path(__file__).with_name("rotate.c"), "-ffp-contract=off", f"-D{KINDS[dtype]}")
+    found = load.library(Path(__file__).with_name("rotate.c"), "-ffp-contract=off", f"-D{KINDS[dtype]}")
     if found is None:
         return None
     found.rotate.restype = None
@@ -241,7 +240,7 @@ def rotate_in_one_pass(
         out.append(y := empty_like_heads(x))
         (_, heads, _, width), (xb, xh, xl, _), (yb, yh, yl, _) = x.shape, x.stride(), y.stride()
         call += [x.data_ptr(), y.data_ptr(), heads, width - 2 * pairs, xb, xh, xl, yb, yh, yl]
-    run(words(call))
+    run(load.struct_of(call))
     return tuple(out)
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.attention.state_mixer import StateInputs, StateMixer
-from longitude.derivatives import exporting
-from longitude.linear import is_plain
+from longitude.native.derivatives import exporting
+from longitude.positions.linear import is_plain
 from longitude.recurrent.ops.checks import require_mode, state_dtype
 
 

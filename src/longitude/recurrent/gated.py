@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs, StateMixer
-from longitude.derivatives import readable
 from longitude.errors import check_sizes
+from longitude.native.derivatives import readable
 from longitude.recurrent.ops.checks import require_state, state_dtype
 
 

@@ -13,8 +13,8 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes
-from longitude.linear import WideLinear
 from longitude.not_finite import nan_in_its_document
+from longitude.positions.linear import WideLinear
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.c_loops import ScanLoop, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype

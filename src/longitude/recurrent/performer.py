@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.derivatives import constant_in_graphs
 from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.native.derivatives import constant_in_graphs
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
 from longitude.recurrent.base import RecurrentMixer

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.derivatives import numbers_of
 from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.native.derivatives import numbers_of
 from longitude.positions.coordinates import wide
 from longitude.positions.rotation import RotaryTable, apply_rotary
 from longitude.recurrent.base import RecurrentMixer

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
-from longitude.derivatives import with_zero_gradients
 from longitude.errors import check_sizes
+from longitude.native.derivatives import with_zero_gradients
 from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable

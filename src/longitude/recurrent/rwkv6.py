@@ -13,8 +13,8 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
-from longitude.derivatives import with_zero_gradients
 from longitude.errors import check_positive, check_sizes
+from longitude.native.derivatives import with_zero_gradients
 from longitude.recurrent.base import RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed

@@ -11,6 +11,7 @@ from typing import Any
 
 from longitude import plugins
 from longitude.measure import write_rows
+from longitude.native import load
 from longitude.runs.files import out_of_space, write_json
 from longitude.runs.provenance import commit_of_code, provenance
 from longitude.runs.store import BusyError, Store
@@ -72,6 +73,8 @@ def study(
         statuses = []
         for part in parts:
             _count_ngrams(part, store)
+            if not statuses and (missing := load.without_kernels()) is not None:
+                note(missing)
             note(_introduction(part))
             if not statuses and len(part.config.seeds) < FEW:
                 note(_few_seeds(part.config.seeds))

@@ -13,9 +13,9 @@ from longitude.attention.backends.table.backend import TABLE
 from longitude.attention.backends.transport.backend import TRANSPORT
 from longitude.attention.backends.triton import backend as triton
 from longitude.attention.backends.triton.backend import TRITON
-from longitude.derivatives import refuse_tangents
 from longitude.errors import UsageError
-from longitude.kernels import switched_off
+from longitude.native.derivatives import refuse_tangents
+from longitude.native.gpu import switched_off
 
 # "auto" chooses the first of equal prices.
 for backend in (SDPA, TABLE, TRITON, FLA, TRANSPORT, SPLIT, CHUNKED, REFERENCE):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from longitude.attention.request import Request
-from longitude.derivatives import by_autograd
-from longitude.kernels import switched_off
+from longitude.native.derivatives import by_autograd
+from longitude.native.gpu import switched_off
 from longitude.positions.base import OffsetVectors, PairBias, RowBias
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

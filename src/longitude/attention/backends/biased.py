@@ -11,8 +11,8 @@ from torch import Tensor
 from longitude.attention.backends.base import terms_bytes
 from longitude.attention.request import Request
 from longitude.attention.scores import offsets, per_query_head
-from longitude.c_compile import in_memory
-from longitude.derivatives import in_forward_mode
+from longitude.native.derivatives import in_forward_mode
+from longitude.native.tensors import in_memory
 from longitude.positions.base import OffsetBias, PairBias, RowBias
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -14,8 +14,8 @@ from longitude.attention.backends.biased import biased, biased_bytes, takes
 from longitude.attention.backends.transport.backend import transport_window, transported_scores
 from longitude.attention.reference import added, reference
 from longitude.attention.request import Request
-from longitude.c_compile import in_memory
-from longitude.derivatives import exporting, in_forward_mode, recomputed
+from longitude.native.derivatives import exporting, in_forward_mode, recomputed
+from longitude.native.tensors import in_memory
 from longitude.positions.base import Drift, OffsetBias, PairBias, Transport
 from longitude.positions.terms import ADDED, Softcap
 

@@ -20,7 +20,7 @@ import torch
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.decoding import describes
 from longitude.attention.request import Request
-from longitude.c_compile import in_memory
+from longitude.native.tensors import in_memory
 
 Routes = Mapping[str, Mapping[str, int | None]]
 """Pass, dtype and mask, "forward float32 causal" -> head_dim, "64" -> the shortest sequence our kernel runs; None: none."""

@@ -15,7 +15,7 @@ from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, offsets, per_query_head
 from longitude.attention.spans import by_spans, pieces, with_wide_values
-from longitude.derivatives import exporting, in_forward_mode
+from longitude.native.derivatives import exporting, in_forward_mode
 from longitude.positions.base import Drift, OffsetBias, PairBias
 
 SHORT_BYTES = 2**26  # of the largest dense bias

@@ -17,7 +17,7 @@ from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import Ago, Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request
 from longitude.attention.spans import Cut, assembled, steady
-from longitude.derivatives import readable
+from longitude.native.derivatives import readable
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, Term
 
 

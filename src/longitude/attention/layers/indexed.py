@@ -18,8 +18,8 @@ from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MixerInputs, register_mixer, require_alone
 from longitude.attention.patterns import Pairs
-from longitude.derivatives import with_zero_gradients
 from longitude.errors import UsageError, check_flags, check_sizes
+from longitude.native.derivatives import with_zero_gradients
 from longitude.not_finite import filled
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed, compose

@@ -14,10 +14,10 @@ from longitude.attention.layers.base import AttentionLayer, Call, attended, chec
 from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
 from longitude.attention.terms import behind_zeros
 from longitude.errors import UsageError, check_sizes, unknown
-from longitude.linear import is_plain
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Term
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import explicit
+from longitude.positions.linear import is_plain
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LatentCacheLayer

@@ -22,8 +22,8 @@ from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import from_tensor
 from longitude.attention.request import Request, require_heads, validate
 from longitude.attention.scores import per_query_head
-from longitude.c_compile import in_memory
 from longitude.errors import UsageError, check_flags
+from longitude.native.tensors import in_memory
 from longitude.positions.contextual import running_sum
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longitude import c_compile
 from longitude.errors import UsageError
-from longitude.native.shapes import Signature
+from longitude.native import load
+from longitude.native.tensors import Signature
 from longitude.recurrent.ops.scan import needs_formula, once
 
 REPLAYED = 32
@@ -20,9 +20,9 @@ LANES = 16
 """Channels in one vector, as in lanes.h."""
 
 
-def loops(name: str, dtype: torch.dtype) -> c_compile.Passes | None:
+def loops(name: str, dtype: torch.dtype) -> load.Passes | None:
     """Forward and backward of a C file for float32 or float64; None if it cannot be compiled."""
-    return c_compile.passes(Path(__file__).with_name(name), dtype)
+    return load.passes(Path(__file__).with_name(name), dtype)
 
 
 def usable(name: str, x: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.c_compile import in_memory
+from longitude.native.tensors import in_memory
 from longitude.not_finite import all_finite, nan_in_its_document
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices

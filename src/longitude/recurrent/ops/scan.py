@@ -11,14 +11,14 @@ from jaxtyping import Num
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from longitude import c_compile
-from longitude.derivatives import in_forward_mode
+from longitude.native.derivatives import in_forward_mode
+from longitude.native.tensors import needs_operator
 
 
 # ---- gradients that raise if they are differentiated -------------------------------------------------------------------
 def needs_formula(*tensors: Tensor) -> bool:
     """Whether torch must see every operator: in graphs, in transforms, and for forward-mode derivatives."""
-    return c_compile.needs_operator(*tensors) or in_forward_mode()
+    return needs_operator(*tensors) or in_forward_mode()
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from longitude import kernels
 from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.backends.triton import backend, launch
 from longitude.attention.operation import choose, requests
-from longitude.kernels import switched_off
+from longitude.native.gpu import switched_off
 from longitude.positions.composed import compose
 from tests.attention.backends.one_request import masks, problem
 from tests.support import refused

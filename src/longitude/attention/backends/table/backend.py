@@ -41,8 +41,8 @@ from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request, band_of
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import partial_by_spans, pieces, steady
-from longitude.c_compile import needs_operator
-from longitude.derivatives import exporting
+from longitude.native.derivatives import exporting
+from longitude.native.tensors import needs_operator
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias
 from longitude.positions.coordinates import Positions, explicit
 from longitude.positions.counted import Counted

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longitude import c_compile
 from longitude.errors import UsageError
-from longitude.native.shapes import Signature
+from longitude.native import load
+from longitude.native.tensors import Signature
 
 BLOCK = 48  # queries at once, as in band.c
 OPTIONS = {torch.float32: (), torch.float64: ("-DDOUBLE",), torch.bfloat16: ("-DBFLOAT16",)}
@@ -224,7 +224,7 @@ def functions(stored: torch.dtype, *options: str) -> SimpleNamespace | None:
     The latter return the working space of a thread, in numbers. stored: a dtype of OPTIONS; options: more for the compiler.
     """
     options = (*options, *OPTIONS[stored])
-    band, few = (c_compile.library(Path(__file__).with_name(name), *options) for name in ("band.c", "decode.c"))
+    band, few = (load.library(Path(__file__).with_name(name), *options) for name in ("band.c", "decode.c"))
     if band is None or few is None:
         return None
     found, shape, data = SimpleNamespace(), ctypes.POINTER(Shape), c_void_p

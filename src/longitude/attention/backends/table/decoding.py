@@ -11,8 +11,8 @@ from torch import Tensor
 from longitude.attention.backends.table import band
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
-from longitude.c_compile import in_memory
 from longitude.errors import UsageError
+from longitude.native.tensors import in_memory
 from longitude.positions.base import OffsetBias
 
 SMALL = 2**17  # elements of keys up to which one thread ends before a second would begin

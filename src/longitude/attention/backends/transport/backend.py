@@ -30,8 +30,8 @@ from longitude.attention.backends.transport.cut import Cut
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import by_spans
-from longitude.c_compile import needs_operator
-from longitude.derivatives import exporting, in_forward_mode, recomputed
+from longitude.native.derivatives import exporting, in_forward_mode, recomputed
+from longitude.native.tensors import needs_operator
 from longitude.positions.base import Drift, Transport
 
 

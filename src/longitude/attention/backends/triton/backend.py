@@ -15,9 +15,9 @@ from longitude.attention.backends.triton.launch import Inputs
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import steady
-from longitude.c_compile import needs_operator
-from longitude.derivatives import exporting
-from longitude.kernels import why_no_triton, why_not_on
+from longitude.native.derivatives import exporting
+from longitude.native.gpu import why_no_triton, why_not_on
+from longitude.native.tensors import needs_operator
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias
 from longitude.positions.coordinates import explicit
 from longitude.positions.normalized import NormalizedOffset

@@ -14,8 +14,8 @@ from torch import Tensor
 from longitude.attention.masks import AllOf, Documents, Mask, Padding, Reach
 from longitude.attention.patterns import Chunks, Prefix
 from longitude.attention.request import AllowedPairs, Request, is_band
-from longitude.c_compile import needs_operator
-from longitude.kernels import captured, stream_of
+from longitude.native.gpu import captured, stream_of
+from longitude.native.tensors import needs_operator
 
 
 class Intervals(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longitude.attention.backends.triton.intervals import Intervals
 from longitude.errors import UsageError
-from longitude.native.shapes import Signature
+from longitude.native.tensors import Signature
 
 KERNELS_FILE = "longitude.attention.backends.triton.kernels"  # imported on use: it needs triton
 LOG2 = 0.6931471805599453

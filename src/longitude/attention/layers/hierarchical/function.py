@@ -27,8 +27,8 @@ from longitude.attention.masks import Causal, Documents, Padding, Window
 from longitude.attention.operation import raw_request, run
 from longitude.attention.request import validate
 from longitude.attention.state_mixer import StateInputs, document_flags, without_trivial
-from longitude.derivatives import readable
 from longitude.errors import UsageError, check_flags, check_sizes, unknown
+from longitude.native.derivatives import readable
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose

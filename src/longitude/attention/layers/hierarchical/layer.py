@@ -17,8 +17,8 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.attention.state_mixer import StateInputs, StateMixer
-from longitude.derivatives import with_zero_gradients
 from longitude.errors import UsageError, check_sizes
+from longitude.native.derivatives import with_zero_gradients
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 

@@ -1,5 +1,5 @@
 /* Tasks on the threads of torch's own pool. A library of ours links to no OpenMP runtime: each has a pool, and threads of one that
-   wait by spinning take the processor from the other's. c_compile.py says where the runtime of torch has its `GOMP_parallel`. */
+   wait by spinning take the processor from the other's. load.py says where the runtime of torch has its `GOMP_parallel`. */
 #pragma once
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-"""The tensors of a kernel, compared with each other before it reads memory by their sizes."""
+"""What a kernel requires of tensors: plain memory, and dtypes and shapes that agree, because it reads by their sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longitude.errors import UsageError
 
@@ -78,3 +78,27 @@ class Signature:
 def _agree(name: str, value: Any, known: dict[str, Any]) -> bool:
     """Whether a name has this value, which it gets if it has none."""
     return any(known.setdefault(word, value) == value for word in name.split("|"))
+
+
+def needs_operator(*tensors: Tensor | None) -> bool:
+    """Whether a graph, a mode, a trace, a transform or a subclass of tensors need an operator: they have no plain memory."""
+    if torch.compiler.is_compiling():
+        return True
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
+        return True
+    if torch._C._get_tracing_state() is not None:
+        return True
+    for x in tensors:  # noqa: SIM110 (every layer of a decoding step asks)
+        if x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_neg()):
+            return True
+    return False
+
+
+def in_memory(*tensors: Tensor) -> bool:
+    """Whether C may read the tensors: they have memory on the CPU."""
+    if needs_operator(*tensors):
+        return False
+    for x in tensors:  # noqa: SIM110 (as above)
+        if not x.is_cpu:
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""Threads of the loops in C: torch's own, whatever other runtimes a process has; and none that a parent left behind."""
+"""Threads of the loops in C: torch's own, whatever other runtimes a process has."""
 
 import ctypes
 import inspect
@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude import c_build, c_compile, c_threads
+from longitude.native import build, load
 from longitude.positions import rotation
 
-PACKAGE = c_build.PACKAGE
 pytestmark = pytest.mark.skipif(rotation.compiled(torch.float32) is None, reason="no loops in C here")
 
 
@@ -33,28 +32,22 @@ def results(threads: int) -> list[torch.Tensor]:
     return [out.detach() for out in outs]
 
 
-def loaded(source: str, *options: str) -> ctypes.CDLL:
-    library = c_compile.library(PACKAGE / source, *options)
-    assert library is not None
-    return library
+def libraries() -> list[ctypes.CDLL]:
+    """All that results() runs."""
+    made = [load.library(build.PACKAGE / source, *kinds[0]) for source, kinds in build.LIBRARIES.items()]
+    return [library for library in made if library is not None]
 
 
 def test_no_library_links_to_a_runtime():
-    """Nor names a function of one; and no loop in C asks the compiler for it."""
-    for source, (options, *_) in c_build.LOOPS.items():
-        if source in ("positions/rotate.c", "attention/backends/table/band.c", "recurrent/ops/scan.c"):
-            binary = Path(loaded(source, *options)._name).read_bytes()
-            assert b"libc.so" in binary and not re.search(rb"lib[gi]?omp|GOMP_|omp_|__kmpc", binary), source
-    texts = [path.read_text() for end in ("c", "h") for path in PACKAGE.rglob(f"*.{end}")]
-    assert not any(re.search(r"#\s*pragma\s+omp|omp\.h|\bomp_", text) for text in texts)
-    assert all("in_parallel(" in path.read_text() for path in PACKAGE.rglob("*.c"))
-    assert "openmp" not in " ".join([*c_build.FLAGS, *c_build.NATIVE])
+    for library in libraries():
+        binary = Path(library._name).read_bytes()
+        assert b"libc.so" in binary and not re.search(rb"lib[gi]?omp|GOMP_|omp_|__kmpc", binary), library
 
 
 def test_the_runtime_is_torchs():
     """What torch sets is set there."""
-    address = c_threads.team()
-    assert address is not None and c_threads.why_alone() is None
+    address = load.team()
+    assert address is not None
 
     class Info(ctypes.Structure):
         _fields_ = [
@@ -93,32 +86,30 @@ def team_of(given: int, asked: list[int]):
 def test_fewer_threads_than_asked_for_do_all_the_work():
     """A runtime may give fewer, one after the other, or none but the caller's: the same tasks, so the same bits."""
     before = torch.get_num_threads()
-    libraries = list(c_threads._using)
     try:
-        results(3)  # whatever is not loaded yet
-        expected, libraries = results(3), list(c_threads._using)
+        expected = results(3)
         for given in (1, 2, 3):
             asked: list[int] = []
             team = team_of(given, asked)
-            for library in libraries:
+            for library in libraries():
                 library.use_team(team)
             for out, wanted in zip(results(3), expected, strict=True):
                 assert torch.equal(out, wanted)
             assert len(asked) >= 5 and set(asked) == {3}
-        for library in libraries:
+        for library in libraries():
             library.use_team(None)
         assert all(map(torch.equal, results(3), expected))
     finally:
-        for library in libraries:
-            library.use_team(ctypes.c_void_p(c_threads.team()))
+        for library in libraries():
+            library.use_team(ctypes.c_void_p(load.team()))
         torch.set_num_threads(before)
 
 
-# ---- other runtimes, and forks: each in a process of its own; its time limit only ends one that hangs ------------------------
+# ---- other runtimes; each in a process of its own; its time limit only ends one that hangs ------------------------
 def run(script: str, *arguments: str) -> None:
-    head = "import ctypes, os, sys, torch, longitude as lg\nfrom longitude import c_threads\n"
+    head = "import ctypes, os, sys, torch, longitude as lg\nfrom longitude.native import load\n"
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c"]
-    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(build.PACKAGE.parent), os.environ.get("PYTHONPATH")]))
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"PYTHONPATH": path}
     done = subprocess.run(
         [*command, head + inspect.getsource(results) + script, *arguments],
@@ -135,8 +126,8 @@ def other():  # a second runtime, with threads that wait
     else:
         lib = ctypes.CDLL(sys.argv[1])
         lib.GOMP_parallel(ctypes.CDLL(None).abs, None, 2, 0)
-    assert c_threads.team() == team
-team = c_threads.team()
+    assert load.team() == team
+team = load.team()
 class Loader(torch.utils.data.Dataset):
     def __len__(self):
         return 1
@@ -183,41 +174,3 @@ def second(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("when", WHEN)
 def test_a_second_runtime_changes_nothing(when: str, second: str, expected: str):
     run(OTHER + WHEN[when] + "\nassert all(map(torch.equal, got, torch.load(sys.argv[2])))", second, expected)
-
-
-FORKED = """
-if sys.argv[1] == "a runtime that cannot end its threads":
-    c_threads._runtime().omp_pause_resource_all = None
-pause = getattr(c_threads._runtime(), "omp_pause_resource_all", None)
-from longitude.positions.rotation import RotaryTable, rotated
-inputs, x = torch.randn(3, 1, 4, 80, 32).requires_grad_(), torch.randn(1, 8, 300, 64)
-assert x.numel() >= 2**17  # enough for several threads
-def ours():  # torch's own operators would hang in the child, where they take several threads
-    q, k, v = inputs.unbind()
-    out = lg.attend(q, k, v, encoding=lg.ALiBi(4), mask=lg.Causal(), backend="table")
-    grads = torch.autograd.grad(out, (q, k, v), q)
-    (y,) = rotated((x,), RotaryTable(*torch.ones(2, 300, 32)), "half")
-    return [out, *grads, y[:, ::4, ::4]]
-torch.set_num_threads(2)
-got, matrix = ours(), torch.randn(600, 600)
-matrix @ matrix
-q, k, v = inputs.unbind()
-before = lg.attend(q, k, v, encoding=lg.ALiBi(4), mask=lg.Causal(), backend="table")
-pid = os.fork()
-if pid == 0:
-    torch.autograd.grad(before, (q, k, v), q)  # what the parent began
-    alone = c_threads.why_alone() is not None
-    code = 0 if alone == (pause is None) and all(map(torch.equal, ours(), got)) else 1
-    os._exit(code)
-assert os.waitpid(pid, 0)[1] == 0
-assert c_threads.why_alone() is None and all(map(torch.equal, ours(), got))
-"""
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "runtime", [pytest.param("torch's", marks=pytest.mark.slow), "a runtime that cannot end its threads"]
-)
-def test_a_fork_after_use_does_not_hang(runtime: str):
-    """Nor do torch's own operators, which hang without us: a child finds no threads, and starts its own."""
-    run(FORKED, runtime)

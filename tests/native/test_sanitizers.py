@@ -8,23 +8,26 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOOPS = sorted((ROOT / "src").rglob("*.c"))
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 
 DRIVER = f"""
 import os
 import warnings
-del os.environ["LD_PRELOAD"]  # gcc takes many times as long with it, and is given a minute
+import sys
+from pathlib import Path
+del os.environ["LD_PRELOAD"]  # gcc takes many times as long with it
 warnings.simplefilter("error", RuntimeWarning)
-from longitude import c_build, c_compile
-c_build.FLAGS += {FLAGS}
-c_build.compile_c.__defaults__ = (600,)  # seconds; an exception within an operator would end in a report of the sanitizer's own
-compiled, library = set(), c_compile.library
+from longitude.native import build, load
+build.FLAGS, build.COMPILED = tuple(flag for flag in build.FLAGS if flag not in ("-O3", "-s")) + {FLAGS}, Path(sys.argv[1])
+machine = build.platform.machine()
+build.compile_all(machine, build.levels_of(machine, build.cpuinfo())[:1], to=build.COMPILED)
+compiled, library = set(), load.library
 def recorded(source, *options):
     compiled.add(source.name)
     return library(source, *options)
-c_compile.library = recorded
+load.library = recorded
 
 import torch
 import longitude as lg
@@ -78,6 +81,7 @@ print("compiled", *sorted(compiled))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which("gcc") is None or sys.platform != "linux", reason="no C compiler here")
 def test_every_loop_runs_clean_under_sanitizers(tmp_path):
     """Of addresses and undefined behaviour; a report ends the process. What Python leaves at its end is no leak of ours."""
@@ -90,11 +94,9 @@ def test_every_loop_runs_clean_under_sanitizers(tmp_path):
         "LD_PRELOAD": asan,
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-        "XDG_CACHE_HOME": str(tmp_path),
-        "LONGITUDE_COMPILE": "native",
     }
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER],
+        [sys.executable, "-c", DRIVER, str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=900,
@@ -188,7 +190,7 @@ def test_tasks_share_nothing_that_one_writes(name: str, tmp_path: Path):
         "-w",
         "-pthread",
         f"-I{source.parent}",
-        f"-I{ROOT / 'src' / 'longitude'}",
+        f"-I{ROOT / 'src' / 'longitude' / 'native'}",
     ]
     done = subprocess.run(
         ["gcc", *options, "-o", str(program), str(tmp_path / "main.c"), "-lm"], capture_output=True, text=True
