@@ -23,9 +23,10 @@ from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, rotate_half
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb, eager_attention_forward
 
 import make_families
-from tests.check.broken_models import falcon, gpt2
+from tests.check.broken_models import bloom, falcon, gpt2
 from tests.check.building import DYNAMIC, LENGTH, SHAPE, YARN, built, changed, llama, past_of, with_tables
 
 
@@ -212,6 +213,12 @@ def from_one(named: dict[str, Any]) -> None:
         named["position_ids"] = mask.cumsum(-1)[:, -named["input_ids"].shape[1] :]
 
 
+def joined_to_the_next(positions: Tensor, past: int) -> Tensor:
+    """A document of one token goes on in the next one."""
+    alone = (positions[..., :-2] > 0) & (positions[..., 1:-1] == 0) & (positions[..., 2:] == 0)
+    return positions + nn.functional.pad(alone, (2, 0)).cumsum(-1) if not past else positions
+
+
 # ---- tables --------------------------------------------------------------------------------------------------------------
 def short(right: Any, x: Tensor, positions: Tensor) -> Any:
     return right(x, positions.to(torch.int16).long())
@@ -289,6 +296,23 @@ def long_and_short() -> Any:
     wrong, right = (llama(rope | order, max_position_embeddings=8 * LENGTH) for order in (swapped, lists))
     right.model.rotary_emb = wrong.model.rotary_emb
     return changed(right)
+
+
+def one_wrong(right: Any, x: Tensor, positions: Tensor) -> Any:
+    """One position has the table of another, and neither it nor its neighbors are powers of two."""
+    return right(x, torch.where(positions == 21, 20, positions))
+
+
+def biases_of_one_layer() -> Any:
+    """The second layer takes ALiBi's slopes for heads in reverse."""
+    model = changed(bloom())
+
+    def reverse(module: Any, given: Any, named: dict[str, Any]) -> Any:
+        rows = named["alibi"].shape[0] // 4
+        return given, named | {"alibi": named["alibi"].unflatten(0, (rows, 4)).flip(1).flatten(0, 1)}
+
+    model.transformer.h[1].register_forward_pre_hook(reverse, with_kwargs=True)
+    return model
 
 
 # ---- masks ---------------------------------------------------------------------------------------------------------------
@@ -498,6 +522,65 @@ def axes_exchanged() -> Any:
     return model
 
 
+def numbered_by_call() -> Any:
+    """An indexer that numbers the queries and keys of each call from 0."""
+    model = changed(built_of("glm_moe_dsa", index_topk=8))
+
+    def anew(module: Any, given: Any, named: dict[str, Any]) -> Any:
+        at = torch.arange(given[0].shape[1])[None]
+        return (*given[:2], model.model.rotary_emb(given[0], position_ids=at), *given[3:]), named
+
+    for layer in model.model.layers:
+        layer.self_attn.indexer.register_forward_pre_hook(anew, with_kwargs=True)
+    return model
+
+
+class NormAfter(Qwen3Attention):
+    """Queries and keys are normalized after the rotation."""
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any = None, **kwargs: Any):  # type: ignore[override]
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q, k, v = (p(hidden_states).view(shape).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = (
+            norm(x) for norm, x in zip((self.q_norm, self.k_norm), apply_rotary_pos_emb(q, k, *position_embeddings))
+        )
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
+        out, _ = eager_attention_forward(self, q, k, v, attention_mask, scaling=self.scaling)
+        return self.o_proj(out.reshape(*hidden_states.shape[:-1], -1)), None
+
+
+def normed_after(drawn: str = "_norm") -> Any:
+    """drawn: as of built_of; with all weights 1, the norm commutes with the rotation, and nothing is wrong."""
+    model = changed(built_of("qwen3", eager=True, drawn=drawn))
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = NormAfter
+    return model
+
+
+def vision(change: Callable[[dict[str, Any]], Any], after: Callable[[Tensor], Any] = lambda x: None) -> Any:
+    """Qwen2.5-VL; change: of the arguments of get_vision_position_ids, after: of its coordinates, both in place."""
+    model = make_families.toy("qwen2_5_vl")
+    right = model.model.get_vision_position_ids
+
+    def placed(start: int, grid: Any, temporal: int, spatial: int, interval: Any, **named: Any) -> Tensor:
+        given = {"time_interval": interval}
+        change(given)
+        at = right(start, grid, temporal, spatial, given["time_interval"], **named)
+        after(at)
+        return at
+
+    model.model.get_vision_position_ids = placed
+    return model
+
+
+def whole_seconds(given: dict[str, Any]) -> None:
+    """The seconds of a step are cut to an integer; 4 tokens a second."""
+    if isinstance(given["time_interval"], Tensor):
+        given["time_interval"] = 4 * (given["time_interval"] / 4).int()
+
+
 UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "biases of the first call": (kept_biases, "repeatable", "that one leaves MptModel.longitude_biases"),
     "second chunk begins at 0": (partial(with_positions, anew), "chunked_prefill", "begin at 0 again"),
@@ -508,6 +591,14 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "window one key narrower": (lambda: with_masks(narrower, mistral()), "layer_masks", "attends to 7 keys, expected 8"),
     "window ignored behind a cache": (full_behind_cache, "layer_masks", "behind its cache"),
+    "an indexer numbers the keys of each call": (numbered_by_call, "cached_decoding", "also if the first of equal scores"),
+    "a norm after the rotation": (normed_after, "attention_outputs", "queries and keys are normalized after the rotation"),
+    "one position of many wrong": (partial(with_tables, one_wrong), "served_positions", "at 21, the first of 1"),
+    "ALiBi of one layer reversed": (biases_of_one_layer, "alibi_slopes", "its heads in another order"),
+    "a document of one token is joined": (
+        partial(with_positions, joined_to_the_next),
+        "packing", "documents: ",
+    ),
     "values rotated": (partial(copied, ValuesRotated), "attention_outputs", "values are rotated"),
     "no scale": (partial(copied, Unscaled), "attention_outputs", "multiplied by 1, expected 0.353553"),
     "scale of hidden_size": (partial(copied, HiddenScale), "attention_outputs", "multiplied by 0.176777, expected 0.353553"),

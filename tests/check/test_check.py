@@ -33,7 +33,17 @@ from longitude.models.cache_names import INSTALLED
 from longitude.testing.engine import Result
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
-from tests.check.broken_unseen import REPLACED, UNSEEN, Attention, OwnTables, axes_exchanged, copied
+from tests.check.broken_unseen import (
+    REPLACED,
+    UNSEEN,
+    Attention,
+    OwnTables,
+    axes_exchanged,
+    copied,
+    normed_after,
+    vision,
+    whole_seconds,
+)
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, SHAPE, YARN, built, changed, llama, past_of
 from tests.check.misleading import MISLEADING, phimoe
 from tests.support import refused, refused_calls
@@ -603,12 +613,12 @@ def test_families_that_rotate_in_a_way_of_their_own(kind):
 
 
 @pytest.mark.slow
-def test_a_factor_of_positions_in_the_code_alone_is_no_fault():
+def test_a_factor_of_positions_in_the_code_alone_is_unknown():
     """Beam's layers without rotation multiply queries by a factor of their position, of which its config says nothing."""
     pytest.importorskip("transformers.models.beam", reason="a family of transformers from 5.24 on")
     shape = {"moe_intermediate_size": 32, "num_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
     found = result("relative_positions", of_kind("beam", **SMALL, **LAYERS, **shape))
-    assert found.status == "not applicable" and "BeamForCausalLM of transformers itself" in found.reason
+    assert found.status == "unknown" and "not understood" in found.reason
 
 
 def test_a_key_that_its_class_does_not_read_is_named():
@@ -683,6 +693,25 @@ def test_minimax_has_windows_on_its_layers_of_full_attention():
     }
     shape |= {"intermediate_size": 32, "num_local_experts": 2, "max_position_embeddings": LENGTH, "sliding_window": 8}
     assert result("layer_masks", of_kind("minimax", **shape)).status == "passed"
+
+
+def test_a_known_defect_of_a_class_hides_no_other():
+    """Text after a video begins too early in Qwen2.5-VL of transformers; each axis of the patches is judged beside that."""
+    wrong = {
+        "": lambda given: None,
+        "time: ": whole_seconds,
+    }
+    for part, change in wrong.items():
+        reason = result("image_positions", vision(change)).reason
+        assert "beginnings: " in reason and part in reason
+        assert [axis for axis in ("time: ", "height: ", "width: ") if axis in reason] == [part] * bool(part)
+    reason = result("image_positions", vision(lambda given: None, lambda at: at[2].add_(at[1] - at[1].min()))).reason
+    assert "width: by 2" in reason and "time: " not in reason and "height: " not in reason
+
+
+def test_a_norm_that_commutes_with_the_rotation_is_no_fault():
+    """Queries and keys that are normalized after they were rotated, with weights of 1."""
+    assert result("attention_outputs", normed_after("")).status == "passed"
 
 
 def test_coordinates_of_a_video_are_the_published_ones():

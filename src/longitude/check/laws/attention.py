@@ -298,8 +298,8 @@ GIVEN = ("alibi", "position_bias")
 """Argument names of biases that the model computes once for all layers."""
 
 
-def biases(subject: Subject, tokens: Tensor, **options: Any) -> Tensor | None:
-    """The first biases that are passed to a layer in one pass; None if none are."""
+def biases(subject: Subject, tokens: Tensor, **options: Any) -> list[Tensor]:
+    """Biases that are passed to layers in one pass, each that differs from the one before."""
     seen: list[Tensor] = []
 
     def look(module: nn.Module, given: Any, named: dict[str, Any]) -> None:
@@ -309,7 +309,7 @@ def biases(subject: Subject, tokens: Tensor, **options: Any) -> Tensor | None:
         for module in subject.model.modules():
             stack.enter_context(module.register_forward_pre_hook(look, with_kwargs=True))
         subject.logits(tokens, **options)
-    return seen[0] if seen else None
+    return [made for n, made in enumerate(seen) if n == 0 or not torch.equal(made, seen[n - 1])]
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=("files",))
@@ -319,7 +319,7 @@ def alibi_slopes(subject: Subject) -> Measurement:
         raise DoesNotApply("its positions are not ALiBi's")
     tokens = subject.tokens(8)
     masks = [{}, {"attention_mask": torch.ones_like(tokens)}] if "attention_mask" in subject.takes else [{}]
-    made = [one for mask in masks if (one := biases(subject, tokens, **mask)) is not None]
+    made = [bias for mask in masks for bias in biases(subject, tokens, **mask)]
     if not made:
         raise DoesNotApply("its layers are given no biases that show")
     heads = subject.config.num_attention_heads

@@ -161,7 +161,7 @@ def packing(subject: Subject) -> Measurement:
 
 def documents(subject: Subject) -> Measurement:
     """Error of packed documents that are declared by their positions or ids."""
-    sizes = [subject.length // 4, subject.length // 2, subject.length // 4]
+    sizes = [subject.length // 4, 1, subject.length // 2 - 1, subject.length // 4]  # one of a single token
     tokens = subject.tokens(sum(sizes))
     if "document_ids" in subject.takes:
         ids = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
@@ -268,7 +268,7 @@ def each_as_alone(
 def biases_rounded(subject: Subject, tokens: Tensor) -> str | None:
     """The dtype to which ALiBi's biases of one pass are rounded, if it is narrower than their own."""
     mask = {"attention_mask": torch.ones_like(tokens)} if "attention_mask" in subject.takes else {}
-    made = biases(subject, tokens, **mask) if has_alibi(subject.config) else None
+    made = next(iter(biases(subject, tokens, **mask)), None) if has_alibi(subject.config) else None
     for dtype in (torch.bfloat16, torch.float16):
         if made is not None and made.element_size() > dtype.itemsize and torch.equal(made.to(dtype).to(made), made):
             return str(dtype).removeprefix("torch.")

@@ -20,9 +20,10 @@ from longitude.check.recorder import outputs, recorder, unrotated
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.config import border_of
 from longitude.checkpoints.positions import last_position, table_of
+from longitude.checkpoints.reading import read
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.scaling import Follows
-from longitude.testing.engine import DoesNotApply, Measurement
+from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 FEW = 4
 """Tokens or chunks with which a repair is tried."""
@@ -72,6 +73,8 @@ def relative_positions(subject: Subject) -> Measurement:
 
     cause = f"logits change where all positions move by {SHIFT}"
     if not (error := moved()) <= subject.threshold:
+        if problems := read(subject.config).problems():
+            raise Unknown("; ".join(problems))
         with unrotated(subject.model):
             alone = moved()
         cause += (

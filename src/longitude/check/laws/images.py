@@ -96,7 +96,7 @@ def image_positions(subject: Subject) -> Measurement:
         raise DoesNotApply("its positions have one axis")
     if kind not in KINDS:
         raise DoesNotApply(f"the rule of {kind} is not read here; known: {', '.join(KINDS)}")
-    far: dict[str, float] = {}
+    far = dict.fromkeys((*AXES, "beginnings"), (0.0, ""))
     shared: dict[str, None] = {}
     for name, pieces in SEQUENCES.items():
         timed = kind == "qwen2_5_vl" and any(piece.kind == 2 for piece in pieces)
@@ -105,14 +105,14 @@ def image_positions(subject: Subject) -> Measurement:
                 got, want, after = coordinates(model, pieces, kind, pad, seconds)
                 where = f"{name}, {seconds:g} s a step" if timed else name
                 off = distances(got, want, after, written(pieces, kind in STAMPED))
-                far |= {f"{part} of {where}": max(by, far.get(f"{part} of {where}", 0.0)) for part, by in off.items()}
+                far = {part: max(far[part], (by, where), key=lambda pair: pair[0]) for part, by in off.items()}
                 if got.unique(dim=1).shape[1] < want.unique(dim=1).shape[1]:
                     shared[where] = None
-    wrong = "; ".join(f"{place}, by {off:g}" for place, off in far.items() if off)
+    wrong = "; ".join(f"{part}: by {off:g} in {where}" for part, (off, where) in far.items() if off)
     cause = f"coordinates are not those of the published rule ({wrong})"
     if shared:
         cause += f"; two tokens have one position in {'; '.join(shared)}"
-    return Measurement(max(far.values()), 0, cause=cause)
+    return Measurement(max(off for off, _ in far.values()), 0, cause=cause)
 
 
 def distances(got: Tensor, want: Tensor, after: int, pieces: list[Piece]) -> dict[str, float]:

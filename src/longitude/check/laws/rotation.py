@@ -29,6 +29,8 @@ LATER = 3
 """First of the passed positions: some tables start at 1 or 2 by default."""
 SEARCHED = 2**17
 """Number of positions searched for a table that matches a wrong one."""
+ALL, BLOCK = 4096, 512
+"""Positions that are all tried, as far as a length is declared, and positions of one pass."""
 RESOLVED = 0.1
 """Error of an angle in float32, in rad, above which a pair is not compared."""
 LONGEST = 608
@@ -385,7 +387,7 @@ class Seen(Exception):
 def served_positions(subject: Subject) -> Measurement:
     """Each position up to the declared length has its own row of the table.
 
-    All positions of a learned table, and of rotary tables those at and around powers of two. The number counts positions that
+    All of a learned table; of rotary tables 4,096, and those at and around powers of two. The number counts positions that
     have another row, as where positions are clamped or begin again, and rows of a learned table that are those before them.
     """
     if (table := table_of(subject.model)) is not None and (end := last_position(subject.model)) is not None:
@@ -394,20 +396,21 @@ def served_positions(subject: Subject) -> Measurement:
     declared, read = declared_length(subject.config), ropes(subject.config)
     if declared is None or any(isinstance(rope.scaling, Follows) for rope in read.values()):
         raise DoesNotApply("its config declares no length" if declared is None else "its tables follow the length")
-    powers = [2**k for k in range(declared.bit_length())]
-    places = {place for power in powers for place in (power - 1, power, 3 * power // 2) if place < declared}
-    positions = torch.tensor(sorted(places))
-    tables = tables_at(subject, positions)
-    require_tables(tables)
-    wrong = torch.zeros(len(positions), dtype=torch.bool)
-    for layer, rope in read.items():
-        if layer in tables:
-            want = expected(subject.config, layer, rope, declared)
+    powers = {place + step for place in (2**k for k in range(declared.bit_length())) for step in (-1, 0, place // 2)}
+    places = torch.tensor(sorted({*range(min(declared, ALL)), *(place for place in powers if place < declared)}))
+    wants = {layer: expected(subject.config, layer, rope, declared) for layer, rope in read.items()}
+    eps, wrong = torch.finfo(next(subject.model.parameters()).dtype).eps, []
+    for positions in places.split(BLOCK):
+        tables = tables_at(subject, positions)
+        require_tables(tables)
+        for layer in tables.keys() & wants.keys():
+            want = wants[layer]
             off = tables[layer].pairs(len(want.inverse)).errors(angles_at(positions, want), want).amax(1)
-            rounding = torch.finfo(next(subject.model.parameters()).dtype).eps + 8 * (positions + 8) * 2.0**-24
-            wrong |= off > want.attention_factor * rounding
-    cause = f"cos and sin are not those of their position from {int(positions[wrong].min())} on" if wrong.any() else ""
-    return Measurement(int(wrong.sum()), 0, f"{len(positions)} positions up to {declared}", cause)
+            wrong += positions[off > want.attention_factor * (eps + 8 * (positions + 8) * 2.0**-24)].tolist()
+    cause = (
+        f"cos and sin are not those of their position at {min(wrong)}, the first of {len({*wrong})}" if wrong else ""
+    )
+    return Measurement(len({*wrong}), 0, f"{len(places)} positions up to {declared}", cause)
 
 
 def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurement:
