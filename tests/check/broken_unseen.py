@@ -215,8 +215,10 @@ def from_one(named: dict[str, Any]) -> None:
 
 def joined_to_the_next(positions: Tensor, past: int) -> Tensor:
     """A document of one token goes on in the next one."""
+    if past or positions.shape[-1] < 3:
+        return positions
     alone = (positions[..., :-2] > 0) & (positions[..., 1:-1] == 0) & (positions[..., 2:] == 0)
-    return positions + nn.functional.pad(alone, (2, 0)).cumsum(-1) if not past else positions
+    return positions + nn.functional.pad(alone, (2, 0)).cumsum(-1)
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------------
