@@ -21,9 +21,9 @@ from transformers.integrations import hub_kernels
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from longitude.check import check, laws
-from longitude.checkpoints.config import declared_length
+from longitude.checkpoints.compare import read
+from longitude.checkpoints.declared import declared_length
 from longitude.checkpoints.positions import has_alibi, last_position
-from longitude.checkpoints.reading import read
 from longitude.extend import extend
 from longitude.testing.engine import Result
 

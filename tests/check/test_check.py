@@ -26,7 +26,8 @@ import make_families
 from longitude.check import check, laws, recorder, subject_of
 from longitude.check.laws.images import Piece, published, text
 from longitude.check.subject import computing_in, patched
-from longitude.checkpoints.config import contradictions, from_hugging_face, remarks
+from longitude.checkpoints.config import from_hugging_face
+from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import load
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.cache_names import INSTALLED

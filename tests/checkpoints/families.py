@@ -29,9 +29,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from longitude.checkpoints.agreement import LayerRope
-from longitude.checkpoints.reading import class_of, read, text_part
-from longitude.checkpoints.trace import skeleton
+from longitude.checkpoints.compare import LayerRope, read
+from longitude.checkpoints.declared import class_of, text_part
+from longitude.checkpoints.observed import skeleton
 from longitude.positions.hugging_face import NotUnderstood
 from longitude.positions.scaling import Follows, rope_frequencies
 from make_families import OPTIONS, OWN, SHAPE

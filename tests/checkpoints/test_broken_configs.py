@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 import longitude as lg
 from longitude.check.quick import random_model
-from longitude.checkpoints.config import contradictions, remarks
+from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import config_of
 from longitude.cli import main
 from tests.checkpoints.published import ORIGINAL

@@ -9,9 +9,10 @@ import torch
 from transformers.models.llama import modeling_llama
 
 import longitude as lg
-from longitude.checkpoints import trace
-from longitude.checkpoints.config import contradictions
-from longitude.checkpoints.reading import class_of, read
+from longitude.checkpoints import observed
+from longitude.checkpoints.compare import read
+from longitude.checkpoints.declared import class_of
+from longitude.checkpoints.lint import contradictions
 from tests.checkpoints.families import FAMILIES, dependences, of_published, swept, toy_config
 from tests.checkpoints.published import PUBLISHED
 from tests.support import refused
@@ -117,12 +118,12 @@ def test_a_llama_with_other_attention_is_not_read_as_llama(change, monkeypatch):
     lg.checkpoints.layers_from_hugging_face(config, "half")
     monkeypatch.setattr(attention, "forward", forward)
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotated)
-    trace._traced.cache_clear()
+    observed._OBSERVED.clear()
     try:
         with refused("LlamaAttention", what="layers_from_hugging_face"):
             lg.checkpoints.layers_from_hugging_face(config, "half")
     finally:
-        trace._traced.cache_clear()
+        observed._OBSERVED.clear()
 
 
 # ---- published configs -----------------------------------------------------------------------------------------------

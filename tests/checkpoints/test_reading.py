@@ -8,10 +8,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GraniteSWAConfig, LlamaConfig, PhimoeConfig
 
 import longitude as lg
-from longitude.checkpoints.config import contradictions, positions_of_layers, remarks, ropes
-from longitude.checkpoints.keys import of_full_attention
+from longitude.checkpoints.compare import read, ropes
+from longitude.checkpoints.config import positions_of_layers
+from longitude.checkpoints.declared import of_full_attention, text_part
+from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import built_without_weights
-from longitude.checkpoints.reading import read, text_part
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Linear, YaRN
 from longitude.show import checkpoint

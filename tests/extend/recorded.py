@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedConfig
 
-from longitude.checkpoints.keys import WINDOWED
 from longitude.checkpoints.load import one_line_of
 from longitude.checkpoints.quiet import quiet
+from longitude.positions.config_keys import WINDOWED
 
 TOKENS = 3
 LARGE = 2**26

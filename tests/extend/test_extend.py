@@ -11,7 +11,7 @@ from torch import Tensor
 
 import longitude as lg
 from longitude.checkpoints.config import from_hugging_face
-from longitude.checkpoints.keys import with_ropes
+from longitude.checkpoints.declared import with_ropes
 from longitude.checkpoints.positions import rotary_of, table_of
 from longitude.checkpoints.source import open_source
 from longitude.extend.short_contexts import Cost

@@ -10,13 +10,12 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from longitude.checkpoints.agreement import frequencies_of as of_rope
-from longitude.checkpoints.config import declared_length, head_dim_of
+from longitude.checkpoints.compare import frequencies_of as of_rope, head_dim_of
+from longitude.checkpoints.declared import declared_length, of_full_attention
 from longitude.checkpoints.gguf import GGUF, LONG, SHORT, Divided
-from longitude.checkpoints.keys import of_full_attention, ropes_of
 from longitude.checkpoints.layout import layout_changes
 from longitude.checkpoints.load import shapes_of
-from longitude.checkpoints.source import Source, open_source
+from longitude.checkpoints.source import Source, open_source, ropes_of
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import DynamicNTK, Follows, LongRoPE
 from longitude.runs.files import read_json

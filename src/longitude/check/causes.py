@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from longitude.check.recorder import apart, recorded, recorder, unrotated, with_attributes
 from longitude.check.subject import Subject
-from longitude.checkpoints.agreement import which_layers
+from longitude.checkpoints.compare import which_layers
 from longitude.checkpoints.positions import is_rotary
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown, from_outside, in_words
 

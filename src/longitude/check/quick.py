@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.compare import head_dim_of
+from longitude.checkpoints.declared import fault_of
 from longitude.checkpoints.load import auto_class_of, built_without_weights, config_of, one_line_of, require_causal
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import fault_of
 from longitude.hf.stock import KEY, class_of
 from longitude.runs.memory import available_memory, require_memory
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from longitude.check.subject import Subject
-from longitude.checkpoints.config import unread
+from longitude.checkpoints.declared import unread
+from longitude.checkpoints.observed import NAME, recording
 from longitude.checkpoints.positions import is_rotary
-from longitude.checkpoints.trace import NAME, recording
 from longitude.models.cache_names import CACHES
 from longitude.testing.engine import DoesNotApply
 

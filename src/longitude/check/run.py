@@ -14,7 +14,8 @@ import torch
 from longitude.check.causes import class_of
 from longitude.check.quick import require_gpu_of
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, Unused, computing_in, widest
-from longitude.checkpoints.config import border_of, declared_length, not_rotary, raw_config
+from longitude.checkpoints.compare import border_of, not_rotary
+from longitude.checkpoints.declared import declared_length, raw_config
 from longitude.checkpoints.load import Checkpoint
 from longitude.checkpoints.positions import last_position
 from longitude.errors import UsageError

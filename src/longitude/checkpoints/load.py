@@ -29,9 +29,8 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
-from longitude.checkpoints.config import raw_config
+from longitude.checkpoints.declared import fault_of, raw_config, require_numbers, text_part
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import fault_of, require_numbers, text_part
 from longitude.errors import UsageError, unknown
 from longitude.hf.stock import KEY, class_of
 from longitude.positions.config_keys import BASES, SCHEMAS

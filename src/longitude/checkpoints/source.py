@@ -12,7 +12,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-from longitude.checkpoints.config import LENGTH_KEYS, declared_length
+from longitude.checkpoints.compare import as_written, read, require_kept
+from longitude.checkpoints.declared import Ropes, declared_length
+from longitude.checkpoints.lint import WRONG_ONE, two_values
 from longitude.checkpoints.load import (
     Untied,
     built_without_weights,
@@ -28,6 +30,8 @@ from longitude.checkpoints.load import (
 )
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
 from longitude.errors import UsageError
+from longitude.positions.config_keys import BASES, LENGTHS, SHARES, WIDTH, names_any
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes
 from longitude.runs.files import read_json
 
 
@@ -58,8 +62,8 @@ class Source:
     @property
     def length_key(self) -> str:
         """Key of the maximum length in its config.json."""
-        theirs = self.config.attribute_map.get(LENGTH_KEYS[0], LENGTH_KEYS[0])
-        return next((key for key in (theirs, *LENGTH_KEYS) if key in self.inner), theirs)
+        theirs = self.config.attribute_map.get(LENGTHS[0], LENGTHS[0])
+        return next((key for key in (theirs, *LENGTHS) if key in self.inner), theirs)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -125,6 +129,40 @@ def fetched(name: str, allow_pickle: bool) -> Path:
         if allow_pickle and not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, ignore_patterns=unused))
     return folder
+
+
+# ---- rotation ---------------------------------------------------------------------------------------------------------
+def with_defaults(source: Source, read: RopeConfig) -> dict[str, Any]:
+    """The file's keys, with those that transformers' class adds if they are missing."""
+    written = as_written(source.inner, source.config, read)
+    added: dict[str, Any] = {} if names_any(written, BASES) else {BASES[0]: read.base}
+    share = read.proportion if read.proportion != 1 else read.partial_rotary_factor
+    if not names_any(written, (*SHARES, WIDTH)) and share != 1:
+        added[SHARES[0]] = share
+    if LENGTHS[0] not in written:
+        added[LENGTHS[0]] = next((written[other] for other in LENGTHS[1:] if other in written), None)
+    return written | added
+
+
+def ropes_of(source: Source) -> Ropes:
+    """Rotary parameters of a checkpoint as its class rotates, which must match its config.json.
+
+    Raises:
+        ValueError: if keys contradict each other.
+        NotUnderstood: a ValueError, if the class rotates differently from the keys that are read here.
+    """
+    file = source.folder / "config.json"
+    try:
+        for contradiction in two_values(source.inner):
+            raise ValueError(f"{contradiction}; {WRONG_ONE}")
+        found = read(source.config).ropes
+        if isinstance(found, RopeConfig):
+            require_kept(read_ropes(with_defaults(source, found)), found, shares=True)
+    except NotUnderstood as error:
+        raise NotUnderstood(f"{file}: {error}", error.keys) from error
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    return found
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------

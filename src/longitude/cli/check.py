@@ -114,7 +114,7 @@ def check_model(
     """The laws of a model, and how they were tried."""
     from longitude.check.quick import QUICK, random_model
     from longitude.check.run import MINUTES, check_subject, estimate, subject_of
-    from longitude.checkpoints.config import raw_config
+    from longitude.checkpoints.declared import raw_config
     from longitude.checkpoints.load import load
 
     def loaded(name: str):

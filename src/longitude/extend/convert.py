@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.layout import FUSED_BY_HEAD, FUSED_BY_KIND, SEPARATE, Change, layout_changes
 from longitude.checkpoints.load import differences, load, shapes_of
 from longitude.checkpoints.positions import rotary_of

@@ -11,8 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longitude.checkpoints.keys import of_full_attention, ropes_of
-from longitude.checkpoints.source import Source, open_source
+from longitude.checkpoints.declared import of_full_attention
+from longitude.checkpoints.source import Source, open_source, ropes_of
 from longitude.extend.criteria import needles, running_text
 from longitude.extend.factors import rotary_pairs
 from longitude.extend.plan import ROTATED_VALUES, ExtendPlan, Target, original_length, plan_extension

@@ -12,9 +12,10 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-from longitude.checkpoints.config import FULL, head_dim_of
-from longitude.checkpoints.keys import WINDOWED, of_full_attention
+from longitude.checkpoints.compare import head_dim_of
+from longitude.checkpoints.declared import of_full_attention
 from longitude.checkpoints.positions import rotary_modules
+from longitude.positions.config_keys import FULL, WINDOWED
 from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_face
 from longitude.positions.scaling import LongRoPE, Scaling, rope_frequencies
 from longitude.positions.scaling.base import METHODS

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
-from longitude.checkpoints.keys import of_full_attention, ropes_of
+from longitude.checkpoints.declared import of_full_attention
 from longitude.checkpoints.load import differences, load, require_shards
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.source import Source, open_source, require_fit
+from longitude.checkpoints.source import Source, open_source, require_fit, ropes_of
 from longitude.errors import check_sizes
 from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement
 from longitude.extend.units import TRAINING, digest_of_tokens, digest_of_weights, work_of, working

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 from warnings import catch_warnings
 
@@ -13,11 +12,12 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
 
+from longitude.checkpoints.compare import difference
 from longitude.checkpoints.config import positions_of_layers
-from longitude.checkpoints.keys import Ropes
+from longitude.checkpoints.declared import Ropes
+from longitude.checkpoints.observed import RotaryTables, observe
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
-from longitude.checkpoints.trace import Tables, traced
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import rope_frequencies
 from longitude.positions.scaling.base import Frequencies
@@ -45,7 +45,7 @@ class Layers:
     source: Source
     ropes: Ropes
     original: int
-    tables: dict[int, list[Tables]]
+    tables: dict[int, list[RotaryTables]]
     windows: dict[int, int]
 
     @classmethod
@@ -81,7 +81,7 @@ class Layers:
     @property
     def rotary_dim(self) -> int:
         """Dimensions that rotate, in layers whose distances grow."""
-        return 2 * len(rotation_of(self.tables[self.growing[0]][0], self.original).inverse)
+        return 2 * len(frequencies_in(self.tables[self.growing[0]][0], self.original).inverse)
 
     def label(self, layer: int) -> str:
         """The layer type, or other name, that the parameters of a layer are under."""
@@ -127,17 +127,19 @@ class Layers:
             if not math.isclose(after.get(name, math.nan), scale, rel_tol=1e-6):
                 raise NotAsMeant(f"{name} would multiply scores by {after.get(name)} instead of {scale:.6g}")
 
-    def require_layer(self, layer: int, after: list[Tables], meant: Ropes, length: int) -> float | None:
+    def require_layer(self, layer: int, after: list[RotaryTables], meant: Ropes, length: int) -> float | None:
         """Check the tables of one layer; returns the attention factor that is meant, if its distances grow."""
         factor = None
         for old, new in zip(self.tables[layer], after, strict=True):
-            was, got = rotation_of(old, length), rotation_of(new, length)
+            was, got = frequencies_in(old, length), frequencies_in(new, length)
             wanted = of_formula(meant, self.label(layer), len(was.inverse), length)
             if layer in self.growing:
-                if problem := difference(got, wanted):
+                if problem := difference(got, wanted, CLOSE).text:
                     raise NotAsMeant(f"layer {layer} {problem}, at {length} tokens")
                 factor = wanted.attention_factor
-            elif (problem := difference(got, was)) and (layer not in self.sharing or difference(got, wanted)):
+            elif (problem := difference(got, was, CLOSE).text) and (
+                layer not in self.sharing or difference(got, wanted, CLOSE).text
+            ):
                 raise NotAsMeant(f"layer {layer}, whose window does not grow, {problem} as it was trained")
         return factor
 
@@ -148,22 +150,20 @@ def auto_class(source: Source) -> Any:
 
 
 # ---- what layers have ---------------------------------------------------------------------------------------------------
-def tables_of(config: PreTrainedConfig) -> dict[int, list[Tables]]:
+def tables_of(config: PreTrainedConfig) -> dict[int, list[RotaryTables]]:
     """Tables of rotating layers, by layer number. NotUnderstood for a class that does not show them."""
-    return {number: layer.tables for number, layer in enumerate(traced(config)) if layer.tables}
+    return {number: layer.tables for number, layer in enumerate(observe(config)) if layer.tables}
 
 
-def places_of(tables: dict[int, list[Tables]]) -> list[tuple[int, str | None]]:
+def places_of(tables: dict[int, list[RotaryTables]]) -> list[tuple[int, str | None]]:
     return [(layer, table.label) for layer, own in tables.items() for table in own]
 
 
-@lru_cache(maxsize=64)  # layers share their tables
-def rotation_of(table: Tables, length: int) -> Frequencies:
+def frequencies_in(table: RotaryTables, length: int) -> Frequencies:
     """Frequencies by which a class rotates in a sequence of `length` tokens."""
-    width = table.at(0)[0].shape[-1]
-    found = table.rotation(width // 2, length) or table.rotation(width, length)
+    found = table.frequencies(length)
     assert found is not None, "a table of its own width"
-    return Frequencies(*found)
+    return found
 
 
 def scales_of(model: nn.Module) -> dict[str, float]:
@@ -185,16 +185,3 @@ def of_formula(ropes: Ropes, label: str, pairs: int, length: int) -> Frequencies
         raise NotAsMeant("its configuration declares no rotation of layers that its class rotates")
     options = rope._replace(sections=None, partial_rotary_factor=1.0).options(2 * pairs)
     return rope_frequencies(2 * pairs, **options, length=length)
-
-
-def difference(got: Frequencies, want: Frequencies) -> str:
-    """Description of a difference between tables, for a message; empty if there is none."""
-    if got.inverse.shape != want.inverse.shape:
-        return f"rotates {len(got.inverse)} pairs, expected {len(want.inverse)}"
-    if abs(got.attention_factor - want.attention_factor) > CLOSE:
-        return f"multiplies cos and sin by {got.attention_factor:.6g}, expected {want.attention_factor:.6g}"
-    off = (got.inverse.abs() - want.inverse).abs() / want.inverse.where(want.inverse > 0, 1.0)
-    if float(off.max()) <= CLOSE:
-        return ""
-    pair = int(off.argmax())
-    return f"rotates pair {pair} by {float(got.inverse[pair]):.6g} rad a position, expected {float(want.inverse[pair]):.6g}"

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from longitude.checkpoints.config import COVERAGE, FULL, head_dim_of, unknown_keys, unread_keys
-from longitude.checkpoints.keys import Ropes, difference, of_full_attention, ropes_of, with_ropes
+from longitude.checkpoints.compare import head_dim_of
+from longitude.checkpoints.declared import Ropes, changed_keys, of_full_attention, turning_alike, with_ropes
+from longitude.checkpoints.lint import COVERAGE, unknown_keys, unread_keys
 from longitude.checkpoints.load import differences, in_one_line, require_shards, shapes_of
 from longitude.checkpoints.positions import Kind, table_of
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import turning_alike
-from longitude.checkpoints.source import Source, require_fit
+from longitude.checkpoints.source import Source, require_fit, ropes_of
 from longitude.errors import UsageError
 from longitude.extend.factors import with_scheme, writable
 from longitude.extend.layers import Layers, NotAsMeant, auto_class
 from longitude.extend.search import SearchResult
 from longitude.extend.weights import Change
 from longitude.positions.absolute import Learned
-from longitude.positions.config_keys import BASES, names_any
+from longitude.positions.config_keys import BASES, FULL, names_any
 from longitude.positions.hugging_face import ORIGINAL, unread_words
 from longitude.positions.scaling import BaseChange, DynamicNTK, Linear, Scaling, YaRN
 from longitude.positions.scaling.base import method_of, scheme_of
@@ -129,7 +129,7 @@ class ExtendPlan:
         return self.config if self.source.inner is self.source.json else self.config["text_config"]
 
     def difference(self) -> list[tuple[str, Any, Any]]:
-        return difference(self.source.json, self.config)
+        return changed_keys(self.source.json, self.config)
 
     def tokenizer_limit(self) -> tuple[int, int] | None:
         """(before, after) of the tokenizer's model_max_length, if that would cut longer texts off."""

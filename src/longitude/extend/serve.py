@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longitude.checkpoints.gguf import HALVES, NEIGHBOURS
-from longitude.checkpoints.keys import ropes_of
+from longitude.checkpoints.source import ropes_of
 from longitude.extend.plan import ExtendPlan
 from longitude.positions.config_keys import BASES, SCHEMAS, SHARES
 from longitude.positions.hugging_face import ORIGINAL, RopeConfig

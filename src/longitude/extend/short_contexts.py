@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from longitude.checkpoints.config import FULL, head_dim_of
+from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.costs import flops_per_second, forward_flops
 from longitude.checkpoints.load import Checkpoint, load, tokenizer_of
 from longitude.checkpoints.quiet import quiet
@@ -22,6 +22,7 @@ from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.sources import read_text
 from longitude.measure.text import DocumentLosses, losses_by_length
 from longitude.measure.windows import LOGITS, Bounded, Resumable
+from longitude.positions.config_keys import FULL
 from longitude.runs.device import device_of
 from longitude.runs.memory import Memory, available_memory, forward_memory
 from longitude.runs.store import Store, Unit

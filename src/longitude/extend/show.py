@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from longitude.checkpoints.keys import ABSENT
+from longitude.checkpoints.declared import ABSENT
 from longitude.extend import serve
 from longitude.extend.compare import UNCHANGED, Comparison
 from longitude.extend.convert import Parity

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from longitude.checkpoints import load as checkpoints
-from longitude.checkpoints.config import trained_length
 from longitude.checkpoints.costs import H100, WIDEST, Cost, flops_per_second, forward_flops
+from longitude.checkpoints.declared import trained_length
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, SAME_TARGETS, MeasureConfig, require_consistent, with_trained
 from longitude.measure.plan import memory_of, outline_of

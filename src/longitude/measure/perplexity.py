@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.checkpoints.config import rope_types
+from longitude.checkpoints.declared import rope_types
 from longitude.checkpoints.load import one_line_of
 from longitude.measure.windows import Bounded, Reader, evaluating
 from longitude.models.cache_names import INSTALLED, cache_name

@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from longitude import plugins
 from longitude.attention.mixer import Mixer
 from longitude.checkpoints import load as checkpoints
-from longitude.checkpoints.config import FULL, contradictions, head_dim_of, raw_config, rope_types, trained_length
+from longitude.checkpoints.compare import head_dim_of
+from longitude.checkpoints.declared import raw_config, rope_types, trained_length
+from longitude.checkpoints.lint import contradictions
 from longitude.checkpoints.positions import has_alibi, last_position
 from longitude.errors import UsageError
 from longitude.hf.stock import KEY, class_of
@@ -34,6 +36,7 @@ from longitude.measure.sources import Text, read_text
 from longitude.measure.text import targets_of
 from longitude.measure.transport import address
 from longitude.measure.windows import LOGITS
+from longitude.positions.config_keys import FULL
 from longitude.runs.device import device_of
 from longitude.runs.memory import Memory, available_memory, forward_memory
 from longitude.runs.store import Unit

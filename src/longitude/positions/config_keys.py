@@ -12,10 +12,17 @@ from longitude.positions.scaling.base import ROPE_TYPES
 # ---- names at the top of a config ------------------------------------------------------------------------------------
 SCHEMAS = ("rope_parameters", "rope_scaling")
 """Keys of the dict of rope parameters: the first since transformers 5, the second before."""
-BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
+GLOBAL = "global_rope_theta"
+BASES = ("rope_theta", "rotary_emb_base", GLOBAL)
 LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta")
 """Keys for the rotary base of layers with a window, before transformers 5."""
 SHARES = ("partial_rotary_factor", "rotary_pct")
+WIDTH = "rotary_dim"
+"""Key for the number of dimensions of a head that rotate, instead of a share (MiniMax)."""
+SHARES_BY_LAYER, SCALED = "partial_rotary_factors", "yarn_only_types"
+"""Keys beside a base for each layer: their shares, and the layer types that rope_scaling is for (Step 3.5)."""
+INSIDE = "attn_config"
+"""A dict that older files keep the base in (DBRX)."""
 ORIGINAL = "original_max_position_embeddings"
 LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length")
 """Keys for the maximum length of a model, in tokens."""
@@ -29,7 +36,9 @@ LAYERS = (
     "attn_temperature_tuning", "attn_scale", "floor_scale",
 )  # fmt: skip
 """Keys that describe the positions of individual layers."""
-UNDERSTOOD = ("model_type", *LAYERS, *SCHEMAS, *BASES, *LOCAL_BASES, *SHARES, ORIGINAL, LENGTHS[0])
+UNDERSTOOD = (
+    "model_type", *LAYERS, *SCHEMAS, *BASES, *LOCAL_BASES, *SHARES, SHARES_BY_LAYER, SCALED, ORIGINAL, LENGTHS[0],
+)  # fmt: skip
 OF_CLASSES = ("layer_rope_theta", "compress_rope_theta", "position_embedding_type", "alibi")
 """Keys that decide which layers rotate, and with which base; understood only if the model's class is asked."""
 NOTHING = ("rope_interleave", "qk_rope_head_dim", "qk_nope_head_dim", "mlp_layer_types", "first_k_dense_replace")
@@ -38,8 +47,8 @@ ABOUT_POSITION = re.compile(
     r"(^|_)(rope|nope|rotary|theta|llama_4|alibi|logn|log_n)(_|$)|(attn|query|position)_temperature|log_scaling|dual_chunk|"
     r"self_extend|position_embedding_type"
 )
-BY_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
-"""Keys with an entry for each layer."""
+BY_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta", "rope_theta", SHARES_BY_LAYER)
+"""Keys that may have an entry for each layer."""
 PLAIN = ("rope", "rotary", "default")
 """Values that mean RoPE and nothing else."""
 FULL, WINDOWED = "full_attention", ("sliding_attention", "chunked_attention", "main")  # "main": windows of DeepSeek V4
@@ -79,10 +88,17 @@ def rope_dicts(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]
     return [(name, one) for name in SCHEMAS for one in of_layers(config.get(name))]
 
 
+def value_of(config: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    """The first value of these keys, at the top or in the dict that older files keep a base in; None if there is none."""
+    inside = config.get(INSIDE)
+    places = (config, inside) if isinstance(inside, Mapping) else (config,)
+    return next((place[key] for place in places for key in keys if place.get(key) is not None), None)
+
+
 def names_any(config: Mapping[str, Any], keys: Iterable[str]) -> bool:
     """Whether a config has a value for one of these keys, at the top or among its rope parameters."""
-    inside = (one for _, one in rope_dicts(config))
-    return any(each.get(key) is not None for each in (config, *inside) for key in keys)
+    keys = [*keys]
+    return any(value_of(place, keys) is not None for place in (config, *(one for _, one in rope_dicts(config))))
 
 
 def not_understood(config: Mapping[str, Any], by_class: bool = False) -> Iterator[str]:
@@ -91,6 +107,7 @@ def not_understood(config: Mapping[str, Any], by_class: bool = False) -> Iterato
     by_class: whether the config's class was asked which layers rotate.
     """
     known = {*UNDERSTOOD, *NOTHING, *(OF_CLASSES if by_class else ())}
+    known |= {WIDTH} if config.get(SCHEMAS[0]) else set()  # a share of a rotation that is read
     for key, value in config.items():
         plain = value is None or value is False or value in PLAIN  # False: switched off
         if ABOUT_POSITION.search(key) and not plain and key not in known:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, cast
 
 from longitude.errors import UsageError, check_choice, check_positive, check_sizes, unknown
-from longitude.positions import by_layer, config_keys
+from longitude.positions import config_keys
 from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.composed import Composed
 from longitude.positions.config_keys import (
@@ -19,11 +19,15 @@ from longitude.positions.config_keys import (
     LOCAL_BASES,
     OLD_TYPES,
     ORIGINAL,
+    SCALED,
     SCHEMAS,
     SHARES,
+    SHARES_BY_LAYER,
     UNDERSTOOD,
+    WIDTH,
     ZERO_IS_NONE,
     is_foreign,
+    value_of,
 )
 from longitude.positions.layouts import Layout
 from longitude.positions.rotary import MultimodalRotary, Rotary
@@ -164,10 +168,10 @@ def read_ropes(
         lost = "remove one: transformers takes rope_scaling, and a base that is in rope_parameters is lost"
         raise UsageError("", "rope_parameters or rope_scaling", f"both: {new!r} and {old!r}", lost)
     parameters = new or old or {}
-    base, local, partial = (
-        next((config[k] for k in names if k in config), None) for names in (BASES, LOCAL_BASES, SHARES)
-    )
-    outside = {"rope_theta": base, "partial_rotary_factor": 1.0 if partial is None else partial}
+    base, local = (value_of(config, names) for names in (BASES, LOCAL_BASES))
+    if isinstance(base, list):
+        return ropes_by_layer(config, base, parameters, follow, max_length)
+    outside = {"rope_theta": base, "partial_rotary_factor": share_of(config)}
 
     def read(parameters: Mapping[str, Any], config: Mapping[str, Any] = config, **outside: Any) -> RopeConfig:
         given = {key: value for key, value in parameters.items() if value is not None}
@@ -187,13 +191,52 @@ def read_ropes(
         sliding = read({}, **outside | {"rope_theta": local})
         return {"full_attention": read(parameters, **outside), "sliding_attention": sliding}
     return read(parameters, **outside)._replace(
-        rotates=by_layer.rotating_layers(config), unrotated_temperature=by_layer.unrotated_temperature(config)
+        rotates=rotating_layers(config), unrotated_temperature=unrotated_temperature(config)
     )
+
+
+def ropes_by_layer(
+    config: Mapping[str, Any],
+    bases: Sequence[float],
+    scaling: Mapping[str, Any],
+    follow: Follow | None,
+    max_length: int | None,
+) -> dict[str, RopeConfig | None]:
+    """Rotary parameters by layer type, of lists with a base and a share for each layer (Step 3.5).
+
+    ValueError for layers of one type with several bases or shares, and without layer_types.
+    """
+    types = config.get("layer_types") or []
+    shares = config.get(SHARES_BY_LAYER) or [1.0] * len(bases)
+    if not types or min(len(bases), len(shares)) < len(types):
+        raise UsageError("rope_theta", "a number for each of the layer_types", f"{len(bases)} for {len(types)}")
+    found: dict[str, tuple[float, float]] = {}
+    for kind, base, share in zip(types, bases, shares):
+        if found.setdefault(kind, (base, share)) != (base, share):
+            raise UsageError("rope_theta", f"one base and share for layers of {kind!r}", [found[kind], (base, share)])
+    scaled = config.get(SCALED) or ["full_attention"]
+    return {
+        kind: rope_of(
+            {"rope_theta": base, "partial_rotary_factor": share} | (dict(scaling) if kind in scaled else {}),
+            config, follow, max_length,
+        )
+        for kind, (base, share) in found.items()
+    }  # fmt: skip
+
+
+def share_of(config: Mapping[str, Any]) -> float:
+    """The share of each head that rotates, by the keys outside of rope parameters."""
+    if (share := value_of(config, SHARES)) is not None or config.get(WIDTH) is None:
+        return 1.0 if share is None else share
+    check_sizes("rope", **{WIDTH: config[WIDTH]})
+    if config[WIDTH] % 2:
+        raise UsageError("rope", f"{WIDTH} to be even", config[WIDTH])
+    return config[WIDTH] / (config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def names_rotation(config: Mapping[str, Any]) -> bool:
     """Whether a config has any key from which `read_ropes` could read a rotation."""
-    return any(config.get(key) for key in (*SCHEMAS, *BASES, *LOCAL_BASES))
+    return any(config.get(key) for key in SCHEMAS) or bool(value_of(config, (*BASES, *LOCAL_BASES)))
 
 
 def rope_of(
@@ -231,7 +274,7 @@ def rope_of(
     else:
         scaling = scaling_of(kind, options | factor_of_phimoe(given), config, follow, max_length)
     partial, proportion = (1.0, share) if proportional else (share, 1.0)
-    temperature = by_layer.rotated_temperature(given, ORIGINAL)
+    temperature = rotated_temperature(given)
     return RopeConfig(given["rope_theta"], scaling, partial, proportion, *sections_of(given), temperature)
 
 
@@ -292,6 +335,47 @@ def scaling_of(
     return scheme(**options)
 
 
+# ---- layers that rotate, and temperatures of queries ---------------------------------------------------------------------
+def rotating_layers(config: Mapping[str, Any]) -> tuple[bool, ...] | None:
+    """Whether each layer rotates queries and keys, by the config's keys; None if all do.
+
+    As in transformers, no_rope_layers has 1 for a layer that rotates.
+    """
+    layers, given = config.get("num_hidden_layers"), config.get("no_rope_layers")
+    if given:
+        if not isinstance(given, list | tuple) or any(one not in (0, 1) for one in given):
+            raise UsageError("no_rope_layers", "a list of 1 (the layer rotates) and 0", repr(given))
+        if layers is not None and len(given) < layers:
+            raise UsageError("no_rope_layers", f"one number for each of {layers} layers", len(given))
+        rotates = tuple(map(bool, given[:layers]))
+    elif layers is not None and "no_rope_layer_interval" in config:
+        check_sizes("rope", no_rope_layer_interval=config["no_rope_layer_interval"])
+        rotates = tuple((layer + 1) % config["no_rope_layer_interval"] != 0 for layer in range(layers))
+    else:
+        return None
+    return None if all(rotates) else rotates
+
+
+def unrotated_temperature(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Temperature {"name": name, **options} of queries in layers that do not rotate (Llama 4), or None."""
+    if not config.get("attn_temperature_tuning"):
+        return None
+    options = {"attn_scale": config.get("attn_scale", 0.1), "floor_scale": config.get("floor_scale", 8192)}
+    check_positive("attn_temperature_tuning", **options)
+    return {"name": "llama4_temperature", **options}
+
+
+def rotated_temperature(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Temperature {"name": name, **options} in the rope parameters of layers that rotate (Ministral 3), or None."""
+    if (beta := given.get("llama_4_scaling_beta")) is None:
+        return None
+    if (length := given.get(ORIGINAL)) is None:
+        raise UsageError("llama_4_scaling_beta", f"{ORIGINAL} beside it among the rope parameters", "none")
+    check_positive("rope", llama_4_scaling_beta=beta)
+    check_sizes("rope", **{ORIGINAL: length})
+    return {"name": "ministral3_temperature", "beta": beta, "original_max_length": length}
+
+
 # ---- writing ---------------------------------------------------------------------------------------------------------
 def to_hugging_face(
     rope: RopeConfig | Mapping[str, RopeConfig | None], head_dim: int | None = None, style: Style = "rope_parameters"
@@ -350,7 +434,7 @@ def entries(rope: RopeConfig, head_dim: int | None) -> tuple[dict[str, Any], dic
         declared = scaling.max_length if isinstance(scaling, LongRoPE) else None
         declared = scaling.original_max_length if isinstance(scaling, DynamicNTK) else declared
         outside |= {} if declared is None else {"max_position_embeddings": declared}
-    by_layer.write(rope, inner, outside, ORIGINAL)
+    write_layers(rope, inner, outside)
     return inner, outside
 
 
@@ -370,3 +454,29 @@ def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling
     if rope.scaling is None:
         return "default", rope.base, None
     return rope.scaling.written(rope.base, None if head_dim is None else rope.rotary_dim(head_dim))
+
+
+def write_layers(rope: RopeConfig, inner: dict[str, Any], outside: dict[str, Any]) -> None:
+    """Write a RopeConfig's rotating layers and temperatures to rope parameters (`inner`) and to entries outside of them."""
+    if rope.temperature is not None:
+        _require("ministral3_temperature", rope.temperature)
+        length = rope.temperature["original_max_length"]
+        if inner.setdefault(ORIGINAL, length) != length:
+            raise UsageError(
+                "temperature",
+                f"original_max_length={inner[ORIGINAL]}, that of the scaling, because a config has one {ORIGINAL} "
+                "for both",
+                length,
+            )
+        inner["llama_4_scaling_beta"] = rope.temperature["beta"]
+    if rope.rotates is not None:
+        outside["no_rope_layers"] = [int(one) for one in rope.rotates]
+    if rope.unrotated_temperature is not None:
+        _require("llama4_temperature", rope.unrotated_temperature)
+        options = {key: value for key, value in rope.unrotated_temperature.items() if key != "name"}
+        outside |= {"attn_temperature_tuning": True, **options}
+
+
+def _require(name: str, spec: Mapping[str, Any]) -> None:
+    if spec["name"] != name:
+        raise UsageError("temperature", f"{name}, for which configs have keys", spec["name"])

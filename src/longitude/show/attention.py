@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.mixer import Mixer
-from longitude.checkpoints.config import trained_length
+from longitude.checkpoints.declared import trained_length
 from longitude.checkpoints.load import config_of, load
 from longitude.checkpoints.positions import last_position
 from longitude.errors import UsageError

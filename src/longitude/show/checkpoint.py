@@ -11,22 +11,12 @@ import numpy as np
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModel
 
-from longitude.checkpoints.agreement import Reading, frequencies_of
-from longitude.checkpoints.config import (
-    attention_apart,
-    contradictions,
-    declared_length,
-    head_dim_of,
-    not_rotary,
-    positions_of_layers,
-    remarks,
-    ropes,
-    trained_length,
-    unrotated,
-)
+from longitude.checkpoints.compare import Reading, frequencies_of, head_dim_of, not_rotary, read as reading, ropes
+from longitude.checkpoints.config import attention_apart, positions_of_layers
+from longitude.checkpoints.declared import class_of, declared_length, text_part, trained_length, unrotated
+from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import built_without_weights, config_of, without_class
 from longitude.checkpoints.positions import alibi_of, alibi_of_class, has_alibi, table_of
-from longitude.checkpoints.reading import class_of, read as reading, text_part
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding

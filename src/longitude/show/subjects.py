@@ -158,7 +158,7 @@ def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: Vie
 
 
 def _of_checkpoint(name: str, length: int | None, view: View) -> Subject:
-    from longitude.checkpoints.config import raw_config
+    from longitude.checkpoints.declared import raw_config
     from longitude.show import checkpoint
 
     if view.text and not view.attention:

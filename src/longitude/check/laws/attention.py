@@ -28,7 +28,7 @@ from longitude.check.laws.layers import (
 from longitude.check.laws.rotation import ropes
 from longitude.check.recorder import apart, recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
-from longitude.checkpoints.agreement import which_layers
+from longitude.checkpoints.compare import which_layers
 from longitude.checkpoints.positions import alibi_of, has_alibi, is_rotary
 from longitude.positions.bias import alibi_slopes as slopes
 from longitude.positions.composed import compose

@@ -7,10 +7,10 @@ from typing import Any
 
 from longitude.check.causes import FILE, in_parts
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, listed
-from longitude.checkpoints.config import contradictions, declared_length, remarks
+from longitude.checkpoints.declared import declared_length, require_numbers
+from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import differences
 from longitude.checkpoints.positions import last_position
-from longitude.checkpoints.reading import require_numbers
 from longitude.runs.files import read_json
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 

@@ -21,8 +21,9 @@ from longitude.check.laws.rotation import NotShown, ropes
 from longitude.check.quick import random_of
 from longitude.check.recorder import Recorded, apart, as_allowed, pairs_moved, recorded, unrotated
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
-from longitude.checkpoints.agreement import which_layers
-from longitude.checkpoints.config import border_of, declared_length, positions_of_layers
+from longitude.checkpoints.compare import border_of, which_layers
+from longitude.checkpoints.config import positions_of_layers
+from longitude.checkpoints.declared import declared_length
 from longitude.checkpoints.positions import is_rotary
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.hugging_face import NotUnderstood

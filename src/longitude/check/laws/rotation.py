@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
-from longitude.checkpoints.agreement import frequencies_of
-from longitude.checkpoints.config import border_of, declared_length, head_dim_of, ropes as config_ropes, unread
+from longitude.checkpoints.compare import border_of, frequencies_of, head_dim_of, read, ropes as config_ropes
+from longitude.checkpoints.declared import declared_length, unread
 from longitude.checkpoints.positions import is_rotary, last_position, table_of
 from longitude.checkpoints.quiet import quiet
-from longitude.checkpoints.reading import read
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Follows, Frequencies, LongRoPE, rope_frequencies
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown

@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -33,6 +32,7 @@ from longitude.checkpoints.positions import is_rotary
 from longitude.checkpoints.quiet import quiet
 from longitude.positions.hugging_face import NotUnderstood, lost_type
 from longitude.positions.layers import LayerPositions
+from longitude.positions.scaling import Frequencies
 
 NAME = "longitude_trace"
 TOKENS = 3
@@ -48,7 +48,7 @@ Mark = str | int
 
 # ---- what is found ---------------------------------------------------------------------------------------------------
 @dataclass(eq=False)
-class Tables:
+class RotaryTables:
     """Rotary tables of a call of a rotary module, for sequences of any length."""
 
     module: nn.Module
@@ -92,12 +92,14 @@ class Tables:
         cos, sin = (out.real, out.imag) if isinstance(out, Tensor) else out
         return cos.double(), sin.double()
 
-    def rotation(self, pairs: int, length: int) -> tuple[Tensor, float] | None:
-        """(frequencies [pairs], factor of cos and sin) in a sequence of `length`; None if there are fewer pairs."""
-        cos, sin = (each.reshape(-1, *each.shape[-2:])[0] for each in self.at(0, 1, max(length, TOKENS) - 1))
-        if (take := _one_of_each(cos, pairs)) is None:
+    def frequencies(self, length: int, pairs: int | None = None) -> Frequencies | None:
+        """Frequencies [pairs] and factor of cos and sin in a sequence of `length`; None if its tables have fewer pairs."""
+        cos, sin = (table.reshape(-1, *table.shape[-2:])[0] for table in self.at(0, 1, max(length, TOKENS) - 1))
+        counts = [cos.shape[-1] // 2, cos.shape[-1]] if pairs is None else [pairs]
+        take = next((columns for count in counts if (columns := _one_of_each(cos, count)) is not None), None)
+        if take is None:
             return None
-        return torch.atan2(sin[1, take], cos[1, take]), float(torch.hypot(cos[0], sin[0]).max())
+        return Frequencies(torch.atan2(sin[1, take], cos[1, take]), float(torch.hypot(cos[0], sin[0]).max()))
 
     def axis_of_pair(self, pairs: int) -> list[int] | None:
         """The axis that each pair follows, -1 for one that does not turn; None if the module leaves it to attention."""
@@ -126,10 +128,11 @@ class Layer:
     """Positions of a layer, as seen in a pass.
 
     Attributes:
-        tables: Tables that rotate its queries or keys; empty without rotation.
+        tables: RotaryTables that rotate its queries or keys; empty without rotation.
         attends: Whether its attention was seen.
         hidden: Whether it has attention that was not seen.
         width: Dimensions of its queries.
+        scale: The number that multiplies its scores; None if attention gets none.
         warm: Whether only queries depend on their position, other than by rotation, for example by a temperature.
         turned: Whether queries and keys depend on positions without a rotary module.
         biased: Whether attention got another input that depends on positions, for example a bias.
@@ -139,10 +142,11 @@ class Layer:
         kind: The class of its attention; of the layer, if no attention was seen.
     """
 
-    tables: list[Tables] = field(default_factory=list)
+    tables: list[RotaryTables] = field(default_factory=list)
     attends: bool = False
     hidden: bool = False
     width: int | None = None
+    scale: float | None = None
     warm: bool = False
     turned: bool = False
     biased: bool = False
@@ -259,7 +263,7 @@ class Pass:
 
     def __init__(self, model: PreTrainedModel, config: PreTrainedConfig, tokens: int):
         self.model, self.config, self.tokens = model, config, tokens
-        self.calls: list[Tables] = []
+        self.calls: list[RotaryTables] = []
         self.modules = layers_of(model, config.num_hidden_layers)
         self.layers = [Layer(kind=type(module).__name__) for module in self.modules]
         self.inside: list[tuple[int, frozenset[Mark]]] = []
@@ -321,7 +325,7 @@ class Pass:
         first = next((each for each in tree_iter(out) if isinstance(each, Tensor)), None)
         if first is not None:
             mark(out, frozenset({len(self.calls)}))
-            self.calls.append(Tables(module, given, named, first.shape[-1]))
+            self.calls.append(RotaryTables(module, given, named, first.shape[-1]))
 
     def used(self, found: frozenset[Mark]) -> None:
         if self.inside:
@@ -338,7 +342,7 @@ class Pass:
             return
         at, before = self.inside[-1]
         layer, mine = self.layers[at], marks(query) | marks(key)
-        layer.attends, layer.width = True, query.shape[-1]
+        layer.attends, layer.width, layer.scale = True, query.shape[-1], others["scaling"]
         self.rotated[at] = (self.rotated[at] or set()) | {each for each in mine if isinstance(each, int)}
         layer.warm |= bool((marks(query) - marks(key)) & {POSITIONS, PLACES})
         layer.turned |= bool(((marks(query) & marks(key)) - before) & {POSITIONS, PLACES})
@@ -428,37 +432,35 @@ def recording(look: Look) -> Iterator[None]:
 
 
 # ---- the question ----------------------------------------------------------------------------------------------------
-class Written:
-    """A config that compares equal by class and keys, as a cache key."""
-
-    def __init__(self, config: PreTrainedConfig):
-        self.config = config
-        self.keys = type(config), json.dumps(config.to_dict(), sort_keys=True, default=str)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Written) and self.keys == other.keys
-
-    def __hash__(self) -> int:
-        return hash(self.keys)
+_OBSERVED: dict[Any, list[Layer] | NotUnderstood] = {}
+"""Results by class, keys and tokens: the newest 64."""
 
 
-def traced(config: PreTrainedConfig, tokens: int = TOKENS) -> list[Layer]:
-    """Positions of each layer of a config's class, cached.
+def observe(config: PreTrainedConfig, tokens: int = TOKENS) -> list[Layer]:
+    """Positions of each layer, as a config's class computes them.
 
-    tokens: tokens of the pass. Few suffice for rotations; with many, layers may select or compress some.
+    Args:
+        config: The config of a text model.
+        tokens: Tokens of the pass. Few suffice for rotations; with many, layers may select or compress some.
+
+    Returns:
+        The record of each layer.
 
     Raises:
-        NotUnderstood: transformers has no model for the config, or its pass does not run on the meta device.
+        NotUnderstood: Transformers has no model for the config, or its pass does not run on the meta device.
     """
-    found = _traced(Written(config), tokens)
-    if isinstance(found, NotUnderstood):
-        raise found
-    return found
+    key = type(config), json.dumps(config.to_dict(), sort_keys=True, default=str), tokens
+    if key not in _OBSERVED:
+        if len(_OBSERVED) >= 64:
+            _OBSERVED.pop(next(iter(_OBSERVED)))
+        _OBSERVED[key] = _pass(config, tokens)
+    layers = _OBSERVED[key]
+    if isinstance(layers, NotUnderstood):
+        raise layers
+    return layers
 
 
-@lru_cache(maxsize=64)
-def _traced(written: Written, tokens: int) -> list[Layer] | NotUnderstood:
-    config = written.config
+def _pass(config: PreTrainedConfig, tokens: int) -> list[Layer] | NotUnderstood:
     try:
         with quiet(), catch_warnings(action="ignore"):  # of kernels that are not here
             with torch.device("meta"):

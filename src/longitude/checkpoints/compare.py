@@ -1,0 +1,482 @@
+"""Positions that a config declares, compared layer by layer with those that its class computes.
+
+The class decides: what it computes is what the model does. Keys name the parameters, and a difference between the two is an error
+with both numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
+
+from longitude.checkpoints.declared import (
+    Ropes,
+    class_of,
+    fault_of,
+    require_numbers,
+    require_windows,
+    text_part,
+    turning_alike,
+    type_in,
+    unread,
+)
+from longitude.checkpoints.observed import Layer, RotaryTables, observe
+from longitude.errors import UsageError
+from longitude.hf.stock import heads_of
+from longitude.positions.config_keys import (
+    BASES,
+    FULL,
+    LOCAL_BASES,
+    OLD_TYPES,
+    SCHEMAS,
+    SHARES,
+    WIDTH,
+    WINDOWED,
+    names_any,
+)
+from longitude.positions.hugging_face import (
+    NotUnderstood,
+    RopeConfig,
+    as_mapping,
+    names_rotation,
+    not_understood,
+    read_ropes,
+)
+from longitude.positions.rotary import MultimodalRotary
+from longitude.positions.scaling import Follows, Frequencies, rope_frequencies
+from longitude.positions.scaling.base import ROPE_TYPES, Follow
+
+EQUAL = 2e-6
+"""Relative tolerance between our frequencies and those of transformers, which are computed in float32."""
+SHORT = 3
+"""Tokens of a sequence that is too short to change a table."""
+
+
+def which_layers(layers: list[int], every: int) -> str:
+    """Numbers of layers, for a message."""
+    return "all layers" if len(layers) == every else f"layers {str(layers)[1:-1]}"
+
+
+def frequencies_of(rope: RopeConfig, head_dim: int, length: int | None = None) -> Frequencies:
+    """Frequencies of the pairs of a rotation, and its factors, in a sequence of this length; pairs of all axes are alike."""
+    options = {name: one for name, one in rope.options(head_dim).items() if name not in ("sections", "arrangement")}
+    return rope_frequencies(head_dim, **options, length=length)
+
+
+class LayerRope(NamedTuple):
+    """The rotation of one layer.
+
+    Attributes:
+        rope: Its parameters.
+        head_dim: The width of which a partial rotation is a share: of a head, or of its rotary part.
+        label: The layer type, or other name, that the config has the parameters under; None if it has them for all layers.
+    """
+
+    rope: RopeConfig
+    head_dim: int
+    label: str | None = None
+
+
+class Reading(NamedTuple):
+    """Positions that a config declares, confirmed by its class.
+
+    Attributes:
+        ropes: Rotary parameters, one for all rotating layers or one per layer type; empty if nothing rotates.
+        layers: Rotation of each layer, None if it has none; None for a config without a class.
+        attends: Whether attention was seen in each layer.
+        unexplained: Layer -> position information that reaches its attention and that no key explains.
+        notes: Remarks for the user that concern the whole model.
+    """
+
+    ropes: Ropes
+    layers: Sequence[LayerRope | None] | None = None
+    attends: list[bool] | None = None
+    unexplained: dict[int, str] = {}
+    notes: list[str] = []
+
+    def problems(self) -> list[str]:
+        """Unexplained positions, a line for each distinct problem with the layers that have it."""
+        each = dict.fromkeys(self.unexplained.values())
+        which = {why: [layer for layer, own in self.unexplained.items() if own == why] for why in each}
+        return [f"not understood: {why} ({which_layers(own, len(self.layers or []))})" for why, own in which.items()]
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None) -> Reading:
+    """Read the positions of a config, confirmed by its class if transformers has one. ValueError: see from_hugging_face."""
+    if isinstance(config, Mapping):
+        require_numbers(config)
+    theirs, written = class_of(config), text_part(config)
+    if theirs is None:
+        kind = as_mapping(written).get("model_type")
+        alone = f"not understood: model_type {kind!r}, of which no class is here: its keys are read as if all layers rotated"
+        notes = [*([] if kind is None else [alone]), *turning_alike(written)]
+        return Reading(read_ropes(written, follow, max_length), notes=notes)
+    keys = as_mapping(theirs)
+    require_windows(theirs, keys)
+    try:
+        seen = observe(theirs)
+    except NotUnderstood as error:
+        if (fault := fault_of(theirs)) is not None:
+            raise ValueError(fault) from error
+        if unread := not_understood(keys, by_class=True):
+            raise NotUnderstood(f"not understood: {', '.join(unread)}: {error}", unread) from error
+        raise
+    attends = [layer.attends or bool(layer.tables) for layer in seen]
+    if not any(layer.tables for layer in seen):
+        unexplained = {n: why for n, layer in enumerate(seen) if (why := layer.unexplained(None))}
+        return Reading({}, [None] * len(seen), attends, unexplained)
+    if not names_rotation(keys):
+        table = next(layer.tables[0] for layer in seen if layer.tables)
+        raise refusal(keys, table, "rotates by keys that are not read here")
+    declared = read_ropes(keys, follow, max_length)
+    if isinstance(config, Mapping):
+        require_kept(read_ropes(as_written(as_mapping(written), theirs, declared), follow, max_length), declared)
+    found = Agreement(theirs, keys, declared, seen).reading(attends)
+    return found._replace(notes=[*found.notes, *turning_alike(keys)])
+
+
+def head_dim_of(config: Any, layer_type: str | None = None) -> int:
+    """Width of a head; for latent attention, the rotary width. All code gets the width here.
+
+    layer_type: the type of layers, if heads differ by type (Gemma 4); ValueError without it.
+    """
+    try:
+        layers = [one for one in read(config).layers or [] if one is not None]
+    except ValueError:
+        layers = []
+    if own := [one.head_dim for one in layers if layer_type in (None, one.label)]:
+        if len({*own}) > 1:
+            raise UsageError("", "layers with the same heads", f"head_dim {own[0]} and {max(own)}")
+        return own[0]
+    return getattr(config, "qk_rope_head_dim", None) or heads_of(config, layer_type)["head_dim"]
+
+
+def not_rotary(config: Any) -> str | None:
+    """Why positions are not rotary; None if they are, or if that is not understood."""
+    if (reason := unread(config)) is not None:
+        return reason
+    if not getattr(config, "rope_parameters", None):
+        return "its config has no rope_parameters"
+    try:
+        return None if read(config).ropes else "no layer of its class rotates queries and keys"
+    except ValueError:
+        return None
+
+
+def ropes(config: Any) -> dict[str | None, RopeConfig]:
+    """Rotary parameters of a config as its class rotates, by layer type (None: one for all).
+
+    Raises:
+        ValueError: if nothing rotates, or the keys contradict each other.
+        NotUnderstood: a ValueError, if the class rotates differently from the keys that are read here.
+    """
+    if (reason := not_rotary(config)) is not None:
+        raise ValueError(reason)
+    try:
+        found = read(config).ropes
+    except NotUnderstood:
+        raise
+    except ValueError as error:
+        raise ValueError(f"the rotary parameters cannot be read ({error})") from error
+    if isinstance(found, RopeConfig):
+        return {None: found}
+    return {layer: rope for layer, rope in found.items() if rope is not None}
+
+
+def border_of(config: Any) -> int | None:
+    """The original length of a scaling that follows the sequence's length, if the config has one."""
+    try:
+        scalings = [rope.scaling for rope in ropes(config).values()]
+    except ValueError:
+        return None
+    lengths = [one.original_max_length for one in scalings if isinstance(one, Follows) and one.follow == "sequence"]
+    return min(lengths, default=None)
+
+
+def as_written(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> dict[str, Any]:
+    """A file's keys, with what its class decides: names of types that it maps, and a base that the file need not have.
+
+    The class has a special default (Gemma 3), or the keys contain the base of each layer, and the class follows them (Granite).
+    """
+    written = dict(written) | {name: as_named_here(written.get(name), theirs) for name in SCHEMAS if written.get(name)}
+    special = type(theirs).default_theta != RotaryEmbeddingConfigMixin.default_theta
+    if names_any(written, BASES) or not (special or follows_bases_of_layers(written, theirs)):
+        return written
+    if isinstance(declared, RopeConfig):
+        return written | {BASES[0]: declared.base}
+    full, local = (declared.get(kind) for kind in (FULL, WINDOWED[0]))
+    bases = {} if full is None else {BASES[0]: full.base}
+    return (
+        written | bases | ({} if local is None or local.base == bases.get(BASES[0]) else {LOCAL_BASES[0]: local.base})
+    )
+
+
+def as_named_here(parameters: Any, theirs: Any) -> Any:
+    """Rope parameters of a file, with the type that its class makes of a name that is unknown here (deepseek_yarn: yarn)."""
+    kind = type_in(parameters)
+    made = type_in(getattr(theirs, SCHEMAS[0], None))
+    if not isinstance(kind, str) or kind in ROPE_TYPES or kind in OLD_TYPES or made not in ROPE_TYPES:
+        return parameters
+    return {key: one for key, one in parameters.items() if key != "type"} | {"rope_type": made}
+
+
+def follows_bases_of_layers(written: Mapping[str, Any], theirs: Any) -> bool:
+    """Whether the keys contain a base for each layer, and its class rotates by these."""
+    if not written.get("layer_rope_theta"):
+        return False
+    try:
+        return bool(read(theirs).layers)
+    except ValueError:
+        return False
+
+
+def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:
+    """ValueError if transformers lost a base or a scheme that is in a file. shares: also the share of heads that rotates.
+
+    A class that makes parameters by layer type of flat ones (OLMo 3, DeepSeek V4) may have the base in one and the scheme in
+    another.
+    """
+
+    def facts(ropes: Ropes) -> list[tuple[Any, ...]]:
+        each = [one for one in (ropes.values() if isinstance(ropes, dict) else [ropes]) if one is not None]
+        if isinstance(written, dict) or isinstance(declared, RopeConfig):
+            return [
+                (one.base, one.scaling, (one.partial_rotary_factor, one.proportion) if shares else ()) for one in each
+            ]
+        return [fact for one in each for fact in (("base", one.base), ("scheme", type(one.scaling)))]
+
+    kept = facts(declared)
+    if any(one not in kept for one in facts(written)):
+        raise ValueError(
+            f"its keys mean {written}, but transformers reads {declared}; write them where its class reads them"
+        )
+
+
+# ---- declared against observed ---------------------------------------------------------------------------------------
+class Disagreement(NotUnderstood):
+    """The class of a config computes another rotation than its keys declare; the message has both numbers."""
+
+
+def refusal(keys: Mapping[str, Any], table: RotaryTables, why: str) -> NotUnderstood:
+    """The error for tables that the keys do not explain, with the keys that may."""
+    unread = not_understood(keys, by_class=True) or [SCHEMAS[0] if keys.get(SCHEMAS[0]) else "model_type"]
+    return NotUnderstood(f"not understood: {', '.join(unread)}: {type(table.module).__name__} {why}", unread)
+
+
+def changes_tables(config: Any, key: str) -> bool | None:
+    """Whether a class makes other tables without a key; None if it cannot be tried."""
+
+    def frequencies(config: Any) -> list[list[float]]:
+        tables = [table.frequencies(SHORT) for layer in observe(config) for table in layer.tables]
+        return [[found.attention_factor, *found.inverse.tolist()] for found in tables if found is not None]
+
+    try:
+        fewer = {name: value for name, value in config.to_dict().items() if name != key}
+        return frequencies(config) != frequencies(type(config).from_dict(fewer))
+    except Exception:
+        return None
+
+
+class Agreement:
+    """Parameters that the keys of a config declare, compared with the tables that its class makes."""
+
+    def __init__(self, config: Any, keys: Mapping[str, Any], declared: Ropes, seen: list[Layer]):
+        self.config, self.keys, self.declared, self.seen = config, keys, declared, seen
+        types = keys.get("layer_types") or []
+        self.types: list[str | None] = [*types] if len(types) == len(seen) else [None] * len(seen)
+        self.notes: dict[str, None] = {}
+        self.known: dict[Any, LayerRope] = {}
+
+    def reading(self, attends: list[bool]) -> Reading:
+        layers = [self.known_rotation(n) if layer.tables else None for n, layer in enumerate(self.seen)]
+        unrotated = None if isinstance(self.declared, dict) else self.declared.unrotated_temperature
+        unexplained = {
+            n: why
+            for n, (layer, own) in enumerate(zip(self.seen, layers, strict=True))
+            if (why := layer.unexplained(unrotated if own is None else own.rope.temperature))
+        }
+        return Reading(self.summed_up(layers), layers, attends, unexplained, [*self.notes])
+
+    def known_rotation(self, n: int) -> LayerRope:
+        """`rotation`, once for layers that share tables, type and base."""
+        bases = self.keys.get("layer_rope_theta") or [None] * len(self.seen)
+        layer = self.seen[n]
+        key = (*map(id, layer.tables), layer.width, layer.warm, self.types[n], bases[n] if n < len(bases) else None)
+        if key not in self.known:
+            self.known[key] = self.rotation(n)
+        return self.known[key]
+
+    def rotation(self, n: int) -> LayerRope:
+        """The declared parameters that the tables of a layer are made of. NotUnderstood if there are none."""
+        table, *others = self.seen[n].tables
+        if any((one.module, one.label) != (table.module, table.label) for one in others):
+            raise refusal(self.keys, table, f"rotates layer {n} by several tables")
+        if table.learned:
+            raise refusal(self.keys, table, "has frequencies among its weights, which no key decides")
+        differences: list[str] = []
+        unreadable = ""
+        for (label, rope), width in product(self.candidates(n), self.widths(n)):
+            for one in self.variants(rope, table, width):
+                try:
+                    differs, notes = apart(table, one, width)
+                except ValueError as error:
+                    unreadable = f"has numbers that are not read here ({error})"
+                    continue
+                if differs is None:
+                    self.notes |= dict.fromkeys(notes)
+                    warm = one.temperature if self.seen[n].warm else None
+                    return LayerRope(one._replace(rotates=None, temperature=warm), width, label)
+                differences.append(differs)
+        if not differences:
+            raise refusal(self.keys, table, unreadable or f"rotates layer {n}, for which no parameters are declared")
+        unread = [
+            key for key in not_understood(self.keys, by_class=True) if changes_tables(self.config, key) is not False
+        ]
+        if unread:
+            raise refusal(self.keys, table, differences[0])
+        named = [key for key in (*SHARES, WIDTH) if "pairs," in differences[0] and names_any(self.keys, [key])]
+        named = named or [SCHEMAS[0] if self.keys.get(SCHEMAS[0]) else "model_type"]
+        raise Disagreement(f"{', '.join(named)}: {type(table.module).__name__} {differences[0]}", named)
+
+    def candidates(self, n: int) -> list[tuple[str | None, RopeConfig]]:
+        """(label, parameters) that a layer may have: those of its type, else all."""
+        own: dict[Any, RopeConfig | None] = (
+            {None: self.declared} if isinstance(self.declared, RopeConfig) else {**self.declared}
+        )
+        kind = self.types[n]
+        ropes = [
+            (label, rope) for label, rope in own.items() if rope is not None and (kind not in own or label == kind)
+        ]
+        bases = self.keys.get("layer_rope_theta")
+        if isinstance(bases, list | tuple) and len(bases) == len(self.seen) and bases[n]:
+            ropes = [(label, rope._replace(base=bases[n])) for label, rope in ropes]
+        return ropes
+
+    def widths(self, n: int) -> list[int]:
+        """Widths that a partial rotary factor may refer to: of a head, or of its rotary part."""
+        found = [self.keys.get("qk_rope_head_dim"), self.seen[n].width, self.keys.get("head_dim")]
+        if self.seen[n].width is None and (heads := getattr(self.config, "num_attention_heads", None)):
+            found.append(self.config.hidden_size // heads)
+        return list(dict.fromkeys(each for each in found if isinstance(each, int) and each > 0))
+
+    def variants(self, rope: RopeConfig, table: RotaryTables, width: int) -> Iterator[RopeConfig]:
+        """Parameters with defaults of the class that no key gives: a share, and the arrangement of pairs of several axes."""
+        shares = [rotated / width for rotated in (table.width, 2 * table.width) if rotated < width]
+        if names_any(self.keys, (*SHARES, WIDTH)):
+            shares = []
+        for one in (rope, *(rope._replace(partial_rotary_factor=share) for share in shares)):
+            if not table.axes:
+                yield one._replace(sections=None, interleaved=False)
+            elif one.sections is not None:
+                yield from (one, one._replace(interleaved=not one.interleaved))
+            else:
+                pairs = one.rotary_dim(width) // 2 if not int(width * one.partial_rotary_factor) % 2 else 0
+                axes = table.axis_of_pair(pairs) if pairs else None
+                if axes is None or not any(axes):
+                    yield one
+                elif -1 not in axes:
+                    counts = tuple(axes.count(axis) for axis in range(table.axes))
+                    yield from (one._replace(sections=counts, interleaved=each) for each in (False, True))
+
+    def summed_up(self, layers: list[LayerRope | None]) -> Ropes:
+        """A single RopeConfig if all rotating layers agree, else one for each layer type or label of the config."""
+        if isinstance(self.declared, dict):
+            found: dict[str, RopeConfig | None] = {}
+            for label, rope in self.declared.items():
+                own = [n for n, one in enumerate(layers) if one is not None and one.label == label]
+                typed = [n for n, kind in enumerate(self.types) if kind == label]
+                found[label] = self.of(own, layers, typed) if own else None if typed else rope
+            return found
+        rotating = [n for n, one in enumerate(layers) if one is not None]
+        if self.alike(rotating, layers):
+            rope = self.of(rotating, layers, [*range(len(layers))])
+            assert rope is not None
+            return rope._replace(unrotated_temperature=self.declared.unrotated_temperature)
+        found = {}
+        for kind in dict.fromkeys(self.types):
+            typed = [n for n, own in enumerate(self.types) if own == kind]
+            own = [n for n in typed if layers[n] is not None]
+            if kind is None or not self.alike(own, layers):
+                raise NotUnderstood(
+                    "not understood: layer_rope_theta: layers of one type have several bases; layers_from_hugging_face has each",
+                    ["layer_rope_theta"],
+                )
+            found[kind] = self.of(own, layers, typed) if own else None
+        return found
+
+    @staticmethod
+    def alike(own: list[int], layers: list[LayerRope | None]) -> bool:
+        return all(layers[n] == layers[own[0]] for n in own)
+
+    @staticmethod
+    def of(own: list[int], layers: list[LayerRope | None], typed: list[int]) -> RopeConfig | None:
+        """Rotary parameters shared by the layers `own`, with `rotates` set if not all layers of their type rotate."""
+        first = layers[own[0]]
+        assert first is not None
+        some = None if {*typed} <= {*own} else tuple(n in own for n in range(len(layers)))
+        return first.rope._replace(rotates=some)
+
+
+def apart(table: RotaryTables, rope: RopeConfig, width: int) -> tuple[str | None, list[str]]:
+    """(difference between a class's tables and parameters, or None; differences in long sequences only).
+
+    ValueError for parameters of which no rotation can be computed.
+    """
+    lengths, scaling, notes = [SHORT], rope.scaling, list[str]()
+    if isinstance(scaling, Follows):
+        scaling = dataclasses.replace(
+            scaling, follow="sequence", **({"step": None} if hasattr(scaling, "step") else {})
+        )
+        lengths += [scaling.original_max_length + 1, 4 * scaling.original_max_length]
+    read = rope._replace(scaling=scaling)
+    wanted = {length: frequencies_of(read, width, length) for length in lengths}
+    axes = None if read.sections is None else MultimodalRotary(width, "half", **read.options(width)).axis_of_pair
+    for length, want in wanted.items():
+        got = table.frequencies(length, len(want.inverse)) or table.frequencies(length)
+        assert got is not None, "a table of its own width"
+        if found := difference(got, want, EQUAL).text:
+            if length == SHORT:
+                return found, []
+            notes.append(f"in sequences of {length} tokens {type(table.module).__name__} {found}")
+    if axes is not None and table.axis_of_pair(len(axes)) not in (None, axes):
+        return "gives pairs to axes otherwise than mrope_section says", []
+    return None, notes[:1]
+
+
+class Difference(NamedTuple):
+    """The largest relative difference between two rotations; `text` has both numbers, and is empty within the tolerance."""
+
+    relative: float
+    text: str = ""
+
+
+def difference(got: Frequencies, wanted: Frequencies, tolerance: float) -> Difference:
+    """Compare frequencies [pairs] and the factor of cos and sin.
+
+    Args:
+        got: What a class or a model computes.
+        wanted: What is declared.
+        tolerance: Largest relative difference that is none.
+
+    Returns:
+        The difference, as a verb phrase: "rotates pair 3 by 0.001 rad a position, expected 0.00025".
+    """
+    if got.inverse.shape != wanted.inverse.shape:
+        return Difference(float("inf"), f"rotates {len(got.inverse)} pairs, expected {len(wanted.inverse)}")
+    of_factor = abs(got.attention_factor / wanted.attention_factor - 1)
+    off = torch.where(wanted.inverse > 0, got.inverse / wanted.inverse - 1, got.inverse).abs()
+    pair = int(off.argmax())  # of NaN, too
+    if not of_factor <= tolerance:
+        text = f"multiplies cos and sin by {got.attention_factor:.7g}, expected {wanted.attention_factor:.7g}"
+    elif not float(off[pair]) <= tolerance:
+        numbers = float(got.inverse[pair]), float(wanted.inverse[pair])
+        text = f"rotates pair {pair} by {numbers[0]:.6g} rad a position, expected {numbers[1]:.6g}"
+    else:
+        text = ""
+    return Difference(max(of_factor, float(off[pair])), text)

@@ -1,0 +1,347 @@
+"""What a config declares: its parts, lengths and numbers, and rotary parameters written into its keys."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from longitude.checkpoints.quiet import quiet
+from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.hf.stock import KEY
+from longitude.positions.config_keys import (
+    BASES,
+    BY_LAYER,
+    FULL,
+    GLOBAL,
+    LENGTHS,
+    LOCAL_BASES,
+    OF_CLASSES,
+    ORIGINAL,
+    SHARES,
+    SIZES,
+    UNDERSTOOD,
+    WINDOWED,
+    is_foreign,
+    names_any,
+    of_layers,
+    rope_dicts,
+)
+from longitude.positions.hugging_face import RopeConfig, as_mapping, names_rotation, read_ropes, to_hugging_face
+
+if TYPE_CHECKING:
+    from longitude.checkpoints.source import Source
+
+
+class Absent(str):
+    """Stands for the value of a key that is not there."""
+
+
+ABSENT = Absent("-")
+Ropes = RopeConfig | dict[str, RopeConfig | None]
+
+
+# ---- the parts of a config -------------------------------------------------------------------------------------------
+def raw_config(path: str | Path) -> dict[str, Any]:
+    """config.json of a folder or a name of the hub, as it is written."""
+    return PreTrainedConfig.get_config_dict(path)[0]
+
+
+def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
+    """The part about text of a config of text and images; any other config unchanged."""
+    if isinstance(config, Mapping):
+        text = config.get("text_config") or config
+        if not isinstance(text, Mapping):
+            raise UsageError("", "text_config to be a mapping or None", repr(text))
+        return text
+    if not hasattr(config, "get_text_config"):
+        return config
+    text = config.get_text_config(decoder=True)
+    if type(text) is type(config):  # an encoder-decoder's: a copy, without keys that its class reads
+        for key in vars(config).keys() - vars(text).keys():
+            setattr(text, key, getattr(config, key))
+    return text
+
+
+def class_of(config: Mapping[str, Any] | Any) -> Any:
+    """A config's part about text as an object of transformers' class; None if transformers has none."""
+    if not isinstance(config, Mapping):
+        text = text_part(config)
+        return text if type(text).__module__.startswith("transformers.") else None
+    if not isinstance(kind := config.get("model_type"), str) or kind not in CONFIG_MAPPING:
+        return None
+    try:
+        with quiet():
+            made = CONFIG_MAPPING[kind](
+                **copy.deepcopy({key: each for key, each in config.items() if key != "model_type"})
+            )
+    except Exception as error:
+        reason = "; ".join(filter(None, [" ".join(str(error).split())[:200], rotary_fault(config)]))
+        raise ValueError(f"model_type {kind!r}: its class in transformers refuses this config ({reason})") from error
+    return class_of(made)
+
+
+# ---- lengths and types -----------------------------------------------------------------------------------------------
+def declared_length(config: Any) -> int | None:
+    """The length that a configuration declares, under any of LENGTHS."""
+    lengths = (getattr(config, key, None) for key in LENGTHS)
+    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+
+
+def trained_length(config: Any) -> int | None:
+    """The training length: that before an extension, if the configuration has it; else the declared length."""
+    config = config.get_text_config()
+    lengths = [each.get(ORIGINAL) for each in of_layers(getattr(config, "rope_parameters", None))]
+    lengths.append(getattr(config, ORIGINAL, None))
+    return next((length for length in lengths if isinstance(length, int) and length > 1), declared_length(config))
+
+
+def rope_types(config: Any) -> list[str]:
+    """The rotary types that a configuration names, one or one per layer type."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None)
+    return [kind for each in of_layers(parameters) if (kind := each.get("rope_type"))]
+
+
+def unread(config: Any) -> str | None:
+    """Why the model does not follow rope_parameters, by another key of its config; None if no key says so."""
+    if getattr(config, KEY, None) is not None:
+        return "its positions are those that set_positions of longitude.hf gave it"
+    if getattr(config, "alibi", None) is True and has_key(config, "alibi"):  # Falcon keeps rope_parameters as well
+        return "its positions are ALiBi's"
+    return None
+
+
+# ---- numbers that no model has ---------------------------------------------------------------------------------------
+ALL_BASES = (*BASES, *LOCAL_BASES)
+
+
+def require_numbers(raw: Mapping[str, Any]) -> None:
+    """ValueError for a number that is not finite, a size, a base or a largest bias that is 0 or less, or too short a list.
+
+    Transformers may build a model from these nevertheless.
+    """
+    raw = text_part(raw)
+    for key in {*UNDERSTOOD, *OF_CLASSES, *LENGTHS, "attn_config"} & {*raw}:
+        for name, number in numbers_in(key, raw[key]):
+            if not math.isfinite(number):
+                raise UsageError("config", f"{name} to be a finite number", repr(number))
+    for key in SIZES:
+        if type(raw.get(key)) is int:  # transformers itself refuses other types
+            check_sizes("config", **{key: raw[key]})
+    layers = raw.get("num_hidden_layers")
+    for key in BY_LAYER:
+        if isinstance(given := raw.get(key), list) and given and type(layers) is int and len(given) < layers:
+            raise UsageError("config", f"{key} to have one entry for each of {layers} layers", len(given))
+    for where in (raw, *(one for _, one in rope_dicts(raw))):
+        for key in ALL_BASES:
+            for base in where[key] if isinstance(where.get(key), list) else [where.get(key, 1.0)]:
+                check_positive("config", **{key: 1.0 if base is None else base})
+    if isinstance(inner := raw.get("attn_config"), Mapping) and inner.get("alibi_bias_max") is not None:
+        check_positive("attn_config", alibi_bias_max=inner["alibi_bias_max"])
+
+
+def require_windows(config: Any, keys: Mapping[str, Any]) -> None:
+    """ValueError for a window or a chunk of no tokens that a class reads."""
+    kinds = keys.get("layer_types") or ()  # Mistral has none, and its window is that of all layers
+    windows = {*kinds} & {*WINDOWED} if kinds else hasattr(type(config), "sliding_window")
+    if windows and keys.get("sliding_window") is not None:
+        check_sizes("config", sliding_window=keys["sliding_window"])
+    if WINDOWED[1] in kinds and keys.get("attention_chunk_size") is not None:
+        check_sizes("config", attention_chunk_size=keys["attention_chunk_size"])
+
+
+def type_in(parameters: Any) -> Any:
+    """The name of the type in flat rope parameters; None if they have none."""
+    return parameters.get("rope_type", parameters.get("type")) if isinstance(parameters, Mapping) else None
+
+
+def numbers_in(key: str, value: Any) -> Iterator[tuple[str, float]]:
+    """(key, number) of every number in a value, those in mappings by their own keys."""
+    if isinstance(value, Mapping):
+        for inner, each in value.items():
+            yield from numbers_in(inner, each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from numbers_in(key, each)
+    elif isinstance(value, float):
+        yield key, value
+
+
+def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
+    """The fault in the rotary keys of a config, for classes that fail with an error that does not name the key.
+
+    A missing base is no fault: the class may have a default.
+    """
+    text = text_part(config)
+    keys = as_mapping({BASES[0]: 10_000.0} | dict(text) if isinstance(text, Mapping) else text)
+    if not names_rotation(as_mapping(text)):
+        return None
+    size, heads = keys.get("hidden_size"), keys.get("num_attention_heads")
+    width = keys.get("qk_rope_head_dim") or keys.get("head_dim")
+    if width is None and isinstance(size, int) and isinstance(heads, int):
+        width = size // heads
+    try:
+        ropes = read_ropes(keys)
+        for rope in ropes.values() if isinstance(ropes, dict) else [ropes]:
+            if rope is not None and isinstance(width, int):
+                if rope.sections is not None and 2 * sum(rope.sections) != (rotated := rope.rotary_dim(width)):
+                    return f"mrope_section has {sum(rope.sections)} pairs, and heads rotate {rotated // 2}"
+                rope.encoding(width, "half")
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def fault_of(config: Mapping[str, Any] | Any) -> str | None:
+    """`rotary_fault`, or a fault of windows, heads or padding with which no class can be built or run."""
+    if (fault := rotary_fault(config)) is not None:
+        return fault
+    keys = as_mapping(text_part(config))
+    window = keys.get("sliding_window")
+    if type(window) is int and window < 1:
+        return f"expected sliding_window to be an int of 1 or more, got {window}"
+    if "sliding_window" in keys and window is None and WINDOWED[0] in (keys.get("layer_types") or ()):
+        off = " (use_sliding_window is false)" if keys.get("use_sliding_window") is False else ""
+        return f"layer_types has {WINDOWED[0]!r}, and sliding_window is null{off}"
+    pad, size = keys.get("pad_token_id"), keys.get("vocab_size")
+    if type(pad) is int and type(size) is int and pad >= size:
+        return heads_apart(keys) or f"expected pad_token_id to be one of {size} tokens, got {pad}"
+    return heads_apart(keys)
+
+
+def heads_apart(keys: Mapping[str, Any]) -> str | None:
+    """The fault of heads of queries that cannot share the heads of keys evenly; None if they can."""
+    heads, shared = keys.get("num_attention_heads"), keys.get("num_key_value_heads")
+    if type(heads) is int and type(shared) is int and shared > 0 and heads % shared:
+        return f"expected num_attention_heads to be a multiple of num_key_value_heads, got {heads} and {shared}"
+    return None
+
+
+def turning_alike(config: Mapping[str, Any] | Any) -> list[str]:
+    """A note for each base of 1 or less: at 1 all pairs turn by one radian a token, below it the later ones turn faster."""
+    keys = as_mapping(text_part(config))
+    found = [
+        (key, where[key])
+        for where in (keys, *(one for _, one in rope_dicts(keys)))
+        for key in ALL_BASES
+        if key in where
+    ]
+    return [
+        f"{key} = {base:g}: {'all pairs turn by the same angle' if base == 1 else 'later pairs turn faster than the first'}"
+        for key, base in dict.fromkeys(found)
+        if type(base) in (int, float) and base <= 1
+    ]
+
+
+def by_default(config: Any) -> Any:
+    """The config that a class makes without arguments; None for a class with required arguments."""
+    try:
+        return type(config)()
+    except Exception:
+        return None
+
+
+def keys_of(config: Any) -> set[str]:
+    """The keys that a kind of config has."""
+    fresh = by_default(config) or config
+    return {key.lstrip("_") for key in (*fresh.to_dict(), *type(config).attribute_map, *vars(fresh))}
+
+
+def has_key(config: Any, key: str) -> bool:
+    """Whether a config's class has a key; True for every key of a class that is not transformers'."""
+    return key in keys_of(config) or not type(config).__module__.startswith("transformers.")
+
+
+def parameters_of(raw: Mapping[str, Any], layer: str | None) -> Mapping[str, Any]:
+    """The dict of rope parameters of a layer type."""
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    inner = given.get(layer) if layer is not None else None
+    return inner if isinstance(inner, Mapping) else given
+
+
+def unrotated(rope: RopeConfig) -> list[int]:
+    """The layers that do not rotate, counted from 0."""
+    return [layer for layer, rotates in enumerate(rope.rotates or ()) if not rotates]
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> RopeConfig:
+    """The rotation of layers with full attention. ValueError if none rotates, or if they have different schemes."""
+    if isinstance(ropes, RopeConfig):
+        return ropes
+    full = {layer: rope for layer, rope in ropes.items() if rope is not None and layer not in WINDOWED}
+    if not full:
+        raise UsageError(
+            "rope_parameters",
+            "layers of full attention that rotate their keys",
+            f"rotations of {' and '.join(layer for layer, rope in ropes.items() if rope is not None) or 'none'} alone",
+            "distances within a window do not grow with the text: leave the rotation as it is, and raise "
+            "max_position_embeddings in config.json",
+        )
+    if len({rope.scaling for rope in full.values()}) > 1:
+        raise UsageError("", "one scheme for the layers of full attention", f"several: {', '.join(full)}")
+    return next(iter(full.values()))
+
+
+def with_ropes(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
+    """The text part of config.json, its keys in their order, with other rotary parameters."""
+    inner = copy.deepcopy(source.inner)
+    neox = source.config.model_type.startswith("gpt_neox")
+    base = "rotary_emb_base" if neox else next((key for key in BASES if key in inner), BASES[0])
+    if not isinstance(ropes, RopeConfig):
+        full, local = (ropes.get(kind) for kind in (FULL, WINDOWED[0]))
+        by_type = base == GLOBAL or not names_any(inner, BASES) and "rope_scaling" not in inner
+        if "rope_parameters" in inner or by_type or full is None:
+            bases = {GLOBAL: full, LOCAL_BASES[-1]: local}  # ModernBERT's
+            inner |= {key: rope.base for key, rope in bases.items() if key in inner and rope is not None}
+            return inner | _entries(source, ropes, head_dim)
+        entries = to_hugging_face(full, head_dim, style="rope_scaling")
+        theta = entries.pop("rope_theta")
+        if isinstance(inner.get(base), list):
+            kinds = dict(enumerate(source.config.layer_types))
+            theta = [theta if kinds.get(n) == FULL else before for n, before in enumerate(inner[base])]
+            entries.pop(SHARES[0], None)  # in a list, too
+        return inner | {base: theta} | entries
+    inner |= _entries(source, ropes, head_dim)
+    parameters = inner["rope_parameters"]
+    if parameters["rope_type"] == "proportional":
+        return inner  # transformers 4 does not have it
+    inner[base] = parameters["rope_theta"]
+    if ropes.partial_rotary_factor != 1:
+        inner["rotary_pct" if neox else SHARES[0]] = ropes.partial_rotary_factor
+    if parameters["rope_type"] != "default":
+        inner["rope_scaling"] = copy.deepcopy(parameters)
+    elif "rope_scaling" in inner:
+        inner["rope_scaling"] = None
+    return inner
+
+
+def _entries(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
+    """Entries of a config, with the rope parameters of its file that nothing here reads."""
+    entries = to_hugging_face(ropes, head_dim)
+    if "no_rope_layers" not in source.config.to_dict():  # its layer_types decide which layers rotate
+        entries.pop("no_rope_layers", None)
+    before = source.inner.get("rope_parameters") or source.inner.get("rope_scaling") or {}
+    after = entries["rope_parameters"]
+    pairs = [(before.get(layer), one) for layer, one in after.items() if isinstance(one, dict)] or [(before, after)]
+    for old, new in pairs:
+        new |= {key: value for key, value in (old or {}).items() if is_foreign(key)}
+    return entries
+
+
+def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, before, after) for every key that changes, nested ones as a.b; ABSENT for one that is not there."""
+    rows = []
+    for key in [*before, *(key for key in after if key not in before)]:
+        old, new = before.get(key, ABSENT), after.get(key, ABSENT)
+        if isinstance(new, Mapping) and (isinstance(old, Mapping) or old in (None, ABSENT)):
+            rows += [
+                (f"{key}.{name}", a, b) for name, a, b in changed_keys(old if isinstance(old, Mapping) else {}, new)
+            ]
+        elif old != new or type(old) is not type(new):
+            rows.append((key, old, new))
+    return rows

@@ -1,0 +1,488 @@
+"""Contradictions between the keys of a config.json, and between these and its class: a table of rules, each with its remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+from longitude.checkpoints.compare import (
+    Disagreement,
+    as_written,
+    changes_tables,
+    frequencies_of,
+    head_dim_of,
+    not_rotary,
+    read,
+    require_kept,
+    ropes,
+)
+from longitude.checkpoints.declared import (
+    Ropes,
+    by_default,
+    class_of,
+    declared_length,
+    has_key,
+    heads_apart,
+    keys_of,
+    parameters_of,
+    rotary_fault,
+    text_part,
+    type_in,
+    unread,
+)
+from longitude.hf.stock import KEY
+from longitude.positions.config_keys import (
+    BASES,
+    FULL,
+    INSIDE,
+    LENGTHS,
+    LOCAL_BASES,
+    OLD_TYPES,
+    ORIGINAL,
+    SCHEMAS,
+    SHARES,
+    SHARES_BY_LAYER,
+    WIDTH,
+    names_any,
+    of_layers,
+    rope_dicts,
+    value_of,
+)
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig, not_understood, read_ropes, unread_words
+from longitude.positions.scaling import DynamicNTK, Llama3, LongRoPE
+from longitude.positions.scaling.base import ROPE_TYPES
+
+OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
+"""Keys of earlier releases that transformers still reads."""
+ROTARY = ("rope", "rotary", "theta", "position")
+WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
+"""Parts of the names of keys about positions. Published configs contain keys with WORDS that nothing reads, and flags and
+names with ROTARY."""
+READ = {WIDTH, SHARES_BY_LAYER, *(f"{INSIDE}.{base}" for base in BASES)}
+"""Keys beside a base that are read for every class."""
+COVERAGE = 0.99
+"""Share of the declared length that factor times original length must cover; factors in files are rounded."""
+LAYER_RULES = {"layer_types": "sliding_window_pattern", "no_rope_layers": "no_rope_layer_interval"}
+"""Lists with an entry per layer, and the keys from which classes make them if they are not given."""
+
+
+class Facts:
+    """A config.json and the config that transformers makes of it.
+
+    Args:
+        whole: Content of the file.
+        config: The config of its class.
+    """
+
+    def __init__(self, whole: Mapping[str, Any], config: Any):
+        self.whole, self.config, self.raw = whole, text_part(config), text_part(whole)
+
+    @cached_property
+    def theirs(self) -> Ropes:
+        """What the class's own keys declare. ValueError if they cannot be read."""
+        return read_ropes(self.config)
+
+    @cached_property
+    def ours(self) -> Ropes:
+        """What the file's keys declare. ValueError if they cannot be read."""
+        try:
+            return read_ropes(as_written(self.raw, self.config, self.theirs))
+        except ValueError:
+            return read_ropes(self.raw)
+
+
+class Rule(NamedTuple):
+    """A rule of config files.
+
+    Attributes:
+        broken: Yields a sentence for each contradiction.
+        remedy: What to do, if each sentence does not say it.
+        last: Whether the rules after it say nothing about a file that breaks it.
+    """
+
+    broken: Callable[[Facts], Iterable[str]]
+    remedy: str = ""
+    last: bool = False
+
+
+def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """Contradictions of a config.json, each with what to do. raw: the file's content; config: as transformers reads it."""
+    facts = Facts(raw, config)
+    for rule in RULES:
+        sentences = [*rule.broken(facts)]
+        yield from (f"{sentence}; {rule.remedy}" if rule.remedy else sentence for sentence in sentences)
+        if rule.last and sentences or rule is NONE_ROTATES and rotates_nothing(facts):
+            return
+
+
+# ---- rules for every config ------------------------------------------------------------------------------------------
+def outside_text(facts: Facts) -> Iterator[str]:
+    """A base or a scaling outside text_config, where no class reads it, that differs from the one inside."""
+    raw = facts.whole
+    if facts.raw is raw or not_rotary(text := facts.config):
+        return
+    inside = of_layers(getattr(text, SCHEMAS[0], None))
+    for key in BASES:
+        if raw.get(key) is not None and raw[key] not in [one.get(BASES[0]) for one in inside]:
+            bases = ", ".join(f"{one.get(BASES[0]):g}" for one in inside)
+            yield f"{key} = {raw[key]} is outside text_config, where nothing reads it: the text model has {bases}"
+    for name, parameters in rope_dicts({name: raw.get(name) for name in SCHEMAS}):
+        off = {key for key, one in parameters.items() if key != "type" and all(each.get(key) != one for each in inside)}
+        if off:
+            yield f"{name} is outside text_config, where nothing reads it: {', '.join(sorted(off))}"
+
+
+def flags_of_others(facts: Facts) -> Iterator[str]:
+    """Flags for positions that the class does not have."""
+    flags = [] if has_key(facts.config, "alibi") else [("alibi", facts.raw.get("alibi"))]
+    for key, value in (*strangers_inside(facts.raw, facts.config), *flags):
+        if value is True and any(word in key for word in (*ROTARY, "alibi")):
+            yield f"{key} is true, and transformers' class does not read it: it has no such positions"
+
+
+def misspelt(facts: Facts) -> Iterator[str]:
+    """Unknown keys that look like misspelt keys about positions."""
+    valid = keys_of(facts.config)
+    about = sorted({key for key in (*valid, *_legacy(valid)) if any(word in key for word in WORDS)})
+    for key in _strangers(facts.raw, valid):
+        near = get_close_matches(key, about, n=1, cutoff=0.8)
+        if near and key not in (*LENGTHS, *READ):
+            yield f"unknown key {key!r}: did you mean {near[0]!r}?"
+
+
+def unknown_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
+    """Keys of a file that its class does not read, and that are probably meant to be about positions."""
+    facts = Facts(raw, config)
+    return [*flags_of_others(facts), *misspelt(facts)]
+
+
+def other_types(facts: Facts) -> Iterator[str]:
+    """Layer types of rope parameters that no layer has, and those without, for which transformers uses a default."""
+    config = facts.config
+    if (fresh := by_default(config)) is None:
+        return
+    usual = getattr(fresh, SCHEMAS[0], None) or {}
+    types = getattr(config, "layer_types", None) or []
+    for name in SCHEMAS:
+        parameters = facts.raw.get(name)
+        if not isinstance(parameters, Mapping) or not any(isinstance(one, Mapping) for one in parameters.values()):
+            continue
+        if not types and not any(isinstance(one, Mapping) for one in usual.values()):
+            yield f"{name} has parameters by layer type, and transformers reads one set for all layers here: write one set"
+            continue
+        for label in parameters.keys() - {*usual, *types}:
+            yield f"unknown layer type {label!r} in {name}: its class has {', '.join(sorted({*usual, *types}))}"
+        for label in usual.keys() & {*(getattr(config, SCHEMAS[0], None) or {})} - parameters.keys():
+            yield f"{name} has nothing for {label!r}, and transformers takes its default without a warning: write it"
+
+
+def lists_twice(facts: Facts, defaults: bool = False) -> Iterator[str]:
+    """Lists by layer that differ from those which the class makes by their rules, if both are given.
+
+    defaults: check rules for which its class has a default, which transformers writes beside a list; else the other rules.
+    """
+    raw = facts.raw
+    if (usual := by_default(facts.config)) is None:
+        return
+    for key, rule in LAYER_RULES.items():
+        if not isinstance(kinds := raw.get(key), list) or raw.get(rule) is None or (rule in vars(usual)) != defaults:
+            continue
+        with suppress(ValueError):  # its class rejects the config, which is reported elsewhere
+            made = getattr(class_of({name: one for name, one in raw.items() if name != key}), key, None) or []
+            if off := [layer for layer, (a, b) in enumerate(zip(kinds, made, strict=False)) if a != b]:
+                yield (
+                    f"{key} has {kinds[off[0]]!r} for layer {off[0]}, and {rule} = {raw[rule]!r} makes it {made[off[0]]!r} "
+                    f"({len(off)} layers differ); transformers takes the former"
+                )
+
+
+def uneven_heads(facts: Facts) -> Iterator[str]:
+    if (apart := heads_apart(facts.raw)) is not None:
+        yield apart
+
+
+def scalings_of_none(facts: Facts) -> Iterator[str]:
+    """Scalings without effect, since positions are not rotary: with ALiBi, or in a class without rotary parameters."""
+    reason = unread(facts.config)
+    if reason is None and not has_key(facts.config, SCHEMAS[0]):
+        reason = f"{type(facts.config).__name__} has no rotary parameters"
+    if reason is None or getattr(facts.config, KEY, None) is not None:  # what set_positions replaced may stay
+        return
+    for name, parameters in rope_dicts(facts.raw):
+        if (kind := type_in(parameters)) not in (None, "default"):
+            yield f"{name} of type {kind!r} has no effect: {reason}"
+
+
+# ---- rules for configs whose class rotates ---------------------------------------------------------------------------
+def rotates_nothing(facts: Facts) -> bool:
+    """Whether no layer of the class rotates, so that no key of a rotation can be wrong or missing."""
+    if unread(facts.config):
+        return True
+    with suppress(ValueError):
+        return not read(facts.config).ropes
+    return bool(not_rotary(facts.config)) and not any(facts.raw.get(name) for name in SCHEMAS)
+
+
+def unreadable(facts: Facts) -> Iterator[str]:
+    """Keys that cannot be read: a missing base, an unknown type, a misspelt key, a number that no scheme takes."""
+    try:
+        _ = facts.ours
+    except NotUnderstood:
+        return  # reported with the keys that nothing reads
+    except ValueError as error:
+        default = "; transformers takes a default of its class without a warning: write the one of training"
+        yield f"{error}{default if 'expected rope_theta' in str(error) else ''}"
+
+
+def kept_unread(facts: Facts) -> Iterator[str]:
+    try:
+        _ = facts.theirs
+    except ValueError as error:
+        yield f"transformers keeps what cannot be read: {error}"
+
+
+def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Keys given twice, with two values: base and share at the top and inside; the type, or the original length."""
+    for name in SCHEMAS:
+        for keys in (BASES, SHARES):
+            inside = [parameters.get(keys[0]) for parameters in of_layers(raw.get(name))]
+            top = value_of(raw, keys)
+            if top is not None and not isinstance(top, list) and None not in inside and top not in inside:
+                place = f"in {INSIDE}" if value_of({**raw, INSIDE: None}, keys) is None else "at the top"
+                key = next(key for key in keys if value_of(raw, [key]) is not None)
+                yield f"{key} is {top} {place} and {inside[0]} in {name}; transformers takes the latter"
+    for name, parameters in rope_dicts(raw):
+        old, new = (OLD_TYPES.get(str(kind), kind) for kind in (parameters.get("type"), parameters.get("rope_type")))
+        if None not in (old, new) and old != new:
+            yield f"type is {old!r} and rope_type {new!r} in {name}; transformers takes the latter"
+        top, inside = raw.get(ORIGINAL), parameters.get(ORIGINAL)
+        if parameters is raw.get(name) and None not in (top, inside) and top != inside:
+            yield f"{ORIGINAL} is {top} at the top and {inside} in {name}; transformers takes the former"
+
+
+def lost_keys(facts: Facts) -> Iterator[str]:
+    """Parameters of the file that the class's config does not have."""
+    with suppress(NotUnderstood):
+        try:
+            require_kept(facts.ours, facts.theirs, shares=names_any(facts.raw, SHARES))
+        except NotUnderstood:
+            raise
+        except ValueError as error:
+            yield str(error)
+
+
+def other_rotation(facts: Facts) -> Iterator[str]:
+    """A class that computes another rotation than its keys declare."""
+    try:
+        read(facts.config)
+    except Disagreement as error:
+        yield str(error)
+    except NotUnderstood:
+        if (fault := rotary_fault(facts.config)) is not None:
+            yield fault
+    except ValueError as error:
+        yield str(error)
+
+
+def lengths(facts: Facts) -> Iterator[str]:
+    """Contradictions of a scaling's factor, original length, declared length and lists."""
+    with suppress(NotUnderstood):
+        for layer, rope in ({None: facts.ours} if isinstance(facts.ours, RopeConfig) else facts.ours).items():
+            if rope is not None and rope.scaling is not None:
+                with suppress(ValueError):  # the width of heads is unknown, so lists of factors cannot be checked
+                    width = head_dim_of(facts.config, layer)
+                    yield from lengths_of(facts.raw, rope, width, parameters_of(facts.raw, layer))
+
+
+def lengths_of(raw: Mapping[str, Any], rope: RopeConfig, head_dim: int, parameters: Mapping[str, Any]) -> Iterator[str]:
+    scaling, declared = rope.scaling, raw.get(LENGTHS[0])
+    try:
+        frequencies_of(rope, head_dim)
+    except ValueError as error:
+        yield str(error)
+    original = getattr(scaling, "original_max_length", None)
+    if original is None or declared is None or isinstance(scaling, DynamicNTK):
+        return
+    if ORIGINAL not in parameters and ORIGINAL not in raw:
+        for_it = f"{LENGTHS[0]} = {declared} for the length that the model was trained at"
+        yield f"{ORIGINAL} is missing, and transformers takes {for_it}; write it"
+    elif isinstance(scaling, LongRoPE) and math.prod(scaling.short_factor) > math.prod(scaling.long_factor):
+        yield "short_factor slows its pairs more than long_factor does: the two lists are swapped"
+    elif original > declared:
+        yield f"{ORIGINAL} = {original} is longer than {LENGTHS[0]} = {declared}"
+    elif isinstance(scaling, Llama3):
+        return  # its own factor reaches half of what it declares
+    elif (longest := (parameters.get("factor") or declared) * original) < COVERAGE * declared:
+        factor = f"factor {parameters['factor']} times {ORIGINAL} = {original}"
+        yield f"{factor} is {longest:g}, less than {LENGTHS[0]} = {declared}"
+
+
+WRONG_ONE = "remove the wrong one"
+NONE_ROTATES = Rule(scalings_of_none, "remove it", last=True)
+RULES = (
+    Rule(outside_text, "move it there"),
+    Rule(flags_of_others),
+    Rule(misspelt),
+    Rule(other_types),
+    Rule(lists_twice, WRONG_ONE),
+    Rule(uneven_heads),
+    NONE_ROTATES,
+    Rule(unreadable, last=True),
+    Rule(lambda facts: two_values(facts.raw), WRONG_ONE),
+    Rule(kept_unread, last=True),
+    Rule(lost_keys),
+    Rule(other_rotation, last=True),
+    Rule(lengths),
+)
+"""Rules in their order."""
+
+
+# ---- remarks ---------------------------------------------------------------------------------------------------------
+def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
+    """Remarks that are no faults: keys that nothing reads, a factor beyond the length, a class of another family."""
+    facts = Facts(raw, config)
+    raw, config = facts.raw, facts.config
+    found = [unread_words(keys)] if (keys := unread_keys(raw, config)) else []
+    found += _other_classes(facts.whole)
+    found += [f"{sentence}; {WRONG_ONE}" for sentence in lists_twice(facts, defaults=True)]
+    if unread(config):
+        return found
+    if (reason := not_rotary(config)) is not None:
+        idle_ones = names_any(raw, BASES) or any(one for _, one in rope_dicts(raw))
+        return [*found, f"{reason}: its rotary parameters have no effect"] if idle_ones else found
+    declared: Any = raw.get(LENGTHS[0])
+    for name, parameters in rope_dicts(raw):
+        factor, original = parameters.get("factor"), parameters.get(ORIGINAL, raw.get(ORIGINAL))
+        kind = type_in(parameters)
+        if isinstance(kind, str) and kind not in ROPE_TYPES and kind not in OLD_TYPES:
+            found.append(
+                f"{name}: type {kind!r} is unknown here, and its class rotates as {' and '.join(_kinds(config))}"
+            )
+        if None in (factor, original, declared) or not (
+            kind in ("yarn", "longrope") or (kind == "llama3" and original == declared)
+        ):
+            continue  # llama3's published factors reach beyond, too
+        if isinstance(factor, int | float) and (reach := factor * original) > 1.01 * declared:
+            found.append(
+                f"{name}: factor {factor} times {ORIGINAL} = {original} is {reach:g}, more than {LENGTHS[0]} = {declared}; "
+                "the frequencies follow the factor"
+            )
+    try:
+        found += read(config).notes
+        found += idle(raw, config)
+    except Disagreement:
+        pass  # among the contradictions, as errors below
+    except NotUnderstood as error:
+        found.append(str(error))
+    except ValueError:
+        pass
+    return list(dict.fromkeys(found))
+
+
+def _kinds(config: Any) -> list[str]:
+    """The types of a class's rope parameters."""
+    kinds = [str(type_in(one)) for one in of_layers(getattr(text_part(config), SCHEMAS[0], None))]
+    return list(dict.fromkeys(kinds))
+
+
+def idle(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """Keys of a scaling, or of a window, that change nothing up to the declared length: a fourth and four times of each."""
+    if (declared := declared_length(config)) is None:
+        return
+    for layer, rope in ropes(config).items():
+        parameters, scaling = parameters_of(raw, layer), rope.scaling
+        kind = OLD_TYPES.get(kind := type_in(parameters) or "default", kind)
+        if scaling is None or isinstance(scaling, DynamicNTK) or kind not in ROPE_TYPES:
+            continue  # dynamic changes nothing up to there by its rule
+        if not (rotations := _rotations(config, layer, rope, declared)):
+            continue
+        where = next((name for name in SCHEMAS if raw.get(name)), "") + (f".{layer}" if layer else "")
+        if rotations == _rotations(config, layer, rope._replace(scaling=None), declared):
+            yield f"{where}: {kind!r} changes no frequency and no factor up to the declared length {declared}"
+            continue
+        _, must, may = ROPE_TYPES[kind]
+        for key, ours in (must | may).items():
+            value = getattr(scaling, ours, None)
+            if key == ORIGINAL or parameters.get(key) is None or isinstance(value, bool) or not value:
+                continue
+            scaled = [
+                [one * by for one in value] if isinstance(value, list | tuple) else value * by for by in (0.25, 4)
+            ]
+            others = [rope._replace(scaling=_changed(scaling, ours, each)) for each in scaled]
+            if all(_rotations(config, layer, each, declared) == rotations for each in others):
+                alone = " without mscale_all_dim" if key == "mscale" and not parameters.get("mscale_all_dim") else ""
+                yield f"{where}: {key} changes no frequency and no factor up to the declared length {declared}{alone}"
+    types = {*(getattr(config, "layer_types", None) or ())}
+    if raw.get("use_sliding_window") is True and raw.get("sliding_window") and types == {FULL}:
+        yield f"sliding_window = {raw['sliding_window']} with use_sliding_window = True: no layer has a window"
+
+
+def _changed(scaling: Any, name: str, value: Any) -> Any:
+    """A scaling with another number; None if it rejects the number, which therefore has an effect."""
+    try:
+        return dataclasses.replace(scaling, **{name: value})
+    except ValueError:
+        return None
+
+
+def _rotations(config: Any, layer: str | None, rope: RopeConfig, declared: int) -> list[Any]:
+    """Frequencies and factor, in short sequences and in those of the declared length; empty for what cannot be computed."""
+    width = head_dim_of(config, layer)
+    try:
+        found = [frequencies_of(rope, width, length) for length in (1, declared)]
+    except ValueError:
+        return []
+    return [(one.inverse.tolist(), one.attention_factor) for one in found]
+
+
+def _other_classes(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Causal classes of other families in architectures."""
+    own = CAUSAL.get(kind := raw.get("model_type"))
+    for name in raw.get("architectures") or () if own is not None else ():
+        if name != own and name in CAUSAL.values():
+            yield (
+                f"architectures has {name}, and {own} is the class of model_type {kind!r}: transformers takes the latter, other "
+                "readers the former"
+            )
+
+
+def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
+    """Keys about positions that neither transformers' class of this config has nor Longitude reads.
+
+    A key by which the class makes other tables is read by it, and its tables are compared with what is declared.
+    """
+    raw = text_part(raw)
+    inside = dict(strangers_inside(raw, config))
+    strangers = {key: raw[key] for key in _strangers(raw, keys_of(config))} | inside
+    known = READ if has_key(config, SCHEMAS[0]) else set()
+    about = [
+        key
+        for key, value in strangers.items()
+        if any(word in key for word in ROTARY) and not isinstance(value, bool | str | None)
+    ]
+    unknown = [key for key in not_understood(raw, by_class=True) if not (key in raw and changes_tables(config, key))]
+    return [key for key in dict.fromkeys([*about, *unknown]) if key not in known]
+
+
+def strangers_inside(raw: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Any]]:
+    """Unknown keys, with their place, of dicts for which a class has a separate config (MPT's attn_config)."""
+    for name, inner in raw.items():
+        if isinstance(inner, Mapping) and isinstance(own := getattr(config, name, None), PreTrainedConfig):
+            valid = keys_of(own)
+            yield from ((f"{name}.{key}", value) for key, value in inner.items() if key not in valid)
+
+
+def _legacy(valid: set[str]) -> tuple[str, ...]:
+    return OLD if SCHEMAS[0] in valid else ()
+
+
+def _strangers(raw: Mapping[str, Any], valid: set[str]) -> list[str]:
+    return [key for key in raw if key.lstrip("_") not in valid and key not in _legacy(valid) and key != KEY]
