@@ -53,6 +53,7 @@ from longitude.positions.scaling.base import ROPE_TYPES, Follow
 
 EQUAL = 2e-6
 """Relative tolerance between our frequencies and those of transformers, which are computed in float32."""
+OTHER_AXES = "gives pairs to axes otherwise than mrope_section says"
 SHORT = 3
 """Tokens of a sequence that is too short to change a table."""
 
@@ -333,6 +334,8 @@ class Agreement:
                     warm = one.temperature if self.seen[n].warm else None
                     return LayerRope(one._replace(rotates=None, temperature=warm), width, label)
                 differences.append(differs)
+        if OTHER_AXES in differences:  # the frequencies are as declared
+            raise refusal(self.keys, table, OTHER_AXES)
         if not differences:
             raise refusal(self.keys, table, unreadable or f"rotates layer {n}, for which no parameters are declared")
         unread = [
@@ -445,7 +448,7 @@ def apart(table: RotaryTables, rope: RopeConfig, width: int) -> tuple[str | None
                 return found, []
             notes.append(f"in sequences of {length} tokens {type(table.module).__name__} {found}")
     if axes is not None and table.axis_of_pair(len(axes)) not in (None, axes):
-        return "gives pairs to axes otherwise than mrope_section says", []
+        return OTHER_AXES, []
     return None, notes[:1]
 
 

@@ -231,7 +231,7 @@ def share_of(config: Mapping[str, Any]) -> float:
     check_sizes("rope", **{WIDTH: config[WIDTH]})
     if config[WIDTH] % 2:
         raise UsageError("rope", f"{WIDTH} to be even", config[WIDTH])
-    return config[WIDTH] / (config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    return min(1.0, config[WIDTH] / (config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]))
 
 
 def names_rotation(config: Mapping[str, Any]) -> bool:
