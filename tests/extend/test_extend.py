@@ -272,7 +272,8 @@ def test_schemas_of_transformers_4(kind, keys, method, frequencies, absent, save
 
 
 def test_the_share_of_rotary_dimensions_has_its_own_key(checkpoint) -> None:
-    written = with_ropes(open_source(str(checkpoint("llama"))), RopeConfig(1e4, None, 0.5), 16)
+    source = open_source(str(checkpoint("llama")))
+    written = with_ropes(source.inner, source.config, RopeConfig(1e4, None, 0.5), 16)
     assert written["partial_rotary_factor"] == 0.5 and "rotary_pct" not in written
 
 

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -18,6 +18,7 @@ from longitude.positions.config_keys import (
     BY_LAYER,
     FULL,
     GLOBAL,
+    INSIDE,
     LENGTHS,
     LOCAL_BASES,
     OF_CLASSES,
@@ -32,9 +33,6 @@ from longitude.positions.config_keys import (
     rope_dicts,
 )
 from longitude.positions.hugging_face import RopeConfig, as_mapping, names_rotation, read_ropes, to_hugging_face
-
-if TYPE_CHECKING:
-    from longitude.checkpoints.source import Source
 
 
 class Absent(str):
@@ -287,10 +285,13 @@ def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> Ro
     return next(iter(full.values()))
 
 
-def with_ropes(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
-    """The text part of config.json, its keys in their order, with other rotary parameters."""
-    inner = copy.deepcopy(source.inner)
-    neox = source.config.model_type.startswith("gpt_neox")
+def with_ropes(before: Mapping[str, Any], config: Any, ropes: Ropes, head_dim: int) -> dict[str, Any]:
+    """The text part of config.json, its keys in their order, with other rotary parameters.
+
+    before: the file's text part; config: as its class reads it.
+    """
+    inner = dict(copy.deepcopy(before))
+    neox = config.model_type.startswith("gpt_neox")
     base = "rotary_emb_base" if neox else next((key for key in BASES if key in inner), BASES[0])
     if not isinstance(ropes, RopeConfig):
         full, local = (ropes.get(kind) for kind in (FULL, WINDOWED[0]))
@@ -298,19 +299,21 @@ def with_ropes(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
         if "rope_parameters" in inner or by_type or full is None:
             bases = {GLOBAL: full, LOCAL_BASES[-1]: local}  # ModernBERT's
             inner |= {key: rope.base for key, rope in bases.items() if key in inner and rope is not None}
-            return inner | _entries(source, ropes, head_dim)
+            return inner | _entries(before, config, ropes, head_dim)
         entries = to_hugging_face(full, head_dim, style="rope_scaling")
         theta = entries.pop("rope_theta")
         if isinstance(inner.get(base), list):
-            kinds = dict(enumerate(source.config.layer_types))
-            theta = [theta if kinds.get(n) == FULL else before for n, before in enumerate(inner[base])]
+            kinds = dict(enumerate(config.layer_types))
+            theta = [theta if kinds.get(n) == FULL else unchanged for n, unchanged in enumerate(inner[base])]
             entries.pop(SHARES[0], None)  # in a list, too
         return inner | {base: theta} | entries
-    inner |= _entries(source, ropes, head_dim)
+    inner |= _entries(before, config, ropes, head_dim)
     parameters = inner["rope_parameters"]
     if parameters["rope_type"] == "proportional":
         return inner  # transformers 4 does not have it
     inner[base] = parameters["rope_theta"]
+    if base in (inside := inner.get(INSIDE) or {}):
+        inside[base] = parameters["rope_theta"]
     if ropes.partial_rotary_factor != 1:
         inner["rotary_pct" if neox else SHARES[0]] = ropes.partial_rotary_factor
     if parameters["rope_type"] != "default":
@@ -320,14 +323,16 @@ def with_ropes(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
     return inner
 
 
-def _entries(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
+def _entries(before: Mapping[str, Any], config: Any, ropes: Ropes, head_dim: int) -> dict[str, Any]:
     """Entries of a config, with the rope parameters of its file that nothing here reads."""
     entries = to_hugging_face(ropes, head_dim)
-    if "no_rope_layers" not in source.config.to_dict():  # its layer_types decide which layers rotate
+    if "no_rope_layers" not in config.to_dict():  # its layer_types decide which layers rotate
         entries.pop("no_rope_layers", None)
-    before = source.inner.get("rope_parameters") or source.inner.get("rope_scaling") or {}
+    parameters = before.get("rope_parameters") or before.get("rope_scaling") or {}
     after = entries["rope_parameters"]
-    pairs = [(before.get(layer), one) for layer, one in after.items() if isinstance(one, dict)] or [(before, after)]
+    pairs = [(parameters.get(layer), one) for layer, one in after.items() if isinstance(one, dict)] or [
+        (parameters, after)
+    ]
     for old, new in pairs:
         new |= {key: value for key, value in (old or {}).items() if is_foreign(key)}
     return entries

@@ -301,7 +301,9 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     plan.scheme = writable(scheme, rope, layers.rotary_dim, plan.original, plan.length)
     after = with_scheme(ropes, plan.scheme)
     _, plan.base, written = plan.scheme.written(rope.base, layers.rotary_dim)
-    inner = with_ropes(source, with_scheme(ropes, written or BaseChange(plan.base)), layers.rotary_dim)
+    inner = with_ropes(
+        source.inner, source.config, with_scheme(ropes, written or BaseChange(plan.base)), layers.rotary_dim
+    )
     if method.raises_length:
         inner |= {source.length_key: plan.length, ORIGINAL: plan.original}
     else:
