@@ -18,9 +18,8 @@ from longitude.check.laws.passes import SOUND, require_one_way
 from longitude.check.laws.rotation import SHIFT, reachable, ropes, same, tables_in
 from longitude.check.recorder import outputs, recorder, unrotated
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
-from longitude.checkpoints.compare import border_of
+from longitude.checkpoints.compare import border_of, read
 from longitude.checkpoints.positions import last_position, table_of
-from longitude.checkpoints.reading import read
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
