@@ -13,7 +13,6 @@ import longitude as lg
 from kinds import offset_biases, rotations
 from longitude.attention.backends import routes
 from longitude.bench.rows import Row
-from longitude.models.cache_names import cache_in, named
 from target import Call, Session
 
 VOCABULARY, WIDTH, LAYERS, HEADS = 256, 256, 4, 4
@@ -132,7 +131,7 @@ def unmodified(session: Session) -> list[Row]:
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES_135M, max_position_embeddings=4096)).eval()
     prompt = torch.randint(SIZES_135M["vocab_size"], (1, shape.length))
-    cache = cache_in(model(prompt, logits_to_keep=1))
+    cache = model(prompt, logits_to_keep=1).cache
 
     def prefill(implementation: str) -> None:
         model.set_attn_implementation(implementation)
@@ -141,7 +140,7 @@ def unmodified(session: Session) -> list[Row]:
     def tokens(implementation: str) -> None:
         model.set_attn_implementation(implementation)
         for _ in range(64):
-            model(prompt[:, :1], **named(cache))
+            model(prompt[:, :1], cache=cache)
         cache.crop(-64)
 
     for passed, step in (("prefill", prefill), ("64 tokens", tokens)):

@@ -16,7 +16,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from longitude.bench.clock import CLOCKS, interleaved
 from longitude.bench.sweep import threads
-from longitude.models.cache_names import cache_in, named
 from networks import HEADS, VOCABULARY, WIDTH, generating, of_ours, of_transformers
 
 LENGTH, KEYS, TURNS = 128, 192, 9
@@ -46,9 +45,9 @@ def operators(model: Any, batch: int) -> Callable[[], object]:
 def called(model: Any) -> int:
     """Operators of torch that a step behind LENGTH tokens calls, those inside of others not counted."""
     ids, mask = torch.zeros(1, LENGTH, dtype=torch.long), torch.ones(1, LENGTH + 1, dtype=torch.long)
-    cache = cache_in(model.eval()(input_ids=ids, use_cache=True))
+    cache = model.eval()(input_ids=ids, use_cache=True).cache
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        model(input_ids=ids[:, :1], attention_mask=mask, **named(cache), use_cache=True)
+        model(input_ids=ids[:, :1], attention_mask=mask, cache=cache, use_cache=True)
     return sum(event.name.startswith("aten::") and event.cpu_parent is None for event in seen.events() or ())
 
 

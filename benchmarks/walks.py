@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 
 import longitude as lg
-from longitude.models.cache_names import named
 
 SOURCE = str(Path(lg.__file__).parent)
 NAMED = ("choose", "cheapest", "refuses", "spans", "raw_request", "require_causal", "length_parts", "prepare")
@@ -98,7 +97,7 @@ def decoding(model: Any, batch: int = 1, context: int = 64) -> Callable[[], Any]
     layers, random = config.num_hidden_layers, torch.Generator().manual_seed(0)
     ours = config.model_type == "longitude"
     cache = lg.LongitudeCache(layers) if ours else DynamicCache(config=config)
-    options = {"cache": cache} if ours else named(cache)
+    options = {"cache": cache}
     model.eval()
     with torch.inference_mode():
         for layer in range(layers):

@@ -8,7 +8,8 @@ from transformers import DynamicCache, StaticCache
 
 import longitude as lg
 from longitude import testing
-from longitude.attention.cache import GrowingBuffer, LongitudeCache, LongitudeCacheLayer, adopt
+from longitude.attention.cache import GrowingBuffer, LongitudeCache, LongitudeCacheLayer
+from longitude.models.stock_caches import adopt
 from longitude.positions.composed import compose
 from longitude.testing import mixers
 from tests.support import built, close, random, refused, refused_calls

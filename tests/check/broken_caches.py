@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from transformers import StaticCache
 
-from longitude.models.cache_names import INSTALLED
 from tests.check.building import changed, llama, past_of
 
 
@@ -14,7 +13,7 @@ def counted_in_places() -> Any:
     """Positions of the places of a static cache, filled or not."""
 
     def before(named: dict[str, Any]) -> None:
-        cache = named.get(INSTALLED)
+        cache = named.get("cache")
         if isinstance(cache, StaticCache) and past_of(cache):
             new = torch.arange(named["input_ids"].shape[1])
             named["position_ids"] = (cache.layers[0].keys.shape[2] + new)[None]
@@ -29,7 +28,7 @@ def counted_in_the_model() -> Any:
 
     def before(named: dict[str, Any]) -> None:
         new, mask = named["input_ids"].shape[1], named.get("attention_mask")
-        begun = past_of(named.get(INSTALLED)) > 0
+        begun = past_of(named.get("cache")) > 0
         model.seen = model.seen + new if begun else new
         if begun and (mask is None or bool(mask.all())):
             named["position_ids"] = torch.arange(model.seen - new, model.seen)[None]
@@ -42,7 +41,7 @@ def padding_kept_in_the_model() -> Any:
     model = llama()
 
     def before(named: dict[str, Any]) -> None:
-        mask, ids, past = named.get("attention_mask"), named["input_ids"], past_of(named.get(INSTALLED))
+        mask, ids, past = named.get("attention_mask"), named["input_ids"], past_of(named.get("cache"))
         if not past:
             model.padding = None if mask is None else (mask == 0).sum(1, keepdim=True)
         elif model.padding is not None and len(ids) == len(model.padding):
@@ -55,7 +54,7 @@ def counted_behind_a_cache() -> Any:
     """Positions behind a cache are counted from its length, unless a mask says that some of it is padding."""
 
     def before(named: dict[str, Any]) -> None:
-        mask, past = named.get("attention_mask"), past_of(named.get(INSTALLED))
+        mask, past = named.get("attention_mask"), past_of(named.get("cache"))
         if past and (mask is None or mask.dim() == 2 and bool(mask.all())):
             named["position_ids"] = torch.arange(past, past + named["input_ids"].shape[1])[None]
 
@@ -64,7 +63,7 @@ def counted_behind_a_cache() -> Any:
 
 def is_tree(named: dict[str, Any]) -> bool:
     mask = named.get("attention_mask")
-    return mask is not None and mask.dim() == 4 and past_of(named.get(INSTALLED)) > 0
+    return mask is not None and mask.dim() == 4 and past_of(named.get("cache")) > 0
 
 
 def drafts_counted() -> Any:
@@ -72,7 +71,7 @@ def drafts_counted() -> Any:
 
     def before(named: dict[str, Any]) -> None:
         if is_tree(named):
-            past = past_of(named[INSTALLED])
+            past = past_of(named["cache"])
             named["position_ids"] = torch.arange(past, past + named["input_ids"].shape[1])[None]
 
     return changed(llama(), before)

@@ -20,7 +20,6 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.deepseek_v32 import modeling_deepseek_v32
 from transformers.models.llama import modeling_llama
 
-from longitude.models.cache_names import INSTALLED
 from tests.check.building import LENGTH, ORIGINAL, SHAPE, YARN, built, by_layer, changed, llama, with_tables
 
 
@@ -123,7 +122,7 @@ def interleave_ignored() -> Any:
 
 def no_mask_in_static_cache() -> Any:
     def before(named: dict[str, Any]) -> None:
-        if isinstance(cache := named.get(INSTALLED), StaticCache):
+        if isinstance(cache := named.get("cache"), StaticCache):
             rows, queries = named["input_ids"].shape
             if queries == 1:
                 named["attention_mask"] = torch.zeros(

@@ -18,7 +18,6 @@ from transformers import (
 
 from longitude.hf import set_positions
 from longitude.models import LongitudeForCausalLM
-from longitude.models.cache_names import INSTALLED
 from longitude.positions.layouts import convert_layout
 from tests.check import broken_caches, broken_layers, broken_running
 from tests.check.building import (
@@ -64,7 +63,7 @@ def off_by(step: int, model: Any) -> Any:
     """Counts what is cached wrongly."""
 
     def shift(named: dict[str, Any]) -> None:
-        if past := past_of(named.get(INSTALLED)):
+        if past := past_of(named.get("cache")):
             given = named.get("position_ids")
             given = (torch.arange(named["input_ids"].shape[1]) + past)[None] if given is None else given
             named["position_ids"] = given + step
@@ -78,7 +77,7 @@ def with_mask(change: Callable[..., Any]) -> Any:
 
     def mask(named: dict[str, Any]) -> None:
         rows, queries = named["input_ids"].shape
-        everything = torch.zeros(rows, 1, queries, past_of(named.get(INSTALLED)) + queries, dtype=model.dtype)
+        everything = torch.zeros(rows, 1, queries, past_of(named.get("cache")) + queries, dtype=model.dtype)
         named["attention_mask"] = change(named.get("attention_mask"), everything)
 
     return changed(model, mask)
@@ -110,7 +109,7 @@ def no_bias_at_decode() -> Any:
     body.build_alibi_tensor = lambda *given, **named: right(*given, **named) * (not body.decodes)
 
     def before(named: dict[str, Any]) -> None:
-        past = past_of(named.get(INSTALLED))
+        past = past_of(named.get("cache"))
         body.decodes = past > 0
         if body.decodes and named.get("attention_mask") is None:
             rows, queries = named["input_ids"].shape

@@ -58,7 +58,7 @@ class Attention(LlamaAttention):
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         q, k, v = (p(hidden_states).view(shape).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = self.rotate(q, k, v, *position_embeddings)
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        cache = kwargs.get("cache")
         k, v = self.stored(k, v)
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)
@@ -184,7 +184,7 @@ def with_positions(change: Callable[[Tensor, int], Tensor], model: Any = None) -
     model = changed(llama() if model is None else model)
 
     def before(module: nn.Module, given: Any, named: dict[str, Any]) -> Any:
-        past = past_of(named.get("cache", named.get("past_key_values")))
+        past = past_of(named.get("cache"))
         tokens = named["input_ids"] if named.get("input_ids") is not None else named["inputs_embeds"]
         positions = named.get("position_ids")
         if positions is None:
@@ -323,7 +323,7 @@ def with_masks(change: Callable[[Tensor, int], Tensor], model: Any) -> Any:
     model = changed(model)
 
     def before(module: Any, given: Any, named: dict[str, Any]) -> Any:
-        cache = named.get("cache", named.get("past_key_values"))
+        cache = named.get("cache")
         hidden = given[0] if given else named["hidden_states"]
         past, new = cache.get_seq_length(module.self_attn.layer_idx) if cache is not None else 0, hidden.shape[1]
         mask = named.get("attention_mask")

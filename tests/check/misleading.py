@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 from transformers import PhimoeForCausalLM
 
-from longitude.models.cache_names import INSTALLED
 from tests.check.broken_models import bloom, with_logits
 from tests.check.building import ORIGINAL, SHAPE, built, changed, llama, past_of, with_tables
 
@@ -86,15 +85,15 @@ def packed(call: int, named: dict[str, Any]) -> float:
 
 def moved(call: int, named: dict[str, Any]) -> float:
     at = named.get("position_ids")
-    return 1.0 if at is None or past_of(named.get(INSTALLED)) else 1 + int(at.min()) / 100
+    return 1.0 if at is None or past_of(named.get("cache")) else 1 + int(at.min()) / 100
 
 
 def chunk(call: int, named: dict[str, Any]) -> float:
-    return 1.2 if past_of(named.get(INSTALLED)) and named["input_ids"].shape[1] > 1 else 1.0
+    return 1.2 if past_of(named.get("cache")) and named["input_ids"].shape[1] > 1 else 1.0
 
 
 def cached(call: int, named: dict[str, Any]) -> float:
-    return 1.2 if past_of(named.get(INSTALLED)) else 1.0
+    return 1.2 if past_of(named.get("cache")) else 1.0
 
 
 ROUNDING = ("rounded", "wrapped", "clamped")

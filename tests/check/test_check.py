@@ -30,7 +30,6 @@ from longitude.checkpoints.config import from_hugging_face
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import load
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
-from longitude.models.cache_names import INSTALLED
 from longitude.testing.engine import Result
 from tests.check import broken_models as models
 from tests.check.broken_models import bloom, gpt2
@@ -512,7 +511,7 @@ test_wrong_use = refused_calls([
 
 def test_the_first_position_beyond_the_threshold_is_named():
     def late(answer, named):
-        if past_of(named.get(INSTALLED)) > 20:
+        if past_of(named.get("cache")) > 20:
             answer.logits = answer.logits * 1.01
 
     found = result("cached_decoding", changed(llama(), after=late))
@@ -740,7 +739,7 @@ def test_what_shows_nothing_is_not_called_right(monkeypatch):
     monkeypatch.undo()
 
     def refused(named):
-        if isinstance(named.get(INSTALLED), StaticCache):
+        if isinstance(named.get("cache"), StaticCache):
             raise TypeError("no such cache")
 
     found = result("layer_masks", changed(llama(), refused))

@@ -8,8 +8,6 @@ from torch import nn
 from transformers import FalconMambaForCausalLM, Mamba2ForCausalLM, MambaForCausalLM, RwkvForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
-from longitude.models.cache_names import cache_in, named
-
 GROUPED = "group_size" in signature(MambaRMSNormGated).parameters
 """Whether transformers norms each group of Mamba-2 alone, as its authors do; 5.21 norms all of them as one."""
 VOCABULARY = 40
@@ -77,6 +75,6 @@ def in_steps(model, ids):
         out = model(ids[:, :4], use_cache=True)
         each = [out.logits]
         for token in ids[:, 4:].split(1, 1):
-            out = model(token, **named(cache_in(out)))
+            out = model(token, cache=out.cache)
             each.append(out.logits)
     return torch.cat(each, 1)

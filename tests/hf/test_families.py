@@ -11,7 +11,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import make_families
 from longitude.hf import set_positions
 from longitude.hf.stock import KEY
-from longitude.models.cache_names import cache_in, named
 from tests.support import refused
 
 PADDING_IN_STATES = {"recurrent_gemma"}
@@ -94,7 +93,7 @@ def in_pieces(model, ids, **mask):
     for start, stop in ((0, 9), (9, 10), (10, 25), (25, 40)):
         seen = {name: x[:, :stop] for name, x in mask.items()}
         out = model(ids[:, start:stop], use_cache=True, **seen, **cache)
-        cache = named(cache_in(out))
+        cache = {"cache": out.cache}
         parts.append(out.logits)
     return torch.cat(parts, 1)
 

@@ -11,7 +11,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import longitude as lg
 from longitude.hf import from_pretrained, set_positions
-from longitude.models.cache_names import cache_in, named
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
 from longitude.testing.battery.offloading import require_same_offloaded
@@ -114,7 +113,7 @@ def test_chunks_padding_and_packing(kind, name, mode, ids, mask, placed):
         cache, chunks = DynamicCache(config=model.config), []
         for start, stop in ((0, 9), (9, 15), (15, 16), (16, 17)):
             inputs = {"attention_mask": mask[:, :stop], "position_ids": places[:, start:stop]}
-            chunks.append(model(ids[:, start:stop], **named(cache), **inputs).logits)
+            chunks.append(model(ids[:, start:stop], cache=cache, **inputs).logits)
         close(torch.cat(chunks, 1)[mask.bool()], whole[mask.bool()])
         two = torch.cat([torch.arange(7), torch.arange(10)])[None]
         packed = model(ids, position_ids=two, use_cache=False).logits
@@ -133,7 +132,7 @@ def test_rotated_values_in_a_stock_model(ids, placed, stock):
     """They are cached rotated, and turned back wherever the sequence begins."""
     model = placed("llama", {"name": "rope", "layout": "half", "rotate_values": True})
     cache, whole = DynamicCache(config=model.config), model(ids).logits
-    chunks = [model(ids[:, i : i + 1], **named(cache)).logits for i in range(17)]
+    chunks = [model(ids[:, i : i + 1], cache=cache).logits for i in range(17)]
     close(torch.cat(chunks, 1), whole)
     close(model(ids, position_ids=torch.arange(17)[None] + 30).logits, whole)
     assert (whole - stock()(ids).logits).abs().max() > 1e-3
@@ -144,7 +143,7 @@ def test_frequencies_that_follow_the_length(ids, placed, stock):
     dynamic = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 4, "follow": "row"}
     model = placed("llama", {"name": "rope", "layout": "half", "scaling": dynamic})
     cache = DynamicCache(config=model.config)
-    chunks = [model(ids[:, i : i + 1], **named(cache)).logits for i in range(17)]
+    chunks = [model(ids[:, i : i + 1], cache=cache).logits for i in range(17)]
     close(torch.cat(chunks, 1), model(ids).logits)
     packed = model(ids[:1], cu_seq_lens_q=torch.tensor([0, 7, 17]), use_cache=False).logits
     close(packed[:, 7:], model(ids[:1, 7:]).logits)
@@ -285,10 +284,10 @@ def test_wrong_use_is_refused(ids, tmp_path, placed, stock):
         placed("llama", "fox", is_causal=False)(ids)
     model = placed("llama", "alibi")
     with refused("static"):
-        model(ids, **named(StaticCache(config=model.config, max_cache_len=20)))
-    filled = cache_in(stock()(ids, use_cache=True))
+        model(ids, cache=StaticCache(config=model.config, max_cache_len=20))
+    filled = stock()(ids, use_cache=True).cache
     with refused("cache", "DynamicCache"):
-        model(ids, **named(filled))
+        model(ids, cache=filled)
     with refused("attention_mask", "[17, 17]", "[2, 1, 17, 17]"):
         model(ids, attention_mask=torch.ones(2, 4, 17, 17, dtype=torch.bool))
     model.set_attn_implementation("sdpa")
@@ -321,7 +320,7 @@ def test_by_layer(ids, mask, tmp_path, stock, placed):
         "Rotary", "SSMax", "NoPosition", "LearnedSink",
     ]  # fmt: skip
     cache = DynamicCache(config=both.config)
-    chunks = [both(ids[:, a:b], **named(cache)).logits for a, b in ((0, 9), (9, 10), (10, 17))]
+    chunks = [both(ids[:, a:b], cache=cache).logits for a, b in ((0, 9), (9, 10), (10, 17))]
     close(torch.cat(chunks, 1), both(ids).logits)
     shared = placed("llama", {"layers": [rope]})
     assert len(shared.base_model.longitude_positions) == 1

@@ -18,7 +18,6 @@ import longitude as lg
 import longitude.hf  # registers
 from longitude.hf.attention import REFUSED, stock_attention
 from longitude.hf.masks import StockMask
-from longitude.models.cache_names import cache_in, named
 from tests.support import close as near, refused
 
 close = partial(near, atol=1e-10)
@@ -53,7 +52,7 @@ def test_sinks(stock, ids, mask):
     close(gradients(ours, ids, attention_mask=mask), gradients(theirs, ids, attention_mask=mask))
     want, cache, chunks = theirs(ids, attention_mask=mask).logits, DynamicCache(config=ours.config), []
     for start, stop in ((0, 9), (9, 10), (10, 17)):
-        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], **named(cache)).logits)
+        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], cache=cache).logits)
     close(torch.cat(chunks, 1)[mask.bool()], want[mask.bool()])
     x = ours.get_input_embeddings()(ids[:1]).detach()
     packed = ours(inputs_embeds=x, use_cache=False, seq_idx=NUMBERS, position_ids=PLACES).logits
@@ -85,7 +84,7 @@ def test_a_softcap_is_the_models(stock, ids, mask):
     near(ours(ids, attention_mask=mask).logits[mask.bool()], want, 1e-6)
     cache, parts = DynamicCache(config=ours.config), []
     for start, stop in ((0, 9), (9, 10), (10, 17)):
-        parts.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], **named(cache)).logits)
+        parts.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], cache=cache).logits)
     near(torch.cat(parts, 1)[mask.bool()], want, 1e-6)
     uncapped = stock("gemma2", "longitude", **GEMMA | {"attn_logit_softcapping": None})
     assert (uncapped(ids, attention_mask=mask).logits[mask.bool()] - want).abs().max() > 1e-4
@@ -140,9 +139,9 @@ def test_marks_that_contradict_each_other(marks, reason, stock, ids):
 
 def test_marks_behind_a_cache_are_refused(stock, ids):
     model = stock("llama", "longitude")
-    cache = cache_in(model(ids[:1, :4]))
+    cache = model(ids[:1, :4]).cache
     with refused("seq_idx", "document_ids", "use_cache=False"):
-        model(ids[:1], **named(cache), seq_idx=NUMBERS)
+        model(ids[:1], cache=cache, seq_idx=NUMBERS)
 
 
 # ---- caches, windows, weights ----------------------------------------------------------------------------------------
@@ -153,7 +152,7 @@ def test_decoding_with_the_cache(mode, pair, ids, mask):
     cache, chunks = DynamicCache(config=ours.config), []
     with mode():
         for start, stop in ((0, 9), (9, 14), (14, 15), (15, 16), (16, 17)):
-            chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], **named(cache)).logits)
+            chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], cache=cache).logits)
     close(torch.cat(chunks, 1)[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
 
 
@@ -271,7 +270,7 @@ def test_chunks(stock, ids, mask):
     in_float32(ours(ids, attention_mask=mask).logits[real], want[real])
     cache, chunks = DynamicCache(config=ours.config), []
     for start, stop in ((0, 9), (9, 10), (10, 11), (11, 17)):
-        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], **named(cache)).logits)
+        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], cache=cache).logits)
     in_float32(torch.cat(chunks, 1)[real], want[real])
     for places in (PLACES, PLACES.expand(2, -1)):
         x = ids[: len(places)]
@@ -323,7 +322,7 @@ def test_a_mask_of_four_dimensions(form, pair, ids):
     for start, stop in ((0, 9), (9, 10), (10, 17)):
         step = {"attention_mask": mask(stop - start, stop), "position_ids": whole["position_ids"][:, start:stop]}
         got, want = (
-            model(ids[:, start:stop], **named(cache), **step).logits for model, cache in zip(pair, caches, strict=True)
+            model(ids[:, start:stop], cache=cache, **step).logits for model, cache in zip(pair, caches, strict=True)
         )
         close(got, want)
     assert (ours(ids).logits - ours(ids, **whole).logits).abs().max() > 1e-2
@@ -353,8 +352,8 @@ def test_a_mask_longer_than_the_tokens_is_cut_as_by_sdpa(past, stock, ids, mask)
         model = stock("llama", backend)
         cache = DynamicCache(config=model.config)
         if past:
-            model(ids[:, :past], attention_mask=mask[:, :past], **named(cache))
-        found.append(model(ids[:, past:], attention_mask=longer, **named(cache)).logits)
+            model(ids[:, :past], attention_mask=mask[:, :past], cache=cache)
+        found.append(model(ids[:, past:], attention_mask=longer, cache=cache).logits)
     real = mask[:, past:].bool()
     close(found[0][real], found[1][real])
 

@@ -8,7 +8,6 @@ import torch
 from longitude.measure import losses_by_length
 from longitude.measure.perplexity import follows_length, reading_of
 from longitude.measure.windows import Bounded, Reader
-from longitude.models.cache_names import named
 from tests.measure.conftest import build
 from tests.support import close, refused
 
@@ -101,7 +100,7 @@ def test_a_cache_that_is_missing_or_off_by_one_is_not_trusted(monkeypatch):
     model = build("llama").eval()
     forward, embed = model.forward, model.model.rotary_emb.forward
     with monkeypatch.context() as patched:
-        without = {"use_cache": False, **named(None)}
+        without = {"use_cache": False, "cache": None}
         patched.setattr(model, "forward", lambda **named: forward(**named | without))
         assert reading_of(model, 16).reason == "it keeps no cache of keys and values"
     shift = lambda x, position_ids, **named: embed(x, position_ids + (position_ids[0, 0] > 0), **named)  # noqa: E731

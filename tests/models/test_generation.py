@@ -7,7 +7,6 @@ from transformers import DynamicCache
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.state_cache import StateLayer
-from longitude.models.cache_names import cache_in
 from tests.models.conftest import mixer_spec
 from tests.support import refused
 
@@ -83,12 +82,12 @@ def test_continuing_from_a_returned_cache(spec, build, ids):
     """The tokens that one run would have given; also after a turn of the user's."""
     model, x = build(spec), ids(2, 7)
     part = generate(model, x, new=4, return_dict_in_generate=True)
-    assert cache_in(part).get_seq_length() == 10  # the last token was given out, but not yet read
-    options = {"cache": cache_in(part), "return_dict_in_generate": True}
+    assert part.cache.get_seq_length() == 10  # the last token was given out, but not yet read
+    options = {"cache": part.cache, "return_dict_in_generate": True}
     more = generate(model, part.sequences, new=4, **options)
     assert torch.equal(more.sequences, generate(model, x, new=8))
     longer = torch.cat([more.sequences, ids(2, 5, seed=9)], 1)
-    assert torch.equal(generate(model, longer, cache=cache_in(more)), generate(model, longer))
+    assert torch.equal(generate(model, longer, cache=more.cache), generate(model, longer))
 
 
 @pytest.mark.parametrize("new", [1, 21])

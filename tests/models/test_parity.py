@@ -8,7 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, SmolLM3Config, SmolLM3Fo
 
 from longitude.checkpoints.config import from_hugging_face
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
-from longitude.models.cache_names import cache_in, named
 
 NAMES = {
     "input_layernorm": "mixer_norm",
@@ -88,8 +87,8 @@ def decoded(model, x: torch.Tensor) -> torch.Tensor:
     positions, cache, logits = (PADDED.cumsum(1) - 1).clamp(min=0), None, []
     for step in (slice(0, 12), *(slice(i, i + 1) for i in range(12, 20)), slice(20, 33), slice(33, 40)):
         given = {"attention_mask": PADDED[:, : step.stop], "position_ids": positions[:, step]}
-        out = model(x[:, step], **given, **named(cache), use_cache=True)
-        cache = cache_in(out)
+        out = model(x[:, step], **given, cache=cache, use_cache=True)
+        cache = out.cache
         logits.append(out.logits)
     return torch.cat(logits, 1)[PADDED.bool()]
 

@@ -19,7 +19,6 @@ from transformers import (
 )
 
 import longitude as lg
-from longitude.models.cache_names import cache_in, named
 from tests.support import by_head, random_model, recorded
 
 MASK = torch.arange(40) >= torch.tensor([[0], [13]])  # the second row is padded on the left
@@ -65,7 +64,7 @@ def test_bloom_padded_and_cached(num_heads, ids):
     theirs, x, cache = random_model(BloomForCausalLM, config, 0.2), ids(2, 40), None
     seen = recorded(theirs, "query_key_value", "dense")
     for step in STEPS:
-        cache = cache_in(theirs(x[:, step], attention_mask=MASK[:, : step.stop].long(), **named(cache)))
+        cache = theirs(x[:, step], attention_mask=MASK[:, : step.stop].long(), cache=cache).cache
     assert len(seen) == 2
     for layer in seen.values():
         q, k, v = layer["query_key_value"].unflatten(-1, (num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
@@ -121,7 +120,7 @@ def test_t5(buckets, distance, ids):
     memory = theirs.encoder(ids(2, 40), attention_mask=MASK.long())
     for step in STEPS:
         given = {"encoder_outputs": memory, "attention_mask": MASK.long(), "decoder_input_ids": target[:, step]}
-        cache = cache_in(theirs(**given, **named(cache)))
+        cache = theirs(**given, cache=cache).cache
     assert len(seen) == 6
     for name, layer in seen.items():
         q, k, v = (by_head(layer[part], 4) for part in "qkv")

@@ -11,7 +11,6 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen3VL
 
 import longitude as lg
 from longitude.checkpoints.config import from_hugging_face
-from longitude.models.cache_names import cache_in, named
 from longitude.positions.multimodal import multimodal_positions
 from longitude.positions.rotary import AxialRotary, MultimodalRotary
 from tests.support import random_model, recorded
@@ -99,7 +98,7 @@ def test_text_layers_padded_and_cached(model, ids):
     theirs, given = model(), batch(rows)
     names = ["q_proj", "k_proj"] if model is qwen2 else ["q_norm", "k_norm"]
     seen = recorded(theirs.model.language_model, " ".join([*names, "v_proj"]), "o_proj")
-    cache = cache_in(theirs(**given))
+    cache = theirs(**given).cache
     real, positions = given["attention_mask"].bool(), places(rows, given["attention_mask"])
     more = ids(2, 6)
     for step in range(6):
@@ -107,7 +106,7 @@ def test_text_layers_padded_and_cached(model, ids):
         after = positions.amax((1, 2), keepdim=True) + 1
         positions = torch.cat([positions, after.expand(2, 1, 3)], 1)
         new = (real.sum(1, keepdim=True) - 1 + theirs.model.rope_deltas).expand(3, 2, 1)  # as generate() does
-        theirs(more[:, step : step + 1], attention_mask=real.long(), **named(cache), position_ids=new)
+        theirs(more[:, step : step + 1], attention_mask=real.long(), cache=cache, position_ids=new)
 
     rope = from_hugging_face(theirs.config.text_config)
     arrangement = "interleaved" if rope.interleaved else "contiguous"

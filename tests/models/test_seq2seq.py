@@ -10,7 +10,6 @@ from transformers import DynamicCache, EncoderDecoderCache
 import longitude as lg
 from longitude.attention.mixer import list_mixers
 from longitude.models import LongitudeForSeq2SeqLM
-from longitude.models.cache_names import cache_in
 from tests.models.conftest import mixer_spec
 from tests.support import close as near, parameter_gradients, refused
 
@@ -276,7 +275,7 @@ def test_generate_continues_from_what_is_given(build, pair):
     assert torch.equal(generate(model, x, new=5, decoder_input_ids=whole[:, :4]), whole)
     assert torch.equal(generate(model, None, encoder_outputs=model.encoder(x)), whole)
     part = generate(model, x, new=4, return_dict_in_generate=True)
-    more = generate(model, x, new=4, decoder_input_ids=part.sequences, cache=cache_in(part))
+    more = generate(model, x, new=4, decoder_input_ids=part.sequences, cache=part.cache)
     assert torch.equal(more, whole)
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     assert torch.equal(generate(model, x, cache=cache), whole)

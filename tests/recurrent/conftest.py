@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from longitude.models.cache_names import cache_name
+from longitude.models.stock_caches import cache_name
 from tests.support import close, random
 
 

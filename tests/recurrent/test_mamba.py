@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.models.cache_names import cache_name
+from longitude.models.stock_caches import cache_name
 from longitude.recurrent import Mamba
 from longitude.testing import fill
 from tests.support import close, refused_calls

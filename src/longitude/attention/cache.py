@@ -267,30 +267,3 @@ class LongitudeCache(Cache):
             layers=[LongitudeCacheLayer() for _ in range(layers)] if isinstance(layers, int) else [*layers]
         )
         together(self.layers)
-
-
-def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
-    """Replace the layers of an empty cache, as generate() makes it, by ours, in place; a filled cache must have ours.
-
-    make: for each layer of the model, a function that builds its empty cache layer.
-    """
-    if not hasattr(cache, "layers"):  # tuples of tensors, as older models return; a cache of source and target
-        raise UsageError("cache", "a LongitudeCache or a DynamicCache", type(cache).__name__)
-    if len(cache.layers) == len(make):
-        if getattr(cache.layers[0], "peers", None) is cache.layers:  # as after the first step
-            return cache
-        if all(hasattr(layer, "last_positions") for layer in cache.layers):
-            together(cache.layers)
-            return cache
-    if cache.layers and cache.get_seq_length():
-        raise UsageError("cache", "an empty cache or a LongitudeCache", f"a filled {type(cache).__name__}")
-    if any(type(layer) is not DynamicLayer for layer in cache.layers):
-        raise UsageError(
-            "cache",
-            "a LongitudeCache or a DynamicCache of plain layers",
-            f"{type(cache).__name__} of {type(cache.layers[0]).__name__}",
-            "static, sliding and quantized layers cannot store what encodings keep",
-        )
-    cache.layers[:] = [empty() for empty in make]
-    together(cache.layers)
-    return cache

@@ -17,7 +17,6 @@ from longitude.check.subject import Subject
 from longitude.checkpoints.declared import unread
 from longitude.checkpoints.observed import NAME, recording
 from longitude.checkpoints.positions import is_rotary
-from longitude.models.cache_names import CACHES
 from longitude.testing.engine import DoesNotApply
 
 
@@ -64,7 +63,7 @@ def recorded(subject: Subject, tokens: Tensor, **options: Any) -> dict[int, Reco
     if reason := unread(subject.config):
         raise DoesNotApply(reason)
     with recorder(subject.model) as found:
-        subject.model(input_ids=tokens, **({"use_cache": any(name in options for name in CACHES)} | options))
+        subject.model(input_ids=tokens, **({"use_cache": bool({"cache", "state"} & options.keys())} | options))
     if not found:
         raise DoesNotApply("its attention is its own, and shows no queries and keys")
     return dict(sorted(found.items()))

@@ -23,7 +23,7 @@ from longitude.attention.state_mixer import StateMixer
 from longitude.check.selection import Selection
 from longitude.checkpoints.load import Checkpoint
 from longitude.checkpoints.quiet import greedy
-from longitude.models.cache_names import ATTENTION, INSTALLED, arguments_of, cache_name
+from longitude.models.stock_caches import arguments_of, cache_name
 from longitude.testing.engine import Battery, DoesNotApply, Measurement
 
 EQUAL = 1e-4
@@ -162,9 +162,9 @@ class Subject:
     def attends(self) -> bool:
         """Whether it has a cache of keys, and attention_mask covers those too.
 
-        A model of recurrent layers alone masks the tokens of a call, and its cache has another name before transformers 5.24.
+        A model of recurrent layers alone masks the tokens of a call.
         """
-        return self.cache_name in ATTENTION and not all(DynamicCache(config=self.model.config).is_linear)
+        return self.cache_name == "cache" and not all(DynamicCache(config=self.model.config).is_linear)
 
     def require(self, argument: str, so: str) -> None:
         """DoesNotApply if forward does not take an argument; so: words for what cannot be tried without it."""
@@ -179,7 +179,7 @@ class Subject:
 
     def with_cache(self, cache: Any) -> dict[str, Any]:
         """A cache as an argument of forward."""
-        return {self.cache_name or INSTALLED: cache}
+        return {self.cache_name or "cache": cache}
 
     @property
     def recurrent(self) -> bool:

@@ -28,7 +28,6 @@ from longitude.positions.terms import PairBias
 REFUSED = {
     "head_mask": "it mutes heads",
     "block_indices": "it chooses keys",
-    "cache": "the keys are in pages",  # transformers before 5.24
     "read_index": "the keys are in pages",
     "block_table": "the keys are in pages",
 }

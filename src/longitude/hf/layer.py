@@ -7,8 +7,6 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import Cache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
@@ -16,7 +14,7 @@ from longitude.attention.masks import Mask, require_causal
 from longitude.attention.operation import raw_request, run, run_parts
 from longitude.errors import UsageError
 from longitude.hf.masks import StockMask, dense_mask, with_packed
-from longitude.models.cache_names import ATTENTION
+from longitude.models.stock_caches import adopt
 from longitude.models.streams import starts_of
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed
@@ -25,8 +23,6 @@ from longitude.positions.coordinates import Positions, explicit
 CALL = "longitude_call"
 """The argument by which a layer's call reaches its attention."""
 ENCODING = "longitude_encoding"
-PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-"""Layers of a cache that have keys and values alone."""
 
 
 def encoding_of(attention: nn.Module) -> Composed | None:
@@ -151,8 +147,8 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         raise ValueError(
             f"set_positions: {type(attention).__name__} is not called with the model's position embeddings"
         )
-    cache = next((kwargs[name] for name in (*ATTENTION, "layer_past") if kwargs.get(name) is not None), None)
-    layer = None if cache is None else cache_layer(cache, attention.layer_idx)
+    cache = kwargs.get("layer_past", kwargs.get("cache"))
+    layer: Any = None if cache is None else adopted(cache, attention.config).layers[attention.layer_idx]
     past = 0 if layer is None else layer.get_seq_length()
     if not isinstance(mask, StockMask):
         mask = dense_mask(mask, len(x), x.shape[1], past + x.shape[1])
@@ -183,22 +179,10 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return args, {**kwargs, CALL: call}
 
 
-def cache_layer(cache: Cache, index: int) -> StockCacheLayer:
-    """Our layer of a cache at this index; it replaces an empty plain layer in the cache."""
-    while len(cache.layers) <= index:
-        cache.layers.append(StockCacheLayer())
-    layer: Any = cache.layers[index]
-    if isinstance(layer, StockCacheLayer):
-        return layer
-    plain = isinstance(layer, DynamicLayer) and type(layer) in PLAIN_LAYERS
-    if not plain or layer.get_seq_length() or cache.offloading:
-        kind = f"a filled {type(cache).__name__}" if plain else f"one of {type(layer).__name__}"
-        got = "one that offloads" if cache.offloading else kind
+def adopted(cache: Any, config: Any) -> Any:
+    """The cache with our layers. ValueError for one that offloads: its layers would be read before they are fetched."""
+    if cache.offloading:
         raise UsageError(
-            "cache",
-            "an empty DynamicCache, or one that this model has filled",
-            got,
-            "static, quantized and offloaded caches cannot store what encodings keep: leave cache_implementation out",
+            "cache", "one in the memory of its device", "one that offloads", "leave cache_implementation out"
         )
-    cache.layers[index] = ours = StockCacheLayer()
-    return ours
+    return adopt(cache, [StockCacheLayer] * config.num_hidden_layers, "arriving")

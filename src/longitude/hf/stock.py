@@ -18,10 +18,11 @@ from transformers import AutoConfig, DynamicCache, PreTrainedConfig, PreTrainedM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longitude.errors import UsageError
-from longitude.hf.layer import PLAIN_LAYERS, PositionEmbeddings, attach
+from longitude.hf.layer import PositionEmbeddings, attach
 from longitude.labels import LAYERS, is_label, parse_encoding
 from longitude.models.configuration import LongitudeConfig, by_pattern
 from longitude.models.decoder import built_by_layer
+from longitude.models.stock_caches import PLAIN_LAYERS
 from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
 from longitude.positions.composed import Composed, compose, of_axes
 from longitude.positions.coordinates import as_int, canonical, explicit

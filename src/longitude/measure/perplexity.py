@@ -9,7 +9,7 @@ from torch import Tensor
 from longitude.checkpoints.declared import rope_types
 from longitude.checkpoints.load import one_line_of
 from longitude.measure.windows import Bounded, Reader, evaluating
-from longitude.models.cache_names import INSTALLED, cache_name
+from longitude.models.stock_caches import cache_name
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 
@@ -81,7 +81,7 @@ def _probe(model: Any) -> tuple[Tensor, int]:
 
 def _unlike(model: Any, ids: Tensor, size: int, whole: Tensor, scale: float) -> str | None:
     """Why ids cannot be read in chunks with the logits of one pass; None if they can."""
-    cache, answers, name = None, [], cache_name(model) or INSTALLED
+    cache, answers, name = None, [], cache_name(model) or "cache"
     for some in ids.split(size, dim=1):
         try:
             answer = model(input_ids=some, **{name: cache}, use_cache=True)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.models.cache_names import INSTALLED, cache_name
+from longitude.models.stock_caches import cache_name
 from longitude.runs.files import append_json, read_json_lines
 
 CHUNK = 2**22  # logits converted to float32 at once: 16 MiB
@@ -124,7 +124,7 @@ class Bounded(Reader):
     ):
         super().__init__(model, bos)
         self.size, self.restart = size, restart
-        self.cache_name = cache_name(model) or INSTALLED
+        self.cache_name = cache_name(model) or "cache"
         self.logits, self.vocabulary = logits, model.get_output_embeddings().weight.shape[0]
 
     def losses(self, tokens: Tensor, skip: int) -> Tensor:

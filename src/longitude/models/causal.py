@@ -9,16 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
 from longitude.errors import UsageError
-from longitude.models.cache_names import INSTALLED, CausalOutput, one_of
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.generation import CheckedGenerationMixin
 from longitude.models.inputs import require_known
 from longitude.models.loss import IGNORED, predicted
+from longitude.models.stock_caches import renames_cache
 from longitude.models.streams import Packed, documents_of, places_in, streams_of
 
 
@@ -41,6 +42,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         self._is_stateful = self.model.forgets
         self.post_init()
 
+    @renames_cache
     @can_return_tuple
     def forward(
         self,
@@ -59,9 +61,8 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         place_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> CausalOutput:
+    ) -> CausalLMOutputWithPast:
         """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
 
         Args:
@@ -81,7 +82,6 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             document_ids: A number per token [B, Lk]; a run of one number is a document.
             num_items_in_batch: Predicted tokens over all batches of a step, to divide the loss by.
             place_ids: As in LongitudeModel.
-            past_key_values: The cache, by its name in transformers before 5.24.
             skip_logits: With labels, return no logits; None skips them in training, so that [L, vocab_size] is never held.
             kwargs: The marks of documents named above, and shift_labels [B, L]: labels that are shifted already.
 
@@ -94,8 +94,6 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         # shift_labels is in kwargs, because Trainer evaluates only batches with every parameter that has "label" in its name.
         require_known(kwargs, type(self).forward, "shift_labels", *Packed.__annotations__)
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
-        if past_key_values is not None:
-            cache = one_of(cache, past_key_values)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -128,10 +126,10 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             if attention_mask is not None:  # and padding predicts nothing
                 shift_labels = shift_labels.masked_fill(attention_mask[:, -hidden.shape[1] :] == 0, IGNORED)
         loss, logits = predicted(self, hidden, shift_labels, num_items_in_batch, skip_logits, logits_to_keep)
-        return CausalOutput(
+        return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            **{INSTALLED: outputs.cache},
+            cache=outputs.cache,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

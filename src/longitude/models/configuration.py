@@ -141,7 +141,7 @@ class LongitudeConfig(PreTrainedConfig):
     """
 
     model_type = "longitude"
-    keys_to_ignore_at_inference = ["cache", "past_key_values"]
+    keys_to_ignore_at_inference = ["cache"]
 
     vocab_size: int = 256
     hidden_size: int = 128

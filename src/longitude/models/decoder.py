@@ -11,18 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from longitude.attention.cache import LongitudeCache, adopt
+from longitude.attention.cache import LongitudeCache
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.errors import UsageError
 from longitude.models.blocks import Block, norm
-from longitude.models.cache_names import ATTENTION, INSTALLED, DecoderOutput, one_of
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.inputs import ids_so_far, layers_of, places_of, require_embeds
+from longitude.models.stock_caches import adopt, renames_cache
 from longitude.models.streams import Packed, documents_of, places_after, streams_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed
@@ -38,7 +39,7 @@ class LongitudePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
-    _skip_keys_device_placement = [*ATTENTION]
+    _skip_keys_device_placement = ["cache"]
     written_by = "LongitudeForCausalLM"
     """Name of the model class with compatible checkpoints: the same layers under the same mask."""
 
@@ -223,6 +224,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             for mixer, own in zip(mixers, of_layer, strict=True)
         ]
 
+    @renames_cache
     @can_return_tuple
     def forward(
         self,
@@ -240,9 +242,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         source_valid: Tensor | None = None,
         cross_cache: Cache | None = None,
         place_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
         **packed: Unpack[Packed],
-    ) -> DecoderOutput:
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the stack.
 
         Args:
@@ -262,7 +263,6 @@ class LongitudeModel(LongitudePreTrainedModel):
             source_valid: 0 for padding of the source [B, S].
             cross_cache: Cache of the source's keys and values.
             place_ids: Places [B, L], instead of those that encodings compute from input_ids.
-            past_key_values: The cache, by its name in transformers before 5.24.
             packed: Other marks of documents, as `documents_of` reads them.
 
         Returns:
@@ -271,8 +271,6 @@ class LongitudeModel(LongitudePreTrainedModel):
         Raises:
             ValueError: For inputs that do not fit the model or each other.
         """
-        if past_key_values is not None:
-            cache = one_of(cache, past_key_values)
         if (input_ids is None) == (inputs_embeds is None) and not self.cross:
             got = "neither" if input_ids is None else "both"
             raise ValueError(f"expected either input_ids or inputs_embeds, got {got}")
@@ -289,9 +287,9 @@ class LongitudeModel(LongitudePreTrainedModel):
         x, hidden_states, attentions, cross_attentions = self._run(
             x, call, tables, source_of, wanted, output_attentions
         )
-        return DecoderOutput(
+        return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
-            **{INSTALLED: call.cache},
+            cache=call.cache,
             hidden_states=hidden_states if wanted else None,
             attentions=attentions if output_attentions else None,
             cross_attentions=cross_attentions if output_attentions and self.cross else None,

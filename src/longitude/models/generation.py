@@ -8,17 +8,17 @@ from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
 from longitude.errors import UsageError
-from longitude.models.cache_names import INSTALLED, renamed
 from longitude.models.inputs import require_assistant
+from longitude.models.stock_caches import renames_cache
 from longitude.models.streams import streams_of
 
 
 class CheckedGenerationMixin(GenerationMixin):
-    """generate() of transformers, with a cache by either name, for models that need padding on one side of a sequence."""
+    """generate() of transformers, for models that need padding on one side of a sequence."""
 
+    @renames_cache
     def generate(self, *arguments: Any, **options: Any) -> Any:
         require_assistant(options.get("assistant_model"))
-        options = renamed(options)
         inputs = arguments[0] if arguments else options.get("inputs")
         require_mask(self.config.is_encoder_decoder, inputs, options)  # pyright: ignore[reportAttributeAccessIssue]
         return super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
@@ -53,7 +53,7 @@ def require_mask(is_encoder_decoder: bool, inputs: Tensor | None, options: dict[
     prefix = "decoder_" if is_encoder_decoder else ""
     ids, embeds = options.get(f"{prefix}input_ids"), options.get(f"{prefix}inputs_embeds")
     given = embeds if embeds is not None else ids if is_encoder_decoder or ids is not None else inputs
-    mask, cache = options.get(f"{prefix}attention_mask"), options.get(INSTALLED)
+    mask, cache = options.get(f"{prefix}attention_mask"), options.get("cache")
     if given is None or (mask is not None and mask.dim() != 2):
         return
     tokens, past = given.shape[1], 0 if cache is None else cache.get_seq_length()

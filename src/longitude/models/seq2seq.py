@@ -9,16 +9,17 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from longitude.errors import UsageError
-from longitude.models.cache_names import INSTALLED, Seq2SeqOutput, Seq2SeqStackOutput, one_of
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.encoder import LongitudeEncoder
 from longitude.models.generation import CheckedGenerationMixin
 from longitude.models.inputs import require_embeds, require_known
 from longitude.models.loss import IGNORED, predicted
+from longitude.models.stock_caches import renames_cache
 from longitude.models.streams import real_tokens
 
 
@@ -87,6 +88,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.encoder.embed_tokens = value
 
+    @renames_cache
     @can_return_tuple
     def forward(
         self,
@@ -103,8 +105,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
-        past_key_values: Cache | None = None,
-    ) -> Seq2SeqStackOutput:
+    ) -> Seq2SeqModelOutput:
         """LongitudeForSeq2SeqLM without labels: decoder_input_ids or decoder_inputs_embeds is required."""
         output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
         if encoder_outputs is None:
@@ -129,7 +130,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         assert decoder_inputs_embeds is not None
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        kept = self.cache_of(one_of(cache, past_key_values), use_cache)
+        kept = self.cache_of(cache, use_cache)
         outputs = self.decoder(
             input_ids=decoder_input_ids,  # for encodings that read them
             inputs_embeds=decoder_inputs_embeds,
@@ -144,9 +145,9 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
             cross_cache=None if kept is None else kept.cross_attention_cache,
             return_dict=True,
         )
-        return Seq2SeqStackOutput(
+        return Seq2SeqModelOutput(
             last_hidden_state=outputs.last_hidden_state,
-            **{INSTALLED: kept},
+            cache=kept,
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
@@ -237,6 +238,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         pad = start if self.config.pad_token_id is None else self.config.pad_token_id
         return F.pad(labels[:, :-1], (1, 0), value=start).masked_fill(F.pad(labels[:, :-1] == IGNORED, (1, 0)), pad)
 
+    @renames_cache
     @can_return_tuple
     def forward(
         self,
@@ -257,9 +259,8 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         skip_logits: bool | None = None,
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> Seq2SeqOutput:
+    ) -> Seq2SeqLMOutput:
         """Logits of the token after each decoder token and, given labels, the loss.
 
         Args:
@@ -281,7 +282,6 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             skip_logits: as in LongitudeForCausalLM.
             output_hidden_states: whether encoder and decoder return hidden states, as in LongitudeModel.
             output_attentions: whether encoder and decoder return weights, and the weights [B, H, L, S] of cross-attention.
-            past_key_values: the cache, by its name in transformers before 5.24.
             **kwargs: none is supported; any raises a ValueError.
 
         Returns:
@@ -309,7 +309,6 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             decoder_position_ids=decoder_position_ids,
             encoder_outputs=encoder_outputs,
             cache=cache,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -322,7 +321,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             raise UsageError("labels", f"{list(hidden.shape[:2])}", list(labels.shape))
         loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits, logits_to_keep)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return Seq2SeqOutput(loss=loss, logits=logits, **others)
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
 
 def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:

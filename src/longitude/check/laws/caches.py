@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, get_args
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache
-from transformers.cache_utils import Cache, Fp8QuantizedLayer
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
 
 from longitude.check.causes import FILE, in_parts
 from longitude.check.laws.decoding import CACHE
@@ -21,7 +19,7 @@ from longitude.check.laws.layers import BACKWARDS, as_declared, promised
 from longitude.check.laws.passes import require_one_way
 from longitude.check.laws.rotation import SHIFT, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
-from longitude.models.cache_names import ATTENTION, INSTALLED
+from longitude.models.stock_caches import kinds_of, without_rounding
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
@@ -47,35 +45,6 @@ class NotCroppable(RuntimeError):
     """Raised for a cache whose is_croppable is False, such as that of recurrent layers."""
 
 
-def kinds_of(config: Any, places: int, accelerated: bool) -> dict[str, Callable[[], Any]]:
-    """Cache classes that transformers can construct from a config; static ones with this many slots.
-
-    Offloaded ones are made only on an accelerator: on the CPU there is nothing to move.
-    """
-    kinds = {
-        "dynamic": lambda: DynamicCache(config=config),
-        "dynamic without a config": DynamicCache,
-        "offloaded": lambda: DynamicCache(config=config, offloading=True),
-        "static": lambda: StaticCache(config=config, max_cache_len=places),
-        "static offloaded": lambda: StaticCache(config=config, max_cache_len=places, offloading=True),
-        "quantized": lambda: QuantizedCache("fp8", config=config),
-        "encoder-decoder": lambda: EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config)),
-    }
-    return {name: make for name, make in kinds.items() if accelerated or "offloaded" not in name}
-
-
-@contextmanager
-def without_rounding() -> Iterator[None]:
-    """Context in which quantized caches keep full precision, so that errors show wrong slots instead of rounding."""
-
-    def kept(layer: Any, x: Tensor, scale: Any = None) -> tuple[Tensor, Any]:
-        return x, scale
-
-    layer = Fp8QuantizedLayer
-    with patch.object(layer, "_quantize", kept), patch.object(layer, "_dequantize", lambda layer, kept: kept[0]):
-        yield
-
-
 def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask: Tensor | None = None) -> Tensor:
     """Logits [B, L, words] of tokens [B, L], in chunks of these sizes, with a cache that may already store tokens.
 
@@ -96,14 +65,13 @@ def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask
 def require_cache(subject: Subject) -> None:
     """DoesNotApply for a model that does not accept and return a cache of transformers."""
     require_one_way(subject)
-    name = subject.cache_name
-    if name not in ATTENTION:
-        raise DoesNotApply(f"its forward takes no {INSTALLED}, so it cannot be given a cache")
+    if subject.cache_name != "cache":
+        raise DoesNotApply("its forward takes no cache, so it cannot be given one")
     if not subject.attends:
         raise DoesNotApply("its layers are recurrent alone, and keep states instead of keys and values")
     answer = subject.model(input_ids=subject.tokens(2), use_cache=True)
-    if not isinstance(getattr(answer, name, None), Cache):
-        raise DoesNotApply(f"its answers have no {name} of transformers' classes")
+    if not isinstance(getattr(answer, "cache", None), Cache):
+        raise DoesNotApply("its answers have no cache of transformers' classes")
 
 
 def of_kinds(
