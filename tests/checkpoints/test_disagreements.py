@@ -1,0 +1,199 @@
+"""Where a class and the keys of its config disagree, both numbers are said; what the class reads otherwise is read as it does."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoConfig, LlamaForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+import longitude as lg
+from longitude.check import check
+from longitude.checkpoints.compare import Disagreement, difference, read
+from longitude.checkpoints.declared import with_ropes
+from longitude.checkpoints.lint import contradictions, remarks
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig
+from longitude.positions.scaling import Frequencies, Llama3, YaRN
+from tests.checkpoints.published import ORIGINAL
+from tests.support import refused
+
+SHAPE = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 4, "vocab_size": 96,
+    "intermediate_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, ORIGINAL: 64}
+LLAMA = {"model_type": "llama", **SHAPE, "rope_parameters": YARN}
+FULL, WINDOW = "full_attention", "sliding_attention"
+
+
+def said(raw):
+    """(contradictions, remarks) of a file."""
+    config = AutoConfig.for_model(**copy.deepcopy(raw))
+    return [*contradictions(raw, config)], remarks(raw, config)
+
+
+# ---- the class computes something else -------------------------------------------------------------------------------
+def upside_down(config, *given, **named):
+    """YaRN with its ramp the wrong way round: fast pairs are divided, slow ones stay."""
+    inverse, factor = YARN_OF_CLASS(config, *given, **named)
+    plain = 1e4 ** -(torch.arange(len(inverse)) / len(inverse))
+    return torch.where(inverse.isclose(plain), plain / 4, plain), factor
+
+
+def another_factor(config, *given, **named):
+    inverse, factor = YARN_OF_CLASS(config, *given, **named)
+    return inverse, 1.5 * factor
+
+
+def half_of_the_pairs(config, *given, **named):
+    inverse, factor = YARN_OF_CLASS(config, *given, **named)
+    return inverse[: len(inverse) // 2], factor
+
+
+YARN_OF_CLASS = ROPE_INIT_FUNCTIONS["yarn"]
+
+
+@pytest.mark.parametrize(
+    ("patch", "numbers"),
+    [
+        (upside_down, ["pair 6", "0.001", "expected 0.00025"]),
+        (another_factor, ["cos and sin", "1.707944", "1.138629"]),
+        (half_of_the_pairs, ["pair 4", "expected 0.0025"]),
+    ],
+)
+def test_a_class_that_does_not_follow_its_keys_is_a_finding(patch, numbers, monkeypatch):
+    assert said(LLAMA) == ([], [])
+    monkeypatch.setitem(ROPE_INIT_FUNCTIONS, "yarn", patch)
+    with pytest.raises(Disagreement) as error:
+        read(LLAMA)
+    found, _ = said(LLAMA)
+    assert found == [str(error.value)]
+    assert all(number in found[0] for number in numbers), found
+    model = LlamaForCausalLM(AutoConfig.for_model(**copy.deepcopy(LLAMA)))
+    [law] = check(model, laws=("files",)).values()
+    assert law.status == "failed" and found[0] in law.reason
+
+
+def test_a_number_of_dimensions_that_the_class_does_not_read():
+    """MiniMax-Text-01 writes rotary_dim, and its class rotates whole heads; MiniMax M2's reads it."""
+    shape = SHAPE | {"head_dim": 64, "rotary_dim": 32, "rope_theta": 1e4, "num_local_experts": 2}
+    [found], notes = said({"model_type": "minimax", **shape, "layer_types": [FULL, "linear_attention"] * 2})
+    assert "rotary_dim" in found and "32 pairs" in found and "expected 16" in found and notes == []
+    assert said({"model_type": "minimax_m2", **shape}) == ([], [])
+    assert lg.from_hugging_face({"model_type": "minimax_m2", **shape}) == RopeConfig(1e4, None, 0.5)
+    with refused("rotary_dim", "7"):
+        lg.from_hugging_face({"model_type": "minimax_m2", **shape, "rotary_dim": 7})
+
+
+def test_a_base_in_a_dict_that_the_class_does_not_read():
+    """DBRX keeps its base in attn_config; transformers rotates by 10,000."""
+    raw = {
+        "model_type": "dbrx", "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "vocab_size": 96,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 5e5},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 64},
+    }  # fmt: skip
+    [found], _ = said(raw)
+    assert "500000" in found and "10000" in found
+    with refused("500000", "10000"):
+        lg.from_hugging_face(raw)
+    raw["attn_config"]["rope_theta"] = 1e4
+    assert said(raw) == ([], [])
+
+
+def test_what_is_not_understood_is_no_disagreement():
+    with pytest.raises(NotUnderstood) as error:
+        read(AutoConfig.for_model("gptj", n_embd=64, n_head=4, n_layer=2, rotary_dim=8, vocab_size=96))
+    assert not isinstance(error.value, Disagreement)
+
+
+# ---- the class reads keys that others do not -------------------------------------------------------------------------
+STEP = {
+    "model_type": "step3p5", **SHAPE, "head_dim": 16, "rope_theta": [5e6, 1e4, 1e4, 1e4], "sliding_window": 8,
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0], "yarn_only_types": [FULL], "layer_types": [FULL, *[WINDOW] * 3],
+    "rope_scaling": {
+        "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0, ORIGINAL: 128,
+    },
+}  # fmt: skip
+LLAMA3 = Llama3(2.0, 128, 1.0, 32.0)
+
+
+def test_lists_with_a_number_for_each_layer():
+    raw = {"model_type": "step3p7", "text_config": STEP}
+    assert said(raw) == ([], [])
+    wanted = {FULL: RopeConfig(5e6, LLAMA3, 0.5), WINDOW: RopeConfig(1e4)}
+    assert lg.from_hugging_face(raw) == wanted
+    bases = [one.encoding[0]["base"] for one in lg.checkpoints.layers_from_hugging_face(raw, "half")]
+    assert bases == [5e6, 1e4, 1e4, 1e4]
+    for key, wrong in {"rope_theta": [5e6, 1e4], "partial_rotary_factors": [0.5, 1.0, 0.5, 1.0]}.items():
+        with refused("rope_theta" if key != "rope_theta" else key):
+            lg.from_hugging_face({"model_type": "step3p7", "text_config": STEP | {key: wrong}})
+
+
+@pytest.mark.parametrize(
+    ("raw", "before"),
+    [
+        (STEP, {FULL: RopeConfig(5e6, LLAMA3, 0.5), WINDOW: RopeConfig(1e4)}),
+        (
+            {
+                "model_type": "modernbert-decoder", **SHAPE, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
+                "local_attention": 8, "global_attn_every_n_layers": 2,
+            },
+            {FULL: RopeConfig(160000.0), WINDOW: RopeConfig(10000.0)},
+        ),
+        (
+            {
+                "model_type": "gemma3_text", **SHAPE, "head_dim": 16, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+                "sliding_window": 8, "sliding_window_pattern": 2, "rope_scaling": None,
+            },
+            {FULL: RopeConfig(1e6), WINDOW: RopeConfig(1e4)},
+        ),
+    ],
+)  # fmt: skip
+def test_a_scheme_for_full_attention_is_written_where_its_class_reads_it(raw, before):
+    whole = {"model_type": "step3p7", "text_config": raw} if raw is STEP else raw
+    config = AutoConfig.for_model(**copy.deepcopy(whole)).get_text_config()
+    assert lg.from_hugging_face(whole) == before
+    after = before | {FULL: before[FULL]._replace(base=2 * before[FULL].base, scaling=YaRN(4.0, 64))}
+    written = with_ropes(raw, config, after, 16)
+    whole = {"model_type": "step3p7", "text_config": written} if raw is STEP else written
+    assert read(AutoConfig.for_model(**copy.deepcopy(whole))).ropes == after
+    assert said(whole)[0] == [] and lg.from_hugging_face(whole) == after
+
+
+def test_a_type_that_the_class_maps_is_a_remark():
+    scheme = {"type": "deepseek_yarn", "factor": 4.0, ORIGINAL: 64, "beta_fast": 32, "beta_slow": 1}
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    raw = {"model_type": "sarvam_mla", **SHAPE, "head_dim": 8, **latent, "rope_theta": 1e4, "rope_scaling": scheme}
+    found, [note] = said(raw)
+    assert found == [] and "deepseek_yarn" in note and "yarn" in note
+    assert read(raw).ropes == RopeConfig(1e4, YaRN(4.0, 64))
+    with refused("deepseek_yarn"):  # Llama's class maps nothing
+        lg.from_hugging_face({"model_type": "llama", **SHAPE, "rope_theta": 1e4, "rope_scaling": scheme})
+
+
+@pytest.mark.parametrize(
+    "keys", [{"rope_theta": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": None}}]
+)
+def test_a_model_without_rotation_is_not_told_to_write_a_base(keys):
+    """A base would switch the rotation of OLMo Hybrid on."""
+    raw = {"model_type": "olmo_hybrid", **SHAPE, **keys, "layer_types": ["linear_attention", FULL] * 2}
+    found, notes = said(raw)
+    assert found == [] and not any("write" in note for note in notes)
+    assert lg.from_hugging_face(raw) == {}
+
+
+# ---- one comparison --------------------------------------------------------------------------------------------------
+def test_a_difference_has_both_numbers():
+    wanted = Frequencies(torch.tensor([1.0, 0.1, 0.0]).double(), 1.0)
+    assert difference(wanted, wanted, 0.0) == (0.0, "")
+    for inverse, factor, size, words in (
+        ([1.0, 0.2, 0.0], 1.0, 1.0, ("pair 1", "0.2", "0.1")),
+        ([1.0, 0.1, 0.5], 1.0, 0.5, ("pair 2", "0.5", "expected 0")),
+        ([1.0, 0.1, 0.0], 1.5, 0.5, ("1.5", "expected 1")),
+        ([-1.0, 0.1, 0.0], 1.0, 2.0, ("pair 0", "-1", "expected 1")),
+    ):
+        found = difference(Frequencies(torch.tensor(inverse).double(), factor), wanted, 1e-6)
+        assert found.relative == pytest.approx(size) and all(word in found.text for word in words), found
+        assert difference(Frequencies(torch.tensor(inverse).double(), factor), wanted, 2 * size).text == ""
+    assert difference(Frequencies(torch.tensor([1.0, float("nan"), 0.0]).double(), 1.0), wanted, 1e9).text
+    assert "2 pairs" in difference(Frequencies(torch.ones(2).double(), 1.0), wanted, 1e9).text
