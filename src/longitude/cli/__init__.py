@@ -13,7 +13,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from functools import cache
 from importlib import import_module
@@ -29,6 +29,7 @@ import tyro
 from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
 from longitude.errors import MissingPackage, UnsupportedVersion, require_torch, unknown
+from longitude.runs.terminal import Cleaned
 
 PLUGIN = Parameter(
     "plugin",
@@ -52,12 +53,22 @@ def verbs() -> dict[str, Callable[..., int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; returns the exit code. What it prints controls no terminal, whatever files and servers hold."""
+    write_any_sign()
+    try:
+        with redirect_stdout(Cleaned(sys.stdout)), redirect_stderr(Cleaned(sys.stderr, keep="\r")):
+            return _run(arguments)
+    except BrokenPipeError:  # the reader of our output is gone
+        sys.stdout = None
+        return DONE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Run the command line, and print what is wrong in a line."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["--version"]:
         print(f"longitude {__version__}")
         return DONE
-    write_any_sign()
     try:
         _require_known(arguments)
         for before, argument in pairwise(["", *arguments]):
@@ -74,9 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"longitude: {reason}", file=sys.stderr)
         return WRONG_USE
-    except BrokenPipeError:  # the reader of our output is gone
-        sys.stdout = None
-        return DONE
+    except BrokenPipeError:
+        raise
     except OSError as error:
         if error.errno is None or error.strerror is None:
             raise

@@ -75,9 +75,9 @@ def checkpoint_of(name: str) -> str:
 @contextmanager
 def waiting(message: str) -> Iterator[None]:
     """Shows what is being loaded or read, on a terminal."""
-    from rich.console import Console
+    from longitude.runs.progress import Screen
 
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     with console.status(message) if console.is_terminal else nullcontext():
         yield
 

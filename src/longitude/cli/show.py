@@ -116,6 +116,9 @@ def _chosen(shown: Sequence[Any], every: bool, log: bool) -> list[Any]:
 
 
 def _print(shown: Sequence[Any], drawings: Sequence[Any], every: bool) -> None:
+    from rich.text import Text
+
+    from longitude.report.table import show as display
     from longitude.show.terminal import drawn, fact
 
     width = max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
@@ -125,4 +128,4 @@ def _print(shown: Sequence[Any], drawings: Sequence[Any], every: bool) -> None:
         words = one.words if every or one.brief is None else one.brief
         print(*(line for head, text in words for line in fact(head, text, width)), sep="\n")
     for drawing in drawings:
-        print("\n" + drawn(drawing, width, color))
+        display(Text.from_ansi("\n" + drawn(drawing, width, color)))  # in its colors, without other control signs

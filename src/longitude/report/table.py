@@ -6,6 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from longitude.runs.progress import Screen
+
 UNCUT = 200
 """Columns of an output that is no terminal: a file has no margin to cut tables at."""
 
@@ -47,6 +49,6 @@ def width() -> int:
 
 def show(*parts: Any) -> None:
     """Print tables and sentences to standard output; words are taken as they are, brackets included."""
-    console = Console(width=width())
+    console = Screen(width=width())
     for part in parts:
         console.print(part, highlight=False, markup=False, crop=False, soft_wrap=not isinstance(part, Table))

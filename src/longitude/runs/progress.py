@@ -1,11 +1,22 @@
 """The progress of any work: bars and lines on a terminal; elsewhere only lines about finished parts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
+
+from longitude.runs.terminal import clean
+
+
+class Screen(Console):
+    """A console that cleans the text of everything it prints, and none of its own control sequences."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=clean(segment.text))
 
 
 class Progress:
@@ -17,7 +28,7 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None, total: float | None = None):
-        self.console = console or Console(stderr=True, soft_wrap=True)
+        self.console = console or Screen(stderr=True, soft_wrap=True)
         self.total, self.done = total, 0.0
         self._begun = False
         self._bar = Bar(
