@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, TrainerState
 
 from longitude.checkpoints.load import load
-from longitude.extend.fine_tune import RANK, Keep, Windows, _newest as newest, _require_memory, _stream, fine_tune
+from longitude.extend.fine_tune import RANK, Windows, _require_memory, _stream, fine_tune
 from longitude.extend.units import staged, work_of, working
 from longitude.positions.samplers import sampler
-from longitude.runs.files import COMPLETE, checksums, write_json
 from longitude.runs.store import Unit
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 
@@ -163,46 +162,46 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_interrupted_training_continues(lora, tune, tmp_path, monkeypatch) -> None:
     """In the middle of its third save: the second is whole, and with it the training ends as one that nothing stopped."""
-    monkeypatch.setattr(sys.modules[Keep.__module__], "SAVED", 0.0)
-    options, notes = {"steps": 6, "positions": "skipped", "lora": lora}, []
-    want, whole = tune(out=tmp_path / "whole", **options, on_note=notes.append)
-    assert [f"{step} of 6" in note for step, note in enumerate(notes, start=1)] == [True] * 6
-    keep = Keep.on_save
+    monkeypatch.setattr(sys.modules[fine_tune.__module__], "FEWEST", 1)
+    options = {"steps": 4, "positions": "skipped", "lora": lora}
+    want, whole = tune(out=tmp_path / "whole", **options)
+    save = TrainerState.save_to_json
 
-    def interrupted(self, args, state, control, **given):
-        if state.global_step == 3:
-            next(Path(args.output_dir, "checkpoint-3").glob("*.safetensors")).write_bytes(b"half of it")
+    def interrupted(self, path):
+        if self.global_step == 3:
             raise Interrupted
-        keep(self, args, state, control, **given)
+        save(self, path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Keep, "on_save", interrupted)
+        patched.setattr(TrainerState, "save_to_json", interrupted)
         with pytest.raises(Interrupted):
             tune(**options)
-    [state] = work_of(tmp_path / "out").glob("training-*")
-    assert sorted(path.name for path in state.iterdir()) == ["checkpoint-3", "step-2"]
     assert not (tmp_path / "out").exists()
     steps = []
-    found, out = tune(**options, on_progress=lambda what, done, total: steps.append(done))
-    assert steps == [3, 4, 5, 6], "steps that were saved are not trained again"
-    assert found.losses == pytest.approx(want.losses, rel=1e-6) and len(found.losses) == 6
+    tuned, out = tune(**options, on_progress=lambda what, done, total: steps.append(done))
+    assert steps == [3, 4], "steps that were saved are not trained again"
+    assert tuned.losses == pytest.approx(want.losses, rel=1e-6) and len(tuned.losses) == 4
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(out)[name], tensor, rtol=1e-6, atol=1e-7)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_short_training_saves_nothing_and_shows_no_bars(extended, command, text, tmp_path, monkeypatch) -> None:
-    """It is saved by time; what transformers says while it writes weights is not shown, and the speed is."""
-    saves = []
-    monkeypatch.setattr(Keep, "on_save", lambda self, args, state, control, **_: saves.append(state.global_step))
-    code, printed, error = command(
-        "--fine-tune", text, "--steps", 3, "--window", 32, "--no-measure", "--out", tmp_path / "out", extended
-    )
-    assert (code, saves, error) == (0, [], "") and "tokens/s" in printed
+def test_a_training_saves_through_no_link(tune, tmp_path, monkeypatch) -> None:
+    """What another user put in the place of a saved state is neither read nor written nor deleted."""
+    monkeypatch.setattr(sys.modules[fine_tune.__module__], "FEWEST", 1)
+    monkeypatch.setattr(TrainerState, "save_to_json", lambda *_: (_ for _ in ()).throw(Interrupted))
+    with pytest.raises(Interrupted):
+        tune(steps=2)
+    [state] = work_of(tmp_path / "out").glob("training-*")
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "trainer_state.json").write_text("{}")
+    (state / "checkpoint-9").symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="checkpoint-9"):
+        tune(steps=2)
+    assert files(elsewhere) == {"trainer_state.json": b"{}"}
 
 
 def test_trained_weights_that_do_not_fit_do_not_stay(tune, tmp_path, monkeypatch) -> None:
@@ -213,33 +212,13 @@ def test_trained_weights_that_do_not_fit_do_not_stay(tune, tmp_path, monkeypatch
         state = {
             name: tensor for name, tensor in self.state_dict().items() if name != "model.layers.1.mlp.up_proj.weight"
         }
-        write(self, folder, state_dict=state if Path(folder) == unfinished else None, **options)
+        write(self, folder, **options | ({"state_dict": state} if Path(folder) == unfinished else {}))
 
     unfinished = tmp_path / ".out.unfinished"
     monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", lost)
     with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         tune()
     assert not unfinished.exists() and not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_another_training_does_not_continue_it(tune, tmp_path, monkeypatch) -> None:
-    """Other options, text or processes are another question."""
-
-    keep = Keep.on_step_end
-
-    def interrupted(self, args, state, control, **given):
-        if state.global_step == 2:
-            raise Interrupted
-        keep(self, args, state, control, **given)
-
-    monkeypatch.setattr(sys.modules[Keep.__module__], "SAVED", 0.0)
-    for options in ({"seed": 1}, {"seed": 2}, {"steps": 4}, {"learning_rate": 1e-4}):
-        with monkeypatch.context() as patched:
-            patched.setattr(Keep, "on_step_end", interrupted)
-            with pytest.raises(Interrupted):
-                tune(**options)
-    assert len([*work_of(tmp_path / "out").glob("training-*")]) == 4
 
 
 @pytest.mark.slow
@@ -299,7 +278,8 @@ def test_more_memory_than_there_is(extended) -> None:
 TUNING = """
     import json, os, signal, sys
     from pathlib import Path
-    from longitude.extend.fine_tune import Keep, Steps, fine_tune
+    from transformers import TrainerState
+    from longitude.extend.fine_tune import Steps, fine_tune
     from longitude.runs.distributed import is_first_process
 
     source, text, out, batch, steps, killed = sys.argv[1:]
@@ -313,11 +293,11 @@ TUNING = """
             return before(*given, **more)
         return call
 
-    sys.modules[fine_tune.__module__].SAVED = 0.0
+    sys.modules[fine_tune.__module__].FEWEST = 1
     if killed.startswith("step"):
         Steps.on_step_end = dies(Steps.on_step_end)
-    elif killed.startswith("saving"):  # the Trainer's files are there, and not yet on the disk
-        Keep.on_save = dies(Keep.on_save)
+    elif killed.startswith("saving"):  # all but the file that is written last
+        TrainerState.save_to_json = dies(TrainerState.save_to_json)
     elif killed.startswith("writing"):
         module = sys.modules[fine_tune.__module__]
         module._save = dies(module._save)
@@ -347,9 +327,6 @@ def test_a_killed_process_leaves_a_training_that_continues(killed, extended, tex
     whole = run("whole")
     assert whole.returncode == 0, whole.stderr
     assert run("out", killed).returncode != 0 and not (tmp_path / "out").exists()
-    [state] = work_of(tmp_path / "out").glob("training-*")
-    names = {path.name for path in state.iterdir()}
-    assert "step-8" in names if killed.startswith("writing") else "step-4" in names, "the older one is whole"
     again = run("out")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == pytest.approx(json.loads(whole.stdout), rel=1e-5)
@@ -375,16 +352,3 @@ def test_accelerate_launch_on_two_processes_is_one_of_double_batch(extended, tex
     one, two = (weights(tmp_path / name) for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)
-
-
-def test_a_saved_training_that_was_damaged_is_dropped(tmp_path) -> None:
-    saved = tmp_path / "step-4"
-    saved.mkdir()
-    torch.save({"moments": torch.arange(100.0)}, saved / "optimizer.pt")
-    write_json(saved / COMPLETE, checksums(saved))
-    assert newest(tmp_path, torch.nn.Linear(2, 2)) == saved
-    damaged = bytearray((saved / "optimizer.pt").read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    (saved / "optimizer.pt").write_bytes(damaged)
-    with pytest.warns(UserWarning, match="step-4"):
-        assert newest(tmp_path, torch.nn.Linear(2, 2)) is None

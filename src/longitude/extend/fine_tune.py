@@ -17,10 +17,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from longitude.checkpoints.declared import of_full_attention
 from longitude.checkpoints.load import differences, load, require_shards
@@ -35,7 +36,7 @@ from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
 from longitude.positions.scaling.linear import is_unrotated
 from longitude.runs.distributed import WAIT, is_first_process, processes
-from longitude.runs.files import COMPLETE, checksums, is_as_sealed, new_folder, place, require_space, write_json
+from longitude.runs.files import make_folder, new_folder, require_plain, require_space
 from longitude.runs.memory import require_memory, total_memory, training_memory
 from longitude.runs.store import key_of
 
@@ -44,11 +45,8 @@ RANK = 16
 """Rank of the matrices that LoRA adds to every linear layer."""
 WARMUP = 0.05
 """Share of the steps in which the learning rate rises; afterwards it stays."""
-SAVED = 120.0
-"""Seconds between saves of the training; a kill loses at most this and a step."""
-
-UNFINISHED, WHOLE = "checkpoint", "step"
-"""Folder names of a state that the Trainer is saving, and of a state that is complete on the disk."""
+SAVES, FEWEST = 10, 20
+"""The Trainer saves so many times, and not more often than after so many steps."""
 
 _OPTIONS = [field.name for field in fields(TrainingArguments)]
 _CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in _OPTIONS)
@@ -101,9 +99,9 @@ def fine_tune(
     Under `accelerate launch` the call trains data-parallel on all processes, with the batch multiplied by their number. The
     first process writes; the others wait until it has created `directory`.
 
-    Memory is estimated first, because a Transformers model computes the logits of its whole batch for the loss. Every two minutes
-    the training is saved next to `out`, so that the same call continues after a kill. The saved state is removed once `out` is
-    written.
+    Memory is estimated first, because a Transformers model computes the logits of its whole batch for the loss. The Trainer
+    saves the training next to `out` after each tenth of the steps, so that the same call continues after a kill. What it saved
+    is removed once `out` is written.
 
     Args:
         directory: The checkpoint; it is only read.
@@ -122,7 +120,7 @@ def fine_tune(
         cost_text: Text for comparing both checkpoints; None: no comparison.
         minutes: Approximate time of the comparison.
         on_progress: Called as on_progress(description with the perplexity, steps done, total steps).
-        on_note: Called with a sentence on the cost of the comparison, on tensors that are not trained, and on each save.
+        on_note: Called with a sentence on the cost of the comparison, and on tensors that are not trained.
 
     Returns:
         The losses, and how much was trained.
@@ -174,9 +172,7 @@ def fine_tune(
             _require_memory(model, config, batch, length, gradient_checkpointing)
             newest = _newest(state, model)
             windows = Windows(stream, length, steps * batch * arguments.world_size, seed, rule)
-            trainer = Trainer(
-                model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress), Keep(on_note)]
-            )
+            trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress)])
             trainer.remove_callback(PrinterCallback)
             begun = time.perf_counter()
             with quiet():  # no bars while shards are written, and no logs: Steps reports
@@ -215,7 +211,9 @@ def _arguments(
         seed=seed,
         logging_steps=1,
         logging_nan_inf_filter=False,
-        save_strategy="no",  # Keep decides
+        save_strategy="steps",
+        save_steps=max(FEWEST, math.ceil(steps / SAVES)),
+        save_total_limit=1,
         report_to="none",
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
@@ -329,57 +327,20 @@ class Steps(TrainerCallback):
             self.on_progress(f"training, perplexity {perplexity:.4g}", state.global_step, state.max_steps)
 
 
-# ---- what a kill leaves ----------------------------------------------------------------------------------------------
-class Keep(TrainerCallback):
-    """Saves by time. A state that the Trainer saved is renamed once it is on the disk, and then older ones are removed."""
-
-    def __init__(self, on_note: Callable[[str], None]):
-        self.on_note = on_note
-        self.saved = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        due = torch.tensor(int(time.monotonic() - self.saved >= SAVED), device=args.device)
-        if args.world_size > 1:  # all processes save, or none
-            due = broadcast(due)
-        control.should_save = bool(due)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.saved = time.monotonic()
-        args.distributed_state.wait_for_everyone()  # each process writes the state of its own random numbers
-        if not state.is_world_process_zero:
-            return
-        parent = Path(args.output_dir)
-        saved, whole = (parent / f"{name}-{state.global_step}" for name in (UNFINISHED, WHOLE))
-        write_json(saved / COMPLETE, checksums(saved))
-        place(saved, whole)
-        for older in _whole(parent)[:-1]:
-            shutil.rmtree(older)
-        self.on_note(f"training: step {state.global_step} of {state.max_steps} is saved")
-
-
-def _whole(folder: Path) -> list[Path]:
-    """Complete saved states of a training, in the order of steps."""
-    return sorted(folder.glob(f"{WHOLE}-*"), key=_step_of)
-
-
 def _step_of(saved: Path) -> int:
     return int(saved.name.rpartition("-")[2])
 
 
 def _newest(folder: Path, model: Any) -> Path | None:
-    """Newest saved state, equal on every process; the first process removes unfinished states before."""
+    """The newest state that the Trainer saved whole, equal on every process."""
     if is_first_process():
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob(f"{UNFINISHED}-*"):
-            shutil.rmtree(path)
-        for path in _whole(folder):
-            if not is_as_sealed(path):
-                warnings.warn(f"{path} was damaged after it was saved, and is dropped", stacklevel=2)
-                shutil.rmtree(path)
+        make_folder(folder)
+        require_plain(folder)
         moments = sum(p.numel() * 12 for p in model.parameters() if p.requires_grad)
         require_space(folder, 2 * moments, "what a training saves, while the older one is there")
     PartialState().wait_for_everyone()
-    return next(iter(_whole(folder)[::-1]), None)
+    whole = (path.parent for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}"))  # written last
+    return max(whole, key=_step_of, default=None)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------
