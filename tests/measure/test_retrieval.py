@@ -11,7 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from longitude.checkpoints.load import byte_tokenizer
-from longitude.measure.retrieval import TASKS, haystack
+from longitude.errors import UsageError
+from longitude.measure.retrieval import TASKS, haystack, prompts
 from longitude.measure.retrieval.measurement import plan
 from longitude.measure.retrieval.prompts import DoesNotFit, Question, check, encode, fit
 from longitude.measure.retrieval.tasks import _word
@@ -443,3 +444,27 @@ def test_a_needle_and_its_question_share_no_word(task):
         words = [set(re.findall(r"\w+", text.lower())) - common for text in (needle, question.ask)]
         assert not words[0] & words[1] and name.lower() in words[0]
         assert question.text(300).count(needle) == 1 and question.text(300).endswith(question.ask)
+
+
+LONG = "{% for a in range(200) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLED = "{% set n = namespace(x='12345678') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (DOUBLED, "GB"),
+        (LONG, "0.1 s"),
+        ("{{ raise_exception('only tools') }}", "only tools"),
+        ("{{ messages.nothing.inside }}", "nothing"),
+        ("{% for", "TemplateSyntaxError"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_rendered_is_one_sentence(template, words, monkeypatch) -> None:
+    """It is a program of the checkpoint, in a sandbox that limits neither time nor memory."""
+    monkeypatch.setattr(prompts, "TEMPLATE_SECONDS", 0.1 if template is LONG else 60)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(UsageError, match=words) as error:
+        plan("passkey", [400], None, 1).require_prompt(tokenizer, None)
+    assert "--no-chat" in error.value.remedy

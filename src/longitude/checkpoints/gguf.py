@@ -20,6 +20,7 @@ Source:
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from torch import Tensor
 from longitude.checkpoints.load import in_one_line
 from longitude.errors import UsageError
 from longitude.positions.scaling import YaRN, rope_frequencies
+from longitude.runs.files import regular
 
 NEIGHBOURS = """
     llama llama4 deci baichuan starcoder internlm2 minicpm xverse command-r cohere2 olmo arctic deepseek deepseek2 chatglm glm4
@@ -73,6 +75,46 @@ class Divided(NamedTuple):
         return f"pair {pair}: {rad:.6g} rad, " + (f"{plain:.6g} divided by {plain / rad:.5g}" if rad else "not rotated")
 
 
+WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of a value by its type in a GGUF file; 8 is a text, 9 a list."""
+TEXT, LIST, DEEPEST = 8, 9, 4
+
+
+def require_sizes(path: Path) -> None:
+    """ValueError unless the keys of a GGUF file, as long as they say they are, fit into it: the package reads without a look."""
+    with regular(path, links=True) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        size = os.fstat(descriptor).st_size
+        order = "little" if int.from_bytes(file.read(8)[4:6], "little") else "big"
+
+        def number(width: int) -> int:
+            return int.from_bytes(file.read(width), order)
+
+        def skip(count: int, width: int = 1) -> None:
+            if count * width > size - file.tell():
+                raise ValueError(f"{count} values of {width} bytes at byte {file.tell()} of {size}")
+            file.seek(count * width, os.SEEK_CUR)
+
+        def skip_values(kind: int, count: int, depth: int) -> None:
+            if kind in WIDTHS:
+                skip(count, WIDTHS[kind])
+                return
+            if depth > DEEPEST or kind not in (TEXT, LIST) or count * 8 > size - file.tell():  # each has its length
+                raise ValueError(f"{count} values of type {kind} in {depth} lists, at byte {file.tell()} of {size}")
+            for _ in range(count):
+                if kind == TEXT:
+                    skip(number(8))
+                else:
+                    inner = number(4)
+                    skip_values(inner, number(8), depth + 1)
+
+        tensors, keys = number(8), number(8)
+        if (tensors + keys) * 8 > size:
+            raise ValueError(f"{tensors} tensors and {keys} keys in {size} bytes")
+        for _ in range(keys):
+            skip(number(8))
+            skip_values(number(4), 1, 0)
+
+
 class GGUF:
     """An open GGUF file. ValueError for another kind of file, or a truncated file."""
 
@@ -82,6 +124,7 @@ class GGUF:
         except ImportError as error:
             raise ValueError(f"{path}: reading it needs the package gguf: pip install gguf") from error
         with in_one_line(f"{path}: no GGUF file, or one that is cut off"):
+            require_sizes(path)
             self.reader = GGUFReader(path)
         self.path = path
         self._tensors = {tensor.name: tensor for tensor in self.reader.tensors}

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from http.client import HTTPException, IncompleteRead
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -16,6 +13,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from longitude.checkpoints.load import one_line_of
 from longitude.errors import UsageError
+from longitude.runs.limits import within
 
 KEY = "OPENAI_API_KEY"
 """Variable of the environment with the server's key, if it asks for one."""
@@ -82,6 +80,7 @@ def post(url: str, content: dict[str, Any], timeout: float) -> Any:
         if attempt:
             time.sleep(PAUSE * 2 ** (attempt - 1))
         try:
+            # A socket's own limit begins again with each packet.
             answer = within(timeout, lambda: exchange(Request(url, body, headers), timeout))
         except Refused as error:
             problem = Refused(f"{url}: {error}", error.code)
@@ -119,26 +118,6 @@ def exchange(request: Request, timeout: float) -> bytes:
         raise Refused(f"HTTP {error.code}, {told}", error.code) from None
     if not content or len(content) > most:
         raise Refused(f"expected an answer of 1 to {most} bytes, got {declared or 'more'}")
-    return content
-
-
-def within(seconds: float, work: Callable[[], bytes]) -> bytes:
-    """What `work` returns. TimeoutError after `seconds`: a socket's own limit begins again with each packet."""
-    results: SimpleQueue[tuple[bytes, BaseException | None]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            results.put((work(), None))
-        except BaseException as error:
-            results.put((b"", error))
-
-    Thread(target=run, daemon=True).start()  # abandoned if it is late; it keeps no process alive
-    try:
-        content, error = results.get(timeout=seconds)
-    except Empty:
-        raise TimeoutError from None
-    if error is not None:
-        raise error
     return content
 
 

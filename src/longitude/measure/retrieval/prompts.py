@@ -6,8 +6,12 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+from longitude.errors import UsageError
 from longitude.measure.config import BOS
+from longitude.runs.limits import memory_within, within
 
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 60, 2**30
+"""What a chat template may take for one message."""
 FIRST = 64
 """Units of filler that the search begins with."""
 
@@ -80,7 +84,17 @@ def fit(
 def in_chat(question: Question, text: str, tokenizer: Any) -> str:
     """A user's message in the tokenizer's chat template, followed by the start of the answer."""
     message = {"role": "user", "content": text.removesuffix(question.begin).rstrip()}
-    rendered = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+    render = partial(tokenizer.apply_chat_template, [message], add_generation_prompt=True, tokenize=False)
+    try:  # the template is a program of the checkpoint: in a sandbox, which limits neither its time nor its memory
+        with memory_within(TEMPLATE_BYTES):
+            rendered = within(TEMPLATE_SECONDS, render)
+    except Exception as error:
+        reason = {MemoryError: f"it takes more than {TEMPLATE_BYTES / 1e9:.1f} GB"}
+        reason |= {TimeoutError: f"it takes more than {TEMPLATE_SECONDS} s"}
+        told = reason.get(type(error), f"{type(error).__name__}: {error}")
+        raise UsageError(
+            "the tokenizer's chat template", "one that renders a message", told, "ask with --no-chat"
+        ) from None
     return rendered + question.begin.strip()
 
 
