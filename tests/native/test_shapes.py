@@ -27,6 +27,7 @@ OF_OUT = {"grad": (B, H, Q, V), "grad_lse": (B, H, Q), "out": (B, H, Q, V)}
 TABLE, CURVES = {"table": (H, Q + K - 1)}, {"curves": (H, 3, 2), "rates": (B, Q)}
 VECTORS = {"key_vectors": (H, 9, D), "value_vectors": (H, 9, V)}
 LEVELS = {"q_level": (B, H, Q), "k_level": (B, H, K)}
+F64_LEVELS = {name: random(*shape) for name, shape in LEVELS.items()}
 
 
 class Case(NamedTuple):
@@ -40,14 +41,15 @@ class Case(NamedTuple):
 def of_band(**x: Tensor) -> Any:
     """Attention in C, forward; or backward if there is a gradient."""
     backward = [x.pop(name, None) for name in ("grad", "grad_lse", "out", "ends")]
-    inputs = band.Inputs(**dict.fromkeys(band.Inputs._fields) | x | {"near": 0, "low": 0, "high": None, "scale": 0.3})
+    q, k, v, limits = x.pop("q"), x.pop("k"), x.pop("v"), band.Limits(x.pop("spans", None), low=0)
+    inputs = band.Inputs(q, k, v, band.Terms(**x), limits, 0.3)
     return band.forward(inputs) if backward[0] is None else band.backward(inputs, *backward, learned=True)
 
 
 def of_decoding(**x: Tensor) -> Any:
     """Decoding in C: the step that a first layer described, called with the tensors of another one."""
     first = [random(*shape, dtype=torch.float32) for shape in ((B, H, 1, D), (B, G, K, D), (B, G, K, V))]
-    inputs = band.Inputs(*first, *[None] * 9, 0, 0, None, 0.3)
+    inputs = band.Inputs(*first, band.Terms(), band.Limits(low=0), 0.3)
     return DecodingStep(inputs)(SimpleNamespace(**x))
 
 
@@ -99,6 +101,8 @@ SCAN = {
 TRITON = HEADS | {"lo": INTERVAL, "hi": INTERVAL}
 CASES = {
     "band": Case(HEADS | TABLE | {"spans": SPANS}, of_band, "spans.0 v.3"),
+    "band levels": Case(HEADS | F64_LEVELS, of_band, "v.3"),
+    "levels backward": Case(HEADS | F64_LEVELS | OF_OUT | {"ends": (2, B, H, Q)}, of_band, "grad_lse.dtype"),
     "band vectors": Case(HEADS | TABLE | VECTORS, of_band, "key_vectors.1 value_vectors.1"),
     "band counts": Case(HEADS | {"logits": (B, H, Q, 3)}, of_band, "logits.3 v.3"),
     "band curves": Case(HEADS | TABLE | CURVES, of_band, "curves.2 v.3"),

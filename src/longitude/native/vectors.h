@@ -65,6 +65,8 @@ typedef struct {
   const real *curves, *rates; /* [H, 3, pieces] and [B, Lq] of curved.h, whose distances are the table; null: there is no curve */
   real *grad_curves, *grad_rates; /* [splits * shares, H, 3, pieces], [B, H, Lq] */
   num pieces;
+  const double *q_levels, *k_levels; /* [B, H, Lq] and [B, H, Lk] of a forget gate, level_a - level_b is added; null: there are none */
+  double *grad_q_levels, *grad_k_levels; /* [B, H, Lq], [splits, B, H, Lk] */
   Vectors key_vectors, value_vectors; /* of skewed.h, of the diagonals from `near` on; null: there are none */
   num near;
   int threads;

@@ -7,7 +7,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import longitude as lg
 from longitude import testing
-from longitude.attention.backends.table import backend as table, band
 from longitude.positions.base import OffsetBias, OffsetVectors
 from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call, masks
@@ -32,7 +31,8 @@ ENCODINGS = {
     "transformer_xl, clamped": testing.example("transformer_xl", clamp_length=11),
     "all with fox": testing.example(all_with_fox),
 }
-FORMULAS = {"fire": testing.example("fire"), "cope": testing.example("cope", max_position=20)}  # in C alone
+FORMULAS = {"fire": testing.example("fire"), "cope": testing.example("cope", max_position=20)}
+pytestmark = needs_compiler
 TOKEN = torch.arange(LENGTH)
 IDS = TOKEN // 50
 WITHIN = TOKEN - 50 * IDS
@@ -75,17 +75,9 @@ CASES = [
 EXACT = (torch.float64, 1e-10)
 WAYS = {
     "float64": EXACT,
-    "float64, by tiles": EXACT,
-    "float32, by tiles": (torch.float32, 2e-5),
+    "float32": (torch.float32, 2e-5),
     **{str(dtype): (dtype, 3 * torch.finfo(dtype).eps) for dtype in (torch.bfloat16, torch.float16)},
 }
-
-
-@pytest.fixture
-def by_tiles(monkeypatch):
-    """Without the loop in C."""
-    monkeypatch.setattr(table.band, "available", lambda dtype: False)
-    monkeypatch.setattr(band, "functions", lambda dtype: None)
 
 
 def compare(name, call, dtype, tolerance, batch=2, value_dim=None):
@@ -108,9 +100,7 @@ def compare(name, call, dtype, tolerance, batch=2, value_dim=None):
 @pytest.mark.one_in(29)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("name", "call"), CASES)
-def test_equals_the_reference(name, call, way, request):
-    if "tiles" in way:
-        request.getfixturevalue("by_tiles")
+def test_equals_the_reference(name, call, way):
     compare(name, call, *WAYS[way])
 
 
@@ -122,17 +112,13 @@ def test_positions_of_documents_and_after_padding(call):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("value_dim", [1, 11, 35], ids="values of {}".format)
 @pytest.mark.parametrize("name", ["nope", "alibi", "t5", "transformer_xl", "fox"])
-def test_values_narrower_or_wider_than_keys(name, value_dim, request):
-    """By the loop in C, decoding included, and by tiles."""
+def test_values_narrower_or_wider_than_keys(name, value_dim):
+    """Decoding included."""
     calls = "causal", "padded documents", "window, the last three", "one token"
     for n, call in enumerate(calls):
         compare(name, call, *WAYS[("float64", str(torch.bfloat16))[n % 2]], value_dim=value_dim)
-    request.getfixturevalue("by_tiles")
-    for call in calls:
-        compare(name, call, torch.float32, 2e-5, value_dim=value_dim)
 
 
-@needs_compiler
 @pytest.mark.parametrize("value_dim", [1, 11, 35], ids="values of {}".format)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_values_of_another_width_under_formulas(name, value_dim):

@@ -1,23 +1,19 @@
-"""The Toeplitz kernel against every pair written out: out, lse and all gradients, by torch's operators and by the loop in C;
-what it computes and holds."""
+"""The Toeplitz kernel against every pair written out: out, lse and all gradients; what it holds."""
 
 import math
-import platform
-from contextlib import nullcontext
 from itertools import combinations
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from longitude.attention.backends.table import backend as toeplitz, band as loop, tiles
-from longitude.attention.backends.table.band import Band
+from longitude.attention.backends.table import backend as toeplitz, band as loop
+from longitude.attention.backends.table.band import Limits, Terms, diagonals
 from tests.attention.backends.table.written_out import (
     CAUSAL,
     EACH,
     KINDS,
     answer,
-    by_tiles,
     compare,
     dense,
     distance,
@@ -29,6 +25,7 @@ from tests.attention.backends.table.written_out import (
 )
 from tests.support import LargestTensor
 
+pytestmark = needs_compiler
 BANDS = {"causal": CAUSAL, "all": (None, None), "window": (0, 39), "own": (0, 0), "sides": (-3, 70), "past": (5, 90)}
 SETS = [kinds for count in range(5) for kinds in combinations(KINDS, count)]
 
@@ -63,12 +60,6 @@ def test_far_keys_many_tiles_and_the_edges_of_windows(kinds):
             compare(narrowed(x), 1e-5, near=near, low=low, high=high)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["vectors for all heads", "vectors per head"])
-def test_a_batch_taken_in_several_steps(shared, monkeypatch):
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 2 * 2 * 64 * 64)  # two sequences of two heads at a time
-    compare(tensors(KINDS, 90, 90, 50, batch=5, shared=shared), near=50)
-
-
 @pytest.mark.parametrize("near", [0, 280], ids="vectors from {} on".format)
 def test_weights_by_diagonal_follow_a_highest_score_that_rises(near):
     """Keys come nearest first, and the far ones have the highest scores: sums that began with the near ones are scaled again."""
@@ -91,7 +82,6 @@ def test_what_only_its_bias_makes_high_is_not_left_out(kind):
     compare(x, scale=0.4)
 
 
-@needs_compiler
 @pytest.mark.parametrize("kind", ["key_vectors", "value_vectors"])
 def test_a_vector_that_is_not_a_number_is_not_left_out(kind):
     """Where weights are 0 to rounding, too: 0 times what is not a number is none."""
@@ -137,24 +127,6 @@ def test_double_backward_raises():
 
 
 # ---- other dtypes ------------------------------------------------------------------------------------------------------
-WIDTHS = [*([("-mno-avx512f",), ("-mno-avx",)] if platform.machine() == "x86_64" else []), ()]
-
-
-@pytest.mark.slow
-@needs_compiler
-@pytest.mark.one_in(9)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", WIDTHS, ids=" ".join)
-def test_every_width_of_vectors(options, dtype, monkeypatch):
-    """Of the loops in C."""
-    built = loop.functions(dtype, *options)
-    monkeypatch.setattr(loop, "functions", lambda dtype: built)
-    for queries, keys, dim, value_dim in ((5, 5, 3, 3), (67, 67, 24, 40), (130, 130, 80, 25), (2, 130, 24, 50)):
-        for kinds in (["table"], ["table", "key_vectors"], ["key_vectors", "value_vectors"]):
-            x = tensors(kinds, queries, keys, heads=2, kv_heads=1, dim=dim, value_dim=value_dim)
-            compare(narrowed(x, dtype), {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype])
-
-
 def test_large_levels_of_small_differences_are_precise():
     """100000 has steps of 0.008 in float32: differences are taken before levels are narrowed."""
     x = tensors(["levels"], 300, 300, batch=1)
@@ -166,66 +138,42 @@ def test_large_levels_of_small_differences_are_precise():
 
 
 # ---- as operators of torch: signatures, and how much they compute and hold -------------------------------------------------
-def inputs_of(x):
-    """What the operators take before `near`: tensors, with None where there is none, no logits, curves or spans."""
-    x = x | ({"table": F.pad(x["table"], (3, 0))} if "key_vectors" in x else {})
-    return [*(x.get(name) for name in "q k v table q_level k_level key_vectors value_vectors".split()), *[None] * 4]
+def inputs_of(x, near, low, high):
+    """What the operators take."""
+    terms = Terms(**{name: x.get(name) for name in Terms._fields})
+    if terms.key_vectors is not None:
+        terms = terms._replace(table=F.pad(x["table"], (near, 0)))
+    return loop.Inputs(x["q"], x["k"], x["v"], terms, Limits(None, near, low, high), 0.3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", [nullcontext, by_tiles])
 @pytest.mark.parametrize(("kinds", "learned"), [(KINDS, True), (["table"], False)], ids=["all", "a fixed table"])
-def test_opcheck(kinds, learned, route):
-    near = 3 if learned else 0
-    inputs = inputs_of(tensors(kinds, 9, 12, near))
-    leaves = [t if t is None else t.clone().requires_grad_(learned or n != 3) for n, t in enumerate(inputs)]
-    options = near, None, 5, 0.3
-    with route():
-        torch.library.opcheck(toeplitz._attention, (*leaves, near, None, None, 0.3))
-        out, lse, ends = toeplitz._attention(*inputs, *options)
-        grad_lse = torch.ones_like(lse) if learned else None
-        arguments = torch.ones_like(out), grad_lse, out, lse, ends, learned, *inputs, *options
-        torch.library.opcheck(toeplitz._attention_backward, arguments)
+def test_opcheck(kinds, learned):
+    x = inputs_of(tensors(kinds, 9, 12, 3 if learned else 0), 3 if learned else 0, None, 5)
+    leaves = [
+        t.clone().requires_grad_(learned or n != 3) if isinstance(t, torch.Tensor) else t
+        for n, t in enumerate(toeplitz.flat(x))
+    ]
+    torch.library.opcheck(toeplitz._attention, leaves)
+    out, lse, ends = toeplitz._attention(*toeplitz.flat(x))
+    grad_lse = torch.ones_like(lse) if learned else None
+    arguments = torch.ones_like(out), grad_lse, out, ends, learned, *toeplitz.flat(x)
+    torch.library.opcheck(toeplitz._attention_backward, arguments)
 
 
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("band", [CAUSAL, (0, 40), (None, None)], ids=str)
-@pytest.mark.parametrize("kind", ["all terms", "a table by tiles", pytest.param("a table", marks=needs_compiler)])
-def test_nothing_of_queries_times_keys_is_allocated(kind, band):
-    """The operators' own functions are called: a mode sees an operator as one step, and here its inside matters."""
-    near, length = 3 if kind == "all terms" else 0, 4000 if kind == "a table" else 1500
-    kinds = KINDS if kind == "all terms" else ["table"]
-    x, band = tensors(kinds, length, length, near, batch=1, heads=1, kv_heads=1, dim=8), Band.of(length, length, *band)
-    *tensors_, keys, values, logits, curves, rates, spans = inputs_of(narrowed(x))
-    # The operators expect vectors as far as the band goes, or less.
-    keys, values = (None if t is None else t[:, : band.last + 1 - near] for t in (keys, values))
-    bounds = near, length - 1 - band.last, length - 1 - band.first
-    inputs = *tensors_, keys, values, logits, curves, rates, spans, *bounds, 0.3
-    with LargestTensor() as seen, nullcontext() if kind == "a table" else by_tiles():
-        out, lse, ends = toeplitz._attention._init_fn(*inputs)
-        toeplitz._attention_backward._init_fn(out, lse, out, lse, ends, True, *inputs)
-    most = {
-        "all terms": 188 * (length + 188),  # a block of 188 queries, with a column for each diagonal that they meet
-        "a table by tiles": 4 * 128 * 128,
-        # Each thread: keys and values across and down with their gradients, three tables, a block of queries.
-        "a table": torch.get_num_threads() * (5 * length * 16 + 3 * 2 * length + 40_000),
-    }[kind]
-    assert 0 < seen.elements <= most < length * length / 6
-
-
-def test_a_window_costs_its_width(monkeypatch):
-    """Pairs computed, for a window of 40 in 3000 positions."""
-    pairs, scores = [], tiles.Tiles.scores
-
-    def counted(self, q, tile, *others, **options):
-        pairs.append(math.prod(tile.shape))
-        return scores(self, q, tile, *others, **options)
-
-    monkeypatch.setattr(tiles.Tiles, "scores", counted)
-    x = narrowed(tensors(["table"], 3000, 3000, batch=1, heads=1, kv_heads=1))
-    with by_tiles():
-        out, _ = ours({name: t.requires_grad_() for name, t in x.items()}, near=0, low=0, high=39, scale=0.3)
-        assert 3000 * 40 <= sum(pairs) <= 3000 * (40 + 128)
-        pairs.clear()
-        out.sum().backward()
-        assert 3000 * 40 <= sum(pairs) <= 3000 * 3 * 64
+@pytest.mark.parametrize("kinds", [KINDS, ["table"]], ids=["all terms", "a table"])
+def test_nothing_of_queries_times_keys_is_allocated(kinds, band):
+    """Each thread: keys and values across and down with their gradients, tables, vectors across and down, a block of queries."""
+    near, length = 3 if kinds == KINDS else 0, 4000
+    x = inputs_of(narrowed(tensors(kinds, length, length, near, batch=1, heads=1, kv_heads=1, dim=8)), near, *band)
+    _, last = diagonals(length, length, *band)
+    of_vectors = {name: getattr(x.terms, name) for name in ("key_vectors", "value_vectors")}
+    shorter = {name: None if t is None else t[:, : last + 1 - near] for name, t in of_vectors.items()}
+    x = x._replace(terms=x.terms._replace(**shorter))
+    with LargestTensor() as seen:
+        out, lse, ends = loop.forward(x)
+        loop.backward(x, out, lse, out, ends, True)
+    vectors = 2 * 3 * (2 * length * 16 + 60_000) if kinds == KINDS else 0
+    most = torch.get_num_threads() * (5 * length * 16 + 3 * 2 * length + 40_000 + vectors)
+    assert 0 < seen.elements <= most < length * length / (6 if kinds != KINDS else 2)

@@ -1,7 +1,6 @@
 """The Toeplitz kernel with every pair written out, and how tests compare the two."""
 
 import math
-from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -9,21 +8,14 @@ import torch.nn.functional as F
 
 from longitude.attention.backends.table import band as loop
 from longitude.attention.backends.table.backend import toeplitz_attention
+from longitude.attention.backends.table.band import Limits, Terms
 from tests.support import random
 
 CAUSAL = (0, None)
 KINDS = ["table", "levels", "key_vectors", "value_vectors"]
 EACH = [*((kind,) for kind in KINDS), tuple(KINDS)]
 named = {"ids": lambda kinds: "+".join(kinds) or "nothing"}
-needs_compiler = pytest.mark.skipif(loop.functions(torch.float64) is None, reason="no C compiler here")
-
-
-@contextmanager
-def by_tiles():
-    """Without the loop in C, which takes tables and vectors."""
-    with pytest.MonkeyPatch.context() as context:
-        context.setattr(loop, "functions", lambda dtype: None)
-        yield
+needs_compiler = pytest.mark.skipif(loop.functions(torch.float64) is None, reason="no C kernels here")
 
 
 def dense(x, near, low, high, scale):
@@ -61,13 +53,9 @@ def dense(x, near, low, high, scale):
 
 
 def ours(x, near, low, high, scale):
-    return toeplitz_attention(
-        x["q"], x["k"], x["v"],
-        F.pad(x["table"], (near, 0)) if "table" in x else None,
-        levels=(x["q_level"], x["k_level"]) if "q_level" in x else None,
-        key_vectors=x.get("key_vectors"), value_vectors=x.get("value_vectors"),
-        near=near, low=low, high=high, scale=scale,
-    )  # fmt: skip
+    table = F.pad(x["table"], (near, 0)) if "table" in x else None
+    terms = Terms(**{name: x.get(name) for name in Terms._fields} | {"table": table})
+    return toeplitz_attention(x["q"], x["k"], x["v"], terms, Limits(None, near, low, high), scale)
 
 
 def tensors(kinds, queries, keys, near=0, batch=2, heads=2, kv_heads=2, dim=4, value_dim=None, shared=False, spare=0):
@@ -103,16 +91,14 @@ def distance(ours, theirs):
 
 
 def compare(x, tolerance=1e-10, through=("out", "lse"), near=0, low: int | None = 0, high=None, scale=0.4):
-    """With the truth in float64, of the same numbers; -> the answer of tiles."""
+    """With the truth in float64, of the same numbers; returns ours."""
     options = {"through": through, "near": near, "low": low, "high": high, "scale": scale}
-    exact, got = answer(dense, {name: t.double() for name, t in x.items()}, **options), {}
-    for route in (nullcontext, by_tiles)[0 if "q_level" not in x else 1 :]:
-        with route():
-            got = answer(ours, x, **options)
-        for name, t in got.items():
-            assert t.shape == exact[name].shape and (name[0] != "d" or t.dtype == x[name[1:]].dtype), name
-            assert not t.isnan().any(), name
-            assert distance(t, exact[name]) <= tolerance, (route, name, distance(t, exact[name]))
+    exact = answer(dense, {name: t.double() for name, t in x.items()}, **options)
+    got = answer(ours, x, **options)
+    for name, t in got.items():
+        assert t.shape == exact[name].shape and (name[0] != "d" or t.dtype == x[name[1:]].dtype), name
+        assert not t.isnan().any(), name
+        assert distance(t, exact[name]) <= tolerance, (name, distance(t, exact[name]))
     return got
 
 

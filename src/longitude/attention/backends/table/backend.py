@@ -1,21 +1,8 @@
-"""Attention with relative position biases in linear memory: a bias of the offset is a table of Lq + Lk - 1 entries.
+"""Attention with biases of the offset in C, in linear memory: a bias is a table of Lq + Lk - 1 numbers a head.
 
-Each head has a table of Lq + Lk - 1 numbers; causality or a sliding window sets entries to -inf. With the queries reversed
-(i = Lq - 1 - a) the pair of query i and key b is at diagonal i + b. The bias is then a Hankel matrix, a *strided view* of the
-table (strides 1 and 1). Vectors of offsets take a product for each block of queries, with diagonals as columns. Their bias is
-a strided view of that product: each row begins one column after the row above. A number per token (a forget gate's level) is
-constant along a column. No tensor of Lq x Lk elements is ever allocated.
-
-    bias        the bias, the ends of the band, and the keys with negligible weights
-    tiles       a tile of scores
-    forward     blocks of queries, tiles of keys. Rows are lowered by a running maximum only if `Bound` cannot rule out
-                overflow
-    backward    tiles. A tile of weights is computed once for all gradients, including those of tables (anti-diagonal sums
-                of the scores' gradient) and of vectors (a product per tile)
-    band        the operators' inputs. band.c computes forward and backward in one pass if only a table and vectors are
-                added and there is a compiler
-
-In all of these, i counts queries in reverse.
+With the queries reversed (i = Lq - 1 - a) query i and key b meet at diagonal i + b. Causality and a sliding window allow
+a band of diagonals. Vectors of offsets are multiplied with a block of queries, a column per diagonal, which each row reads one
+column further. A number per token (a forget gate's level), counted keys, and a curve of the offset (FIRE) are added as well.
 """
 
 from __future__ import annotations
@@ -30,13 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import TIED, Backend, no_second_derivatives, wide_item
-from longitude.attention.backends.routes import processor
 from longitude.attention.backends.table import band
-from longitude.attention.backends.table.backward import backward
-from longitude.attention.backends.table.band import Band, Inputs, heads_last
+from longitude.attention.backends.table.band import Inputs, Limits, Terms, diagonals, heads_last
 from longitude.attention.backends.table.decoding import decoding
-from longitude.attention.backends.table.forward import forward
-from longitude.attention.backends.table.tiles import TILE_ELEMENTS
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request, band_of
 from longitude.attention.scores import drift_level
@@ -72,16 +55,9 @@ def counting(r: Request) -> Request | None:
     return steady(r)
 
 
-def in_c(r: Request) -> bool:
-    """Whether the C kernel supports a request: only relative biases, or a formula it implements, and a compiler is present."""
-    wide = torch.promote_types(r.q.dtype, torch.float32)
-    return (formula(r) is not None or all(isinstance(term, OffsetBias) for term in r.terms)) and band.available(wide)
-
-
-def vectors_in_c(r: Request) -> bool:
-    """Whether the C kernel supports a request's vectors of offsets: besides them only relative biases are added."""
-    plain = all(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms)
-    return plain and band.available(torch.promote_types(r.q.dtype, torch.float32))
+def without_vectors(r: Request) -> bool:
+    """Whether a request has only terms that are added in each span alone: relative biases and levels, or one formula."""
+    return formula(r) is not None or all(isinstance(term, OffsetBias | Drift) for term in r.terms)
 
 
 def formula(r: Request) -> Counted | NormalizedOffset | None:
@@ -91,11 +67,11 @@ def formula(r: Request) -> Counted | NormalizedOffset | None:
 
 
 def single_pass(r: Request) -> tuple[Request, Tensor] | None:
-    """Padding and documents without a call for each span: the request without them, and its spans [n, 5] for the loop in C.
+    """Padding and documents without a call for each span: the request without them, and its spans [n, 5].
 
-    None if the loop does not support the request, or if there is no padding and no document.
+    None if there are vectors of offsets, or if there is no padding and no document.
     """
-    if len(r.beyond_band) == 0 or not in_c(r):
+    if len(r.beyond_band) == 0 or not without_vectors(r):
         return None
     found = r.pairs.spans
     assert not isinstance(found, str), found
@@ -138,7 +114,7 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
     # The bias of far offsets is subtracted from all scores of a row, which changes no weight: far keys then have bias 0.
     of_offsets = [term for term in r.terms if isinstance(term, OffsetBias | OffsetVectors)]
     reaches = [term.reach for term in of_offsets]
-    reach = None if None in reaches or in_c(r) else max([x for x in reaches if x is not None], default=None)
+    reach = None if None in reaches or without_vectors(r) else max([x for x in reaches if x is not None], default=None)
     near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
 
     # No query attends to the diagonals from `stop` on.
@@ -168,10 +144,11 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
             shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
             biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, diagonals - stop)))
 
-    levels = None
+    added = {"key_vectors": total(keys), "value_vectors": total(values)}
     if any(isinstance(term, Drift) for term in r.terms) and (level := drift_level(r)) is not None:
-        levels = level[:, :, r.q_order : r.q_order + r.rows], level[:, :, r.k_order : r.k_order + r.length]
-    added = {"levels": levels, "key_vectors": total(keys), "value_vectors": total(values)}
+        level = level.double()
+        added["q_level"] = level[:, :, r.q_order : r.q_order + r.rows]
+        added["k_level"] = level[:, :, r.k_order : r.k_order + r.length]
     if isinstance(own := formula(r), Counted):
         added["logits"] = own.logits(r.q).to(wide)
     elif own is not None:
@@ -179,8 +156,8 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
         biases.append(own.distances(offsets).to(wide).expand(r.heads, -1))
         added["curves"] = own.curves().to(wide)
         added["rates"] = (1 / own.scale_of(places)).to(wide).expand(len(r.q), -1)
-    edges = {"spans": cuts, "near": near, "low": low, "high": high}
-    out, lse = toeplitz_attention(r.q, r.k, r.v, total(biases), **added, **edges, scale=r.scale)
+    terms, limits = Terms(table=total(biases), **added), Limits(cuts, near, low, high)
+    out, lse = toeplitz_attention(r.q, r.k, r.v, terms, limits, r.scale)
     if reach is None:
         return out, lse
     nothing = lse == -math.inf  # the subtracted bias has no gradient there either
@@ -202,12 +179,14 @@ def total(parts: list[Tensor]) -> Tensor | None:
 def table_limits(r: Request) -> str | None:
     if exporting():
         return TIED
+    if not band.available(torch.promote_types(r.q.dtype, torch.float32)):
+        return "it runs in C, which is not compiled here"
     if any(isinstance(term, RowBias | PairBias) for term in r.terms):
-        if formula(r) is None or not in_c(r):
-            return "it supports no biases of rows and pairs but counted keys and normalized offsets, alone and with a compiler"
+        if formula(r) is None:
+            return "it supports no biases of rows and pairs but counted keys and normalized offsets, alone"
         if torch.compiler.is_compiling():
             return "in a compiled graph the formula of such a bias is faster"
-        if r.rows <= band.FEW:
+        if r.rows <= band.MOST_OF_DECODE:
             return "for a few queries the formula of such a bias is faster"
     cut = pieces(r) if single_pass(r) is None else []
     assert not isinstance(cut, str), cut
@@ -217,36 +196,29 @@ def table_limits(r: Request) -> str | None:
 
 
 def table_memory(r: Request) -> int:
-    """Tiles of scores, their values and queries; biases and their band; vectors of near offsets; copies in float32."""
+    """Copies of a head's keys and values for each thread; biases; vectors of near offsets; copies in float32."""
     batch, keys, heads, dim = r.q.shape[0], r.length, r.heads, max(r.q.shape[3], r.v.shape[3])
-    step = max(1, min(batch, TILE_ELEMENTS // (heads * min(128, r.rows) * min(256, keys))))
-    tile = step * heads * min(2**15, r.rows * keys)
-    numbers = tile + 4 * step * min(256, r.rows) * heads * dim + 6 * heads * (r.rows + keys)
+    numbers = torch.get_num_threads() * (5 * keys * dim + 4 * (r.rows + keys)) + 6 * heads * (r.rows + keys)
     if isinstance(own := formula(r), Counted):  # logits and their gradients
         numbers += 2 * batch * heads * r.rows * own.columns
     for term in r.terms:
         if isinstance(term, OffsetVectors):
-            near = keys if term.reach is None else min(keys, 256 + term.reach)
-            numbers += (0 if vectors_in_c(r) else 4 if term.values is None else 8) * tile + 3 * heads * near * dim
+            numbers += 6 * heads * (keys if term.reach is None else min(keys, 256 + term.reach)) * dim
         if isinstance(term, Drift):  # in float64
             numbers += 8 * batch * heads * (r.rows + keys)
-    if r.q.dtype.itemsize < 4 and not (in_c(r) and r.q.dtype in band.OPTIONS):
-        numbers += step * dim * (heads * r.rows + 2 * r.k.shape[1] * keys)
+    if r.q.dtype not in band.OPTIONS:
+        numbers += batch * dim * (heads * r.rows + 2 * r.k.shape[1] * keys)
     return numbers * wide_item(r)
 
 
 def table_price(r: Request) -> float:
     if any(isinstance(term, OffsetVectors) for term in r.terms):
-        if not vectors_in_c(r):
-            return 2.5
         everywhere = any(isinstance(term, OffsetBias | OffsetVectors) and term.reach is None for term in r.terms)
         return 1.3 if everywhere else 1.0  # a product more for all keys, or for near ones
-    if in_c(r):
-        # Finding spans takes longer than decoding by a dense row, as preparing the loop does; float16 is copied, and
-        # for bfloat16 some processors have instructions that torch uses.
-        narrow = r.q.dtype not in band.OPTIONS or (r.q.dtype.itemsize < 4 and processor().endswith("amx"))
-        return 1.2 if (r.rows == 1 and r.beyond_band) or is_short(r) or narrow else 1.0
-    return 2.0 if r.learned else 1.2
+    # Finding spans takes longer than decoding by a dense row, as preparing the call does; float16 is copied, and for bfloat16
+    # some processors have instructions that torch uses.
+    narrow = r.q.dtype not in band.OPTIONS or (r.q.dtype.itemsize < 4 and torch.cpu._is_amx_tile_supported())
+    return 1.2 if (r.rows == 1 and r.beyond_band) or is_short(r) or narrow else 1.0
 
 
 def is_short(r: Request) -> bool:
@@ -273,22 +245,7 @@ TABLE = Backend(
 
 # ---- the function ---------------------------------------------------------------------------------------------------------
 def toeplitz_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None = None,
-    *,
-    levels: tuple[Tensor, Tensor] | None = None,
-    key_vectors: Tensor | None = None,
-    value_vectors: Tensor | None = None,
-    logits: Tensor | None = None,
-    curves: Tensor | None = None,
-    rates: Tensor | None = None,
-    spans: Tensor | None = None,
-    near: int = 0,
-    low: int | None = None,
-    high: int | None = None,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, limits: Limits, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Output [B, H, Lq, Dv] = weights v, and logsumexp of each row's scores [B, H, Lq], in O(Lq + Lk) memory.
 
@@ -296,26 +253,26 @@ def toeplitz_attention(
         out[h, a]       = sum over b of weights[h, a, b] (v_b + value_vectors[h, n]),          n = (Lq - 1 - a) + b
 
     q [B, H, Lq, D]; k [B, Hkv, Lk, D]; v [B, Hkv, Lk, Dv]; Hkv divides H; on the CPU. In float32 or wider: table
-    [H, Lq + Lk - 1], finite; levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D or Dv], for the diagonals from
-    `near` on, up to the end of the band or further. Before `near` vectors and table are zero, and these keys cost as much as
-    attention without bias.
+    [H, Lq + Lk - 1], finite; vectors [H or 1, N, D or Dv], for the diagonals from `near` on, to the end of the band or further.
+    Levels [B, H, Lq] and [B, H, Lk] are float64.
     Query row a has order Lk - Lq + a and key b has order b. The pair is allowed if low <= order_q - order_k <= high (None:
     unbounded). Causal is low=0, a window of w keys is low=0, high=w-1.
     spans, int64 [n, 5]: row of the batch, first and last + 1 of its queries, first and last + 1 of the keys that these attend
-    to. No query and no key is in two spans. They need `band.functions`, and only a table may be added.
+    to. No query and no key is in two spans. Vectors allow none.
     logits [B, H, Lq, columns] are the logits of `Counted`, curves [H, 3, pieces] the curves of `NormalizedOffset`, with rates
     [B, Lq]; either allows only spans besides. With curves a curve's value at table[h, n] rates[a] is added; the table falls
     along diagonals up to the smallest distance and rises after it.
     A query without keys gives zeros, and a logsumexp of -inf. All inputs get gradients, through both results; double backward
     raises.
     """
-    stop = Band.of(q.shape[2], k.shape[2], low, None).last + 1  # one past the last diagonal of the band
-    vectors = [None if x is None else x[:, : max(0, stop - near)] for x in (key_vectors, value_vectors)]
-    tensors = q, k, v, table, *(levels or (None, None)), *vectors, logits, curves, rates, spans
-    inputs: Any = *tensors, near, low, high, scale
-    if torch.is_grad_enabled() or needs_operator(q, k, v, table):
-        return _attention(*inputs)[:2]
-    return _run(*inputs)[:2]  # decoding: the dispatcher would take a fifth of a short step
+    stop = diagonals(q.shape[2], k.shape[2], limits.low, None)[1] + 1  # one past the last diagonal of the band
+    vectors = [
+        None if x is None else x[:, : max(0, stop - limits.near)] for x in (terms.key_vectors, terms.value_vectors)
+    ]
+    x = Inputs(q, k, v, terms._replace(key_vectors=vectors[0], value_vectors=vectors[1]), limits, scale)
+    if torch.is_grad_enabled() or needs_operator(q, k, v, terms.table):
+        return _attention(*flat(x))[:2]
+    return band.forward(x)[:2]  # decoding: the dispatcher would take a fifth of a short step
 
 
 # ---- the operators: compiled graphs contain these two, whatever the length ----------------------------------------------
@@ -327,72 +284,76 @@ INPUTS = (
 _operator = {"mutates_args": (), "device_types": "cpu"}
 
 
-def _run(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """out, lse, and what the loop in C keeps for its backward."""
-    x = Inputs(*inputs)
-    if (done := band.forward(x)) is not None:
-        return done
-    assert x.spans is x.logits is x.curves is None
-    out, lse = forward(x)
-    return out, lse, lse.new_zeros(2, *lse.shape)
+def flat(x: Inputs) -> tuple[Any, ...]:
+    """The arguments of the operators."""
+    return x.q, x.k, x.v, *x.terms, *x.limits, x.scale
+
+
+def nested(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Inputs:
+    """The reverse of `flat`."""
+    *of_terms, spans, near, low, high, scale = rest
+    return Inputs(q, k, v, Terms(*of_terms), Limits(spans, near, low, high), scale)
 
 
 _attention = torch.library.custom_op(
-    "longitude::toeplitz_attention", _run, schema=f"({INPUTS}) -> (Tensor, Tensor, Tensor)", **_operator
+    "longitude::toeplitz_attention",
+    lambda *inputs: band.forward(nested(*inputs)),
+    schema=f"({INPUTS}) -> (Tensor, Tensor, Tensor)",
+    **_operator,
 )
 
 
 def _run_backward(
-    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, ends: Tensor, learned: bool, *inputs: Any
+    grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends: Tensor, learned: bool, *inputs: Any
 ) -> list[Tensor]:
-    """Gradients of the first eleven inputs; empty ones where there is nothing to learn."""
-    x = Inputs(*inputs)
-    grads = band.backward(x, grad, grad_lse, out, ends, learned)
-    if grads is None:
-        assert x.spans is x.logits is x.curves is None
-        minus_delta = -(grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
-        if grad_lse is not None:
-            minus_delta += grad_lse
-        grads = backward(x, grad, minus_delta, lse, learned)
-    return [x.q.new_empty(0) if grad is None else grad for grad in (*grads, *[None] * (11 - len(grads)))]
+    """Gradients of the floating inputs; empty ones where there is nothing to learn."""
+    x = nested(*inputs)
+    of = band.backward(x, grad, grad_lse, out, ends, learned)
+    return [x.q.new_empty(0) if grad is None else grad for grad in (of.q, of.k, of.v, *of.terms)]
 
 
 _attention_backward = torch.library.custom_op(
     "longitude::toeplitz_attention_backward",
     _run_backward,
-    schema=f"(Tensor grad, Tensor? grad_lse, Tensor out, Tensor lse, Tensor ends, bool learned, {INPUTS}) -> Tensor[]",
+    schema=f"(Tensor grad, Tensor? grad_lse, Tensor out, Tensor ends, bool learned, {INPUTS}) -> Tensor[]",
     **_operator,
 )
 
 
 @_attention.register_fake
 def _(*inputs):
-    x = Inputs(*inputs)
+    x = nested(*inputs)
     lse = x.q.new_empty(x.q.shape[:3], dtype=x.wide)
     return heads_last(x.q, x.v.shape[3]), lse, lse.new_empty(2, *lse.shape)
 
 
 @_attention_backward.register_fake
-def _(grad, grad_lse, out, lse, ends, learned, *inputs):
-    q, k, v, table, *others = inputs[:11]
-    rest = (torch.empty_like(x, memory_format=torch.contiguous_format) if x is not None else None
-            for x in (table if learned else None, *others))  # fmt: skip
-    return [heads_last(q), heads_last(k), heads_last(v), *(q.new_empty(0) if x is None else x for x in rest)]
+def _(grad, grad_lse, out, ends, learned, *inputs):
+    x = nested(*inputs)
+    terms = x.terms if learned else x.terms._replace(table=None)
+    like = [
+        x.q.new_empty(0) if t is None else torch.empty_like(t, memory_format=torch.contiguous_format) for t in terms
+    ]
+    return [heads_last(x.q), heads_last(x.k), heads_last(x.v), *like]
 
 
 def _setup_context(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:12], *output)
-    ctx.options = inputs[12:]
+    x, (out, _, ends) = nested(*inputs), output
+    ctx.save_for_backward(x.q, x.k, x.v, *x.terms, x.limits.spans, out, ends)
+    ctx.numbers = x.limits._replace(spans=None), x.scale
     ctx.set_materialize_grads(False)
 
 
 def _autograd_backward(ctx, grad, grad_lse, _):
-    *tensors, out, lse, ends = ctx.saved_tensors
+    q, k, v, *of_terms, spans, out, ends = ctx.saved_tensors
+    terms, (limits, scale) = Terms(*of_terms), ctx.numbers
     grad = torch.zeros_like(out) if grad is None else grad
-    learned = tensors[3] is not None and ctx.needs_input_grad[3]
-    found = _attention_backward(grad, grad_lse, out, lse, ends, learned, *tensors, *ctx.options)
-    wanted = [True, True, True, learned, *[x is not None for x in tensors[4:11]]]
-    return *[x if wants else None for x, wants in zip(found, wanted, strict=True)], *[None] * 5
+    learned = terms.table is not None and ctx.needs_input_grad[INPUTS.split(", ").index("Tensor? table")]
+    x = Inputs(q, k, v, terms, limits._replace(spans=spans), scale)
+    of_q, of_k, of_v, *found = _attention_backward(grad, grad_lse, out, ends, learned, *flat(x))
+    wanted = terms if learned else terms._replace(table=None)
+    of_terms = [None if term is None else of_term for term, of_term in zip(wanted, found, strict=True)]
+    return of_q, of_k, of_v, *of_terms, *[None] * len(limits), None
 
 
 _attention.register_autograd(_autograd_backward, setup_context=_setup_context)

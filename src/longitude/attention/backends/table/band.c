@@ -1,4 +1,4 @@
-/* Attention along diagonals, in one pass: forward.py and backward.py for a table of offsets, a curve of it, or counted keys.
+/* Attention along diagonals, in one pass: biases by a table of offsets, a curve of it, counted keys, levels, and vectors of offsets.
 
    A block of queries loops over the panels of keys; a tile of scores is computed, made into weights and used while
    it is in the cache's first level or in registers. Queries are not reversed here: query a and key b meet at diagonal
@@ -66,11 +66,42 @@ INLINE real highest_bias(const Shape *s, const real *highest, num a, num b) {
 INLINE num low_key(const Shape *s, num a) { return most(0, s->first - (s->queries - 1 - a)); }
 INLINE num high_key(const Shape *s, num a) { return least(s->keys, s->last - (s->queries - 1 - a) + 1); }
 
+/* Levels of the queries and keys of a span and head, null without them; and of a tile, in base 2 and relative to its first query, so
+   that those of near keys are small numbers. highest: no score is raised by more; NaN if a level is not finite. */
+typedef struct { const double *of_queries, *of_keys; real rows[ROWS], columns[PANEL], highest; } Levels;
+INLINE Levels levels_of(const Shape *s, Span p, num head) {
+  if (!s->q_levels) return (Levels){0};
+  num row = p.batch * s->heads + head;
+  return (Levels){s->q_levels + row * s->queries + p.q_from, s->k_levels + row * s->keys + p.k_from};
+}
+static void lay_levels(Levels *l, num a, num rows, num b, num keys) {
+  if (!l->of_queries) return;
+  double first = l->of_queries[a], high = -INFINITY, high_row = 0, sum = 0;
+  for (num r = 0; r < ROWS; r++) {
+    double row = r < rows ? (l->of_queries[a + r] - first) * LOG2E : 0;
+    high_row = row > high_row ? row : high_row, sum += row, l->rows[r] = (real)row;
+  }
+  for (num n = 0; n < PANEL; n++) {
+    double column = n < keys ? (first - l->of_keys[b + n]) * LOG2E : 0;
+    high = column > high ? column : high, sum += column, l->columns[n] = (real)column;
+  }
+  l->highest = (real)(high + high_row + 0 * sum);
+}
+/* Adds the gradient y of the scores of a query and `keys` keys to that of their levels. */
+INLINE void of_levels(const real *y, num keys, double *of_query, double *of_keys) {
+  double sum = 0;
+  for (num n = 0; n < keys; n++) sum += y[n], of_keys[n] -= y[n];
+  *of_query += sum;
+}
+
 /* Scores [ROWS, PANEL] of queries from a on and `wide` vectors of keys from b on; -inf outside the band. bias: of the first,
-   `next` numbers from row to row. */
-INLINE void score(const Shape *s, const real *q, num dim, const real *keys, const real *bias, num next, num a, num b, int wide,
-                  int finite, real *to) {
+   `next` numbers from row to row; levels: from column `skip` on. */
+INLINE void score(const Shape *s, const real *q, num dim, const real *keys, const real *bias, num next, const Levels *levels, num skip,
+                  num a, num b, int wide, int finite, real *to) {
   product(ROWS, wide, dim, q, dim, 1, keys, PANEL, bias, next, to, PANEL);
+  for (num r = 0; levels->of_queries && r < ROWS; r++)
+    for (num w = 0; w < wide * WIDE; w += WIDE)
+      *(vec *)(to + r * PANEL + w) += levels->rows[r] + *(const vec *)(levels->columns + skip + w);
   if (finite && b + wide * WIDE <= s->keys) return; /* the table masks them already */
   for (num r = 0; r < ROWS; r++)                    /* keys beyond the last; and -inf and NaN do not add up to -inf */
     for (num i = 0; i < wide * WIDE; i++)
@@ -79,10 +110,10 @@ INLINE void score(const Shape *s, const real *q, num dim, const real *keys, cons
 #define FINITE(bound) ((bound) < (real)1e30)
 
 /* Whether all weights of ROWS queries and a panel are 0: |q.k| <= bound, and rounded up for what rounding took from it. */
-INLINE int negligible(const Shape *s, real bound, const real *highest, num a, num b, const real *top) {
+INLINE int negligible(const Shape *s, real bound, const real *highest, const Levels *levels, num a, num b, const real *top) {
   real lowest = top[0];
   for (int r = 1; r < ROWS; r++) lowest = top[r] < lowest ? top[r] : lowest;
-  return bound * (real)1.001 + 1 + highest_bias(s, highest, a, b) < lowest - NEGLIGIBLE;
+  return bound * (real)1.001 + 1 + highest_bias(s, highest, a, b) + levels->highest < lowest - NEGLIGIBLE;
 }
 
 /* A span as a separate call: its diagonal 0 is the diagonal `shift` of the whole. */
@@ -180,6 +211,7 @@ static void forward_task(const void *call, num task, int worker) {
     tabulate(&t, s->curves ? 0 : offsets, biases, highest);
     Skew of_keys = lay_vectors(s, &s->key_vectors, g, s->dim, dim, skews);
     Skew of_values = lay_vectors(s, &s->value_vectors, g, s->value_dim, value_dim, skews + size.key_skew);
+    Levels levels = levels_of(s, p, g);
     for (num n = task % s->splits; n < blocks; n += s->splits) {
       num a = (blocks - 1 - n) * BLOCK, rows = least(BLOCK, t.queries - a); /* the longest rows first */
       const store *from_q = in(q, p.batch, g, p.q_from + a);
@@ -199,13 +231,14 @@ static void forward_task(const void *call, num task, int worker) {
           num last = least(r + ROWS, rows), from = most(low_key(&t, a + r) - b, 0);
           num to = least(high_key(&t, a + last - 1) - b, PANEL), skip = from / WIDE * WIDE;
           if (from >= to) continue;
-          if (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r)) continue;
+          lay_levels(&levels, a + r, last - r, b, least(PANEL, t.keys - b));
+          if (!s->logits && !s->curves && negligible(&t, bound, highest, &levels, a + r, b, top + r)) continue;
           int wide = (int)((to - skip + WIDE - 1) / WIDE);
           num place = in_panel + BLOCK - 1 - r + skip;
           const real *bias = of_keys.here ? of_keys.met + r * WINDOW + place : biases + panel * PANEL + place;
           real *apart = of_values.here ? of_values.apart + r * WINDOW : 0;
-          score(&t, queries + r * dim, dim, keys + b * dim + skip, bias, of_keys.here ? WINDOW - 1 : -1, a + r,
-                b + skip, wide, FINITE(bound), tile);
+          score(&t, queries + r * dim, dim, keys + b * dim + skip, bias, of_keys.here ? WINDOW - 1 : -1, &levels, skip, a + r,
+                b + skip, wide, FINITE(bound + levels.highest), tile);
           for (num i = r; i < last; i++) {
             vec *x = (vec *)(tile + (i - r) * PANEL);
             if (s->logits) counts[i] = raise(logits + i * size.logits, full, counts[i], x, wide, 0);
@@ -302,6 +335,7 @@ static void backward_task(const void *call, num task, int worker) {
       memset(made_table, 0, size.table * sizeof(real));
       Skew of_keys = lay_vectors(s, &s->key_vectors, g, s->dim, dim, skews);
       Skew of_values = lay_vectors(s, &s->value_vectors, g, s->value_dim, value_dim, skews + size.key_skew);
+      Levels levels = levels_of(s, p, g);
       for (num n = split; n < blocks; n += s->splits) {
         num a = n * block, rows = least(block, t.queries - a);
         num at = (p.batch * s->heads + g) * s->queries + p.q_from + a;
@@ -333,8 +367,8 @@ static void backward_task(const void *call, num task, int worker) {
               for (num i = r; i < r + ROWS; i++) some |= !((counts[b / PANEL * BLOCK + i] = count[i]) >= full);
               if (!some) continue;
               real bound = length * longest[b / PANEL];
-              score(&t, queries + r * dim, dim, keys + b * dim, biases + MARGIN + t.queries - 1 - a - r + b, -1, a + r, b, VECTORS,
-                    FINITE(bound), slopes);
+              score(&t, queries + r * dim, dim, keys + b * dim, biases + MARGIN + t.queries - 1 - a - r + b, -1, &levels, 0, a + r, b,
+                    VECTORS, FINITE(bound), slopes);
               for (num i = 0; i < ROWS; i++)
                 count[r + i] = raise(logits + (r + i) * size.logits, full, count[r + i], (vec *)(slopes + i * PANEL), VECTORS, 0);
             }
@@ -350,7 +384,8 @@ static void backward_task(const void *call, num task, int worker) {
             num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
             num skip = from / WIDE * WIDE;
             int wide = (int)((to - skip + WIDE - 1) / WIDE);
-            int none = from >= to || (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r));
+            if (from < to) lay_levels(&levels, a + r, rows - r, b, least(PANEL, t.keys - b));
+            int none = from >= to || (!s->logits && !s->curves && negligible(&t, bound, highest, &levels, a + r, b, top + r));
             if (none || wide < VECTORS) { /* what is not made below */
               memset(weight, 0, ROWS * PANEL * sizeof(real));
               memset(slope, 0, ROWS * PANEL * sizeof(real));
@@ -360,8 +395,8 @@ static void backward_task(const void *call, num task, int worker) {
             num place = corner % PANEL + BLOCK - 1 - r + skip;
             const real *bias = of_keys.here ? of_keys.met + r * WINDOW + place : biases + panel * PANEL + place;
             const real *more = of_values.here ? of_values.met + r * WINDOW + place : 0;
-            score(&t, queries + r * dim, dim, keys + b * dim + skip, bias, of_keys.here ? WINDOW - 1 : -1, a + r, b + skip, wide,
-                  FINITE(bound), weight + skip);
+            score(&t, queries + r * dim, dim, keys + b * dim + skip, bias, of_keys.here ? WINDOW - 1 : -1, &levels, skip, a + r, b + skip,
+                  wide, FINITE(bound + levels.highest), weight + skip);
             product(ROWS, wide, value_dim, grads + r * value_dim, value_dim, 1, values + b * value_dim + skip, PANEL, more,
                     WINDOW - 1, slope + skip, PANEL);
             real *diagonal = made_table + MARGIN + t.queries - 1 - a - r + b + skip;
@@ -382,6 +417,9 @@ static void backward_task(const void *call, num task, int worker) {
                 if (of_scores) of_scores[w] += y[w];
                 if (of_weights) of_weights[w] += x[w];
               }
+              if (s->q_levels && r + i < rows)
+                of_levels((real *)y, least(wide * WIDE, t.keys - b - skip), s->grad_q_levels + in_rows + r + i,
+                          s->grad_k_levels + ((split * s->batch + p.batch) * s->heads + g) * s->keys + p.k_from + b + skip);
               if (s->curves && r + i < rows)
                 s->grad_rates[in_rows + r + i] += unbend(&curve, distances + here, rate, pieces[r + i], y, wide, (vec *)of_curve, diagonal);
               if (s->logits) run[r + i] = lower(own, full, count, at, run[r + i], y, wide, of_logits + (r + i) * size.logits);

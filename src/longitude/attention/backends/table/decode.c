@@ -52,8 +52,11 @@ static void decode_task(const void *call, num task, int worker) {
       num from = most(b, s->first - start), to = least(least(b + SOME, p.k_to), s->last - start + 1);
       if (from >= to) continue;
       const real *biases = all->table ? all->table + (h * s->groups + r % s->groups) * all->table_row + start : 0;
+      num row = p.batch * s->heads + h * s->groups + r % s->groups;
+      const double *level = s->q_levels ? s->q_levels + row * s->queries + p.q_from + r / s->groups : 0;
       for (num i = from; i < to; i++)
-        tile[i - from] = dot(queries + r * dim, keys + i * k.row, dim) + (biases ? biases[i] * LOG2E : 0);
+        tile[i - from] = dot(queries + r * dim, keys + i * k.row, dim) + (biases ? biases[i] * LOG2E : 0) +
+                         (level ? (real)((*level - s->k_levels[row * s->keys + i]) * LOG2E) : 0);
       for (num i = to; i < from + up(to - from, WIDE); i++) tile[i - from] = -INFINITY;
       vec *x = (vec *)tile, high = x[0], sum = SAME(0);
       num wide = up(to - from, WIDE) / WIDE;

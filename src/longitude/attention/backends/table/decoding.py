@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +38,8 @@ def decoding(r: Request) -> DecodingStep | None:
     last = first - r.length + 1
     biases = [bias_of(term, first, last, r.q, wide) for term in r.terms if isinstance(term, OffsetBias)]
     table = sum(biases[1:], biases[0]) if biases else None
-    given: Any = r.q, r.k, r.v, table, *[None] * 8, 0, low, high, r.scale
-    return DecodingStep(band.Inputs(*given))
+    limits = band.Limits(low=low, high=high)
+    return DecodingStep(band.Inputs(r.q, r.k, r.v, band.Terms(table), limits, r.scale))
 
 
 class DecodingStep:
@@ -55,9 +54,9 @@ class DecodingStep:
         run = band.functions(x.q.dtype)
         assert run is not None
         band.require(x)
-        self.shapes, self.dtype = [t.shape for t in x[:3]], x.q.dtype
+        self.shapes, self.dtype = [t.shape for t in (x.q, x.k, x.v)], x.q.dtype
         threads = torch.get_num_threads() if x.k.numel() > SMALL else 1
-        shape, (self.table, step) = band.shape_of(x, threads), band.table_of(x.table)
+        shape, (self.table, step) = band.shape_of(x, threads), band.table_of(x.terms.table)
         self.space = x.q.new_empty(threads * run.decode_space(shape), dtype=x.wide)
         heads, width = x.q.shape[1], x.v.shape[3]
         self.size = *x.q.shape[:3], width
@@ -68,13 +67,13 @@ class DecodingStep:
 
     def __call__(self, r: Request) -> Tensor:
         out, kept = r.q.new_empty(self.size), []
-        for own, x, shape in zip(self.inputs, (r.q, r.k, r.v), self.shapes, strict=True):
+        for argument, x, shape in zip(self.inputs, (r.q, r.k, r.v), self.shapes, strict=True):
             if x.shape != shape or x.dtype != self.dtype or not x.is_cpu:  # another layer's, which C would read past
                 raise UsageError("decoding in C", f"{list(shape)} of {self.dtype}", f"{list(x.shape)} of {x.dtype}")
             if x.stride(3) != 1:
                 kept.append(x := x.contiguous())  # alive until the loop has read it
-            own.at = x.data_ptr()
-            own.batch, own.head, own.row, _ = x.stride()
+            argument.at = x.data_ptr()
+            argument.batch, argument.head, argument.row, _ = x.stride()
         self.out.at = out.data_ptr()
         self.run()
         return out

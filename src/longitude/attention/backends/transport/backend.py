@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import Backend, wide_item
+from longitude.attention.backends.table.band import available
 from longitude.attention.backends.transport.cut import Cut
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, per_query_head
@@ -118,11 +119,12 @@ def transport_attention(
     """softmax_j(scale q_i . H_i ... H_(j+1) k_j + level_i - level_j) v_j over the keys 0 <= i - j <= high.
 
     The last `hidden` keys are left out; every query must attend to one key. v [B, H, Lk, Dv]; level [B, H, Lk], per token ->
-    [B, H, Lq, Dv] in the dtype of q. On the CPU blocks of tokens double (`halves`); elsewhere, and in graphs, queries are
-    taken a chunk at a time and carried backward over the chunks before them (`by_formula`).
+    [B, H, Lq, Dv] in the dtype of q. In C blocks of tokens double (`halves`); elsewhere, and in graphs, queries are taken a chunk
+    at a time and carried backward over the chunks before them (`by_formula`).
     """
     dtype, (batch, heads, rows, _) = q.dtype, q.shape
     plain = q.device.type == "cpu" and not needs_operator(q, k, v, w, b, level) and not in_forward_mode()
+    plain = plain and available(torch.promote_types(dtype, torch.float32))
     q, k, w, b = to_first_query(q, k, w, b, chunk)
     first, chunk = k.shape[2] - rows, min(chunk, rows, BLOCK if plain else chunk)
     pad = -rows % chunk  # zeros that only queries beyond the last attend to

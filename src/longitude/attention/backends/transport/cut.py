@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.table.band import Inputs
+from longitude.attention.backends.table.band import Inputs, Limits, Terms
 
 
 class Cut(NamedTuple):
@@ -99,12 +99,11 @@ class Part(NamedTuple):
     def inputs(
         self, q: Tensor, k: Tensor, v: Tensor, row_level: Tensor | None, key_level: Tensor | None, high: int | None
     ) -> Inputs:
-        """Inputs of `part_forward`; blocks are its heads."""
+        """Inputs of `band.forward`; blocks are its heads."""
         q, k, v = self.rows(q), self.keys(k), self.keys(v)
-        levels: list[Tensor | None] = [None, None]
+        terms = Terms()
         if row_level is not None and key_level is not None:
-            levels = [self.rows(row_level), self.keys(key_level)]
+            terms = Terms(q_level=self.rows(row_level).double(), k_level=self.keys(key_level).double())
         if high is not None:
             high += k.shape[2] - q.shape[2] - self.apart  # it counts from the last query and the last key
-        others = dict.fromkeys(("table", "key_vectors", "value_vectors", "logits", "curves", "rates", "spans"))
-        return Inputs(q, k, v, q_level=levels[0], k_level=levels[1], **others, near=0, low=None, high=high, scale=1.0)
+        return Inputs(q, k, v, terms, Limits(high=high), scale=1.0)

@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends.table import band
-from longitude.attention.backends.table.backward import backward
-from longitude.attention.backends.table.band import Inputs
-from longitude.attention.backends.table.bias import LOG2E
-from longitude.attention.backends.table.forward import forward
+from longitude.attention.backends.table.band import Gradients, Inputs
 from longitude.attention.backends.transport.cut import Cut, Part
+
+LOG2E = math.log2(math.e)
 
 
 def neighbours(x: Tensor, size: int, whole: int) -> list[tuple[Tensor, Tensor]]:
@@ -86,20 +85,13 @@ def of_doubled(over: Tensor, grad: Tensor) -> Tensor:
     return of_over
 
 
-def part_forward(x: Inputs) -> tuple[Tensor, Tensor]:
-    """The output [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq] over these keys alone, outside autograd."""
-    done = band.forward(x)
-    return forward(x) if done is None else done[:2]
-
-
-def part_backward(x: Inputs, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Any, ...]:
-    """Gradients of the tensors of x, None for those that need no gradient.
+def part_backward(x: Inputs, grad: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+    """Gradients of the tensors of x.
 
     out [B, H, Lq, D] and lse [B, H, Lq] are the result over all keys, of which x has a part; grad: gradient of out.
     """
     top = (lse * LOG2E).masked_fill(lse == -math.inf, math.inf)  # as band.c keeps a query without keys
-    found = band.backward(x, grad, None, out, torch.stack([top, torch.zeros_like(top)]), learned=False)
-    return backward(x, grad, -(grad * out).sum(-1), lse, learned=False) if found is None else found
+    return band.backward(x, grad, None, out, torch.stack([top, torch.zeros_like(top)]), learned=False)
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
@@ -144,17 +136,15 @@ class ByHalves(torch.autograd.Function):
             q, ends = q.clone(), ends.clone()
         for size in cut.sizes:
             for part in cut.parts(size):
-                merge(
-                    part.rows(out),
-                    part.rows(lse),
-                    *part_forward(part.inputs(q, ends, values, rows_level, rows_level, cut.high)),
-                )
+                more, more_lse, _ = band.forward(part.inputs(q, ends, values, rows_level, rows_level, cut.high))
+                merge(part.rows(out), part.rows(lse), more, more_lse)
             if cut.carries(size):
                 carry(size, q, ends, over)
                 over = doubled(over)
         if cut.has_past:
             part = cut.past()
-            merge(part.rows(out), part.rows(lse), *part_forward(part.inputs(q, past, v, rows_level, level, cut.high)))
+            more, more_lse, _ = band.forward(part.inputs(q, past, v, rows_level, level, cut.high))
+            merge(part.rows(out), part.rows(lse), more, more_lse)
         out.masked_fill_((lse == -math.inf)[..., None], math.nan)  # each query has a key, and all its scores are -inf
         ctx.cut, ctx.formula = cut, formula
         ctx.save_for_backward(*inputs, out, lse)
@@ -203,12 +193,12 @@ class ByHalves(torch.autograd.Function):
 
         def add(part: Part, x: Inputs, of_k: Tensor, of_v: Tensor, of_key_level: Tensor | None) -> None:
             grads = part_backward(x, part.rows(grad), part.rows(out), part.rows(lse))
-            part.rows(of_q).add_(grads[0])
-            part.keys(of_k).add_(grads[1])
-            part.keys(of_v).add_(grads[2])
-            if of_rows_level is not None and of_key_level is not None:
-                part.rows(of_rows_level).add_(grads[4])
-                part.keys(of_key_level).add_(grads[5])
+            part.rows(of_q).add_(grads.q)
+            part.keys(of_k).add_(grads.k)
+            part.keys(of_v).add_(grads.v)
+            if grads.terms.q_level is not None and of_rows_level is not None and of_key_level is not None:
+                part.rows(of_rows_level).add_(grads.terms.q_level)
+                part.keys(of_key_level).add_(grads.terms.k_level)
 
         if cut.has_past:
             part = cut.past()
