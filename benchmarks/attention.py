@@ -123,7 +123,7 @@ def rows(run: Run, labels: list[str], texts: int) -> Iterator[dict[str, Any]]:
             model = task.model.from_pretrained(trial.folder).eval()
             own = {"label": label, "seed": trial.seed}
             for length in run.lengths:
-                layers, _ = read(model, {"input_ids": windows(documents, length, texts)})
+                layers = read(model, {"input_ids": windows(documents, length, texts)})
                 if layers:
                     yield own | {"of": "reach", "length": length, **reach(layers, run.train_length)}
             for each in scores(model, windows(documents, run.train_length, texts)):

@@ -36,22 +36,42 @@ def test_a_checkpoint_in_a_text(name, tmp_path, text):
     assert found["attention"].lines["layer 2"][1][2] == pytest.approx(offset_2, rel=1e-4)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_shares_by_distance_are_means_over_queries(causal):
+def random_weights(layers: int, heads: int, length: int) -> torch.Tensor:
+    """Causal weights [layers, heads, length, length], float64."""
+    scores = torch.randn(layers, heads, length, length, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf).softmax(-1)
+
+
+def test_numbers_of_a_layer_are_those_of_loops():
+    """Over the queries of the second half; an entropy is between 0 and log2 of the visible tokens."""
     length = 37
-    scores = torch.randn(1, 2, length, length, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    weights = (scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf) if causal else scores).softmax(
-        -1
-    )
-    layer = attention.layer_of(weights)
-    late = range(length // 2 if causal else 0, length)
-    within = [
-        [np.mean([weights[0, h, i, max(0, i - d) : i + d + 1].sum() for i in late]) for d in range(length)]
-        for h in (0, 1)
-    ]
+    weights = random_weights(1, 2, length)
+    layer, w, late = attention.layer_of(weights), weights[0].numpy(), range(length // 2, length)
+    within = [[np.mean([w[h, i, max(0, i - d) : i + 1].sum() for i in late]) for d in range(length)] for h in (0, 1)]
     np.testing.assert_allclose(layer.within, within, rtol=1e-12)
     np.testing.assert_allclose(layer.octaves.cumsum(1)[:, 2], np.array(within)[:, 3], rtol=1e-12)
     np.testing.assert_allclose(layer.octaves.sum(1), 1)
+    for distance in (0, 3, 30):
+        mean = np.mean([w[:, i, i - distance] for i in late if i >= distance], 0)
+        np.testing.assert_allclose(layer.weights[:, distance], mean, rtol=1e-12)
+    away = np.mean([[sum((i - j) * w[h, i, j] for j in range(i)) for i in late] for h in (0, 1)], 1)
+    np.testing.assert_allclose(layer.distance, away, rtol=1e-12)
+    entropy = -(w * np.log2(np.maximum(w, 1e-300))).sum(-1)
+    np.testing.assert_allclose(layer.entropy, entropy, atol=1e-12)
+    assert (layer.entropy >= 0).all() and (layer.entropy <= np.log2(np.arange(1, length + 1)) + 1e-9).all()
+    np.testing.assert_allclose(layer.first, w[:, :, 0])
+
+
+def test_every_head_has_a_cell_and_a_few_layers_a_line():
+    layers = {f"layer {i}": attention.layer_of(x[None]) for i, x in enumerate(random_weights(6, 3, 32), 1)}
+    lines = [*attention.by_distance(layers, ""), *attention.by_length(layers, "", 16)]
+    assert {line.name for line in lines} == {"attention", "field", "entropy", "first"}
+    distance, *_, strips = attention.grids(layers, "")
+    np.testing.assert_allclose(np.nansum(strips.values, 1), 3)  # of each head all its attention
+    assert distance.values.shape == (6, 3) and (distance.values[2] == layers["layer 3"].distance).all()
+    drawn = [*lines[0].lines]
+    assert len(drawn) == attention.SOME and drawn[0] == "layer 1" and drawn[-1] == "layer 6"
+    assert lines[-1].marks == {"training length": 16}
 
 
 def test_a_text_that_is_too_short_and_a_model_that_gives_nothing(tmp_path, text, monkeypatch):
@@ -64,7 +84,7 @@ def test_a_text_that_is_too_short_and_a_model_that_gives_nothing(tmp_path, text,
         attention.of_checkpoint(path, text, 32, print)
     assert refused.value.what == "--length"
     monkeypatch.undo()
-    monkeypatch.setattr(attention, "read", lambda model, inputs: ({}, []))
+    monkeypatch.setattr(attention, "read", lambda model, inputs: {})
     with pytest.raises(UsageError) as refused:
         attention.of_checkpoint(path, text, 32, print)
     assert refused.value.what == "--attention"
@@ -88,7 +108,7 @@ def test_layers_of_a_hybrid_have_their_own_numbers():
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
     config = AutoConfig.for_model("lfm2", vocab_size=64, num_hidden_layers=4, layer_types=kinds, **sizes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    assert [*attention.read(model, {"input_ids": torch.arange(8)[None]})[0]] == ["layer 3"]
+    assert [*attention.read(model, {"input_ids": torch.arange(8)[None]})] == ["layer 3"]
 
 
 def test_the_built_in_text_is_long_enough_for_any_picture():

@@ -53,7 +53,7 @@ def test_turns_and_border_of_llama(saved):
     assert found["trained at"] == "8192 tokens; 131072 are declared"
     assert found["border"] == "pairs 35 to 63 never finished one: 45% of them"
     names = [each.name for each in checkpoint.drawings(config)]
-    assert names == ["turns", "slowed", "unseen"]
+    assert names == ["turns", "slowed"]
 
 
 def test_what_longer_contexts_do_under_each_scheme(saved):
@@ -70,8 +70,6 @@ def test_what_longer_contexts_do_under_each_scheme(saved):
         assert found["linear", factor].fastest == factor and found["ntk", factor].fastest == 1
         assert found["linear", factor].slowest == pytest.approx(2 * math.pi * factor / theta[3], rel=1e-12)
         assert found["yarn", factor].temperature == pytest.approx(0.1 * math.log(factor) + 1)
-    lines = {each.name: each for each in checkpoint.drawings(saved(config)[1])}["unseen"].lines
-    assert lines["no scaling"][1].tolist() == [0.5, 0.5, 0.5]
 
 
 def test_dials_with_new_angles_are_the_pairs_that_are_counted(saved):
@@ -203,35 +201,6 @@ def test_a_table_whose_length_no_config_declares(saved):
     assert said["trained at"] == "unknown" and said["beyond"].startswith(
         "positions past the end of its table do not exist"
     )
-
-
-SLIDING = {"rope_type": "default", "rope_theta": 10_000.0}
-NOT_READ = {
-    "partial_rotary_factor": 0.5,  # Gemma's class rotates all the same
-    "rope_type": "unheard_of",
-    "factor": 0.5,
-}
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("key", NOT_READ)
-@pytest.mark.parametrize("which", ["full_attention", "sliding_attention"])
-def test_a_type_of_layers_that_is_not_understood_leaves_the_others(tmp_path, which, key):
-    """The others are as in a config in which all is understood."""
-    shape = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "head_dim": 16}
-    good = {"full_attention": SLIDING | {"rope_theta": 1e6}, "sliding_attention": SLIDING}
-    bad = good | {which: good[which] | {"rope_type": "linear", "factor": 2.0} | {key: NOT_READ[key]}}
-    about = {}
-    for name, ropes in {"good": good, "bad": bad}.items():
-        raw = {"model_type": "gemma3_text", **shape, "rope_parameters": ropes}
-        path = tmp_path / name / "config.json"
-        path.parent.mkdir()
-        path.write_text(json.dumps(raw))
-        about[name] = checkpoint.facts(str(path), checkpoint.read(str(path)), raw)
-        assert checkpoint.drawings(checkpoint.read(str(path)))
-    assert about["good"]["unknown"] == {} and about["bad"]["unknown"].keys() == {which}
-    assert about["bad"]["rotations"] == [one for one in about["good"]["rotations"] if one["layers"] != which]
-    assert f"not known: {about['bad']['unknown'][which]}" == dict(checkpoint.words(about["bad"]))[which]
 
 
 @pytest.mark.parametrize("kind", ["blt", "gptj"])

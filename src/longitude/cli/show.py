@@ -43,10 +43,10 @@ def show(
         text: A text file. For a study: color each letter by the loss of each model. For a checkpoint: the input of
             --attention.
         clocks: Draw a dial for each rotary pair: angles seen in training, and new ones at a longer length.
-        attention: Draw the attention of trained models: by distance, its entropy, and the share of the first token.
+        attention: Draw the attention of a checkpoint: by distance, its entropy, and the share of the first token.
         log: Draw distances on a logarithmic axis.
         all: Print every picture and every fact.
-        length: Number of positions to draw: 1024, or the training length of a study. With --clocks: the training length
+        length: Number of positions to draw; 1024 by default. With --clocks: the training length
             of a model spec without scaling, or the asked length of a checkpoint. With --text or --attention: input tokens.
         heads: Number of attention heads to draw; 8 by default.
         head_dim: Width of a head: 64 by default.

@@ -21,8 +21,6 @@ from longitude.hf.stock import KEY
 from longitude.runs.memory import available_memory
 from longitude.show.drawing import Drawing, Grid, Lines, evenly
 
-STACKS = {"": "attentions", "encoder, ": "encoder_attentions", "decoder, ": "decoder_attentions"}
-"""Layers -> what a model returns their weights as."""
 SOME = 5
 """Number of layers with a line, at most."""
 POINTS = 64
@@ -31,25 +29,20 @@ POINTS = 64
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of a layer, over the queries of some texts; means over the texts.
+    """Causal weights of a layer, over the queries of some texts; means over the texts.
 
     Attributes:
-        offsets: Distance of keys before the query [n]; below 0 after it.
-        weights: Mean weight at each offset [H, n].
+        weights: Mean weight at each distance of a key before the query [H, L], over the queries of the second half that
+            have such a key.
         entropy: Entropy of each query's weights in bits [H, L].
         first: Weight of the first token [H, L].
-        distance: Mean distance of what is attended to [H], over the second half of the queries, or all if not causal.
+        distance: Mean distance of what is attended to [H], over the second half of the queries.
     """
 
-    offsets: np.ndarray
     weights: np.ndarray
     entropy: np.ndarray
     first: np.ndarray
     distance: np.ndarray
-
-    @property
-    def causal(self) -> bool:
-        return bool(self.offsets[0] == 0)
 
     @property
     def length(self) -> int:
@@ -57,17 +50,17 @@ class Layer:
 
     @property
     def within(self) -> np.ndarray:
-        """The share [H, L] of the weights at a distance of 0, 1, 2, ... or less, on both sides."""
-        by_distance = np.zeros((len(self.weights), self.offsets[-1] + 1))
-        queries = self.length - self.length // 2 if self.causal else self.length
-        for offset, column in zip(np.abs(self.offsets), self.weights.T, strict=True):
-            by_distance[:, offset] += column * min(queries, self.length - offset)  # fewer have a key far away
+        """The share [H, L] of the weights at a distance of 0, 1, 2, ... or less."""
+        queries = self.length - self.length // 2
+        by_distance = self.weights * np.minimum(
+            queries, self.length - np.arange(self.length)
+        )  # few have a key far away
         return (by_distance / by_distance.sum(1, keepdims=True)).cumsum(1)
 
     @property
     def octaves(self) -> np.ndarray:
-        """The share [H, n] of the weights at a distance of 0, 1, 2 to 3, 4 to 7, ..., on both sides."""
-        longest = self.within.shape[1] - 1
+        """The share [H, n] of the weights at a distance of 0, 1, 2 to 3, 4 to 7, ..."""
+        longest = self.length - 1
         ends = 2 ** np.arange(1 + longest.bit_length()) - 1
         return np.diff(self.within[:, np.minimum(ends, longest)], axis=1, prepend=0.0)
 
@@ -77,45 +70,36 @@ class Layer:
 
 
 def layer_of(weights: Tensor) -> Layer:
-    """The data to draw for weights [1, H, L, L].
-
-    Causal weights: offsets from 0, means over queries of the second half. Others: all offsets and queries. Only queries that
-    have a key at an offset count.
-    """
-    each, length = weights[0].double(), weights.shape[-1]
-    causal = not weights.triu(1).any()
-    places = torch.arange(length)
-    rows = places[length // 2 if causal else 0 :]
-    offsets = range(0 if causal else 1 - length, length)
-    have = {d: rows[(rows >= d) & (rows - d < length)] for d in offsets}
-    by_offset = torch.stack([each[:, own, own - d].mean(1) for d, own in have.items()], 1)
-    away = torch.einsum("hij,ij->hi", each, (places[:, None] - places).abs().double())
-    entropy = torch.special.entr(each).sum(-1) / math.log(2)
-    far = away[:, rows[0] :].mean(1)
-    return Layer(np.array(offsets), by_offset.numpy(), entropy.numpy(), each[:, :, 0].numpy(), far.numpy())
+    """The data to draw for causal weights [1, H, L, L]."""
+    heads, length = weights[0].double(), weights.shape[-1]
+    places, half = torch.arange(length), length // 2
+    late = [places[max(half, distance) :] for distance in range(length)]  # queries with a key at this distance
+    by_distance = [heads[:, queries, queries - distance].mean(1) for distance, queries in enumerate(late)]
+    away = torch.einsum("hij,ij->hi", heads, (places[:, None] - places).double())[:, half:].mean(1)
+    entropy = torch.special.entr(heads).sum(-1) / math.log(2)
+    return Layer(torch.stack(by_distance, 1).numpy(), entropy.numpy(), heads[:, :, 0].numpy(), away.numpy())
 
 
 @torch.no_grad()
-def read(model: Any, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Layer], list[Tensor]]:
-    """Layers by name, and the cross-attention of each layer [texts, H, L, S]; both empty for a model without weights.
+def read(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Layer]:
+    """Layers of a causal model by name; none for a model without weights of attention.
 
     Texts run one by one, because the size of weights is the square of the length.
     """
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]  # of our own models
     if mixers and not any(mixer.has_weights for mixer in mixers):
-        return {}, []
-    texts, crossed, count = [], [], len(next(iter(inputs.values())))
-    for i in range(count):
-        out = model(**{name: each[i : i + 1] for name, each in inputs.items()}, output_attentions=True)
-        crossed.append(out.get("cross_attentions") or ())
-        found: dict[str, Layer] = {}
-        for stack, name in STACKS.items():
-            each = out.get(name) or ()
-            of_stack = zip(places(model, each), each, strict=True)
-            found |= {f"{stack}layer {place}": layer_of(one) for place, one in of_stack if one is not None}
-        texts.append(found)
-    layers = {name: _mean([text[name] for text in texts]) for name in texts[0]}
-    return layers, [torch.cat(each) for each in zip(*crossed, strict=True)]
+        return {}
+    texts: list[dict[str, Layer]] = []
+    for i in range(len(next(iter(inputs.values())))):
+        out = model(**{name: x[i : i + 1] for name, x in inputs.items()}, output_attentions=True)
+        weights = out.get("attentions") or ()
+        pairs = zip(places(model, weights), weights, strict=True)
+        texts.append({f"layer {place}": layer_of(x) for place, x in pairs if x is not None})
+    names = [field.name for field in fields(Layer)]
+    return {
+        layer: Layer(**{name: np.mean([getattr(text[layer], name) for text in texts], 0) for name in names})
+        for layer in texts[0]
+    }
 
 
 def places(model: Any, weights: Sequence[Any]) -> Sequence[int]:
@@ -123,14 +107,6 @@ def places(model: Any, weights: Sequence[Any]) -> Sequence[int]:
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     attending = [n for n, kind in enumerate(kinds, 1) if kind.endswith("attention") and not kind.startswith("linear")]
     return attending if len(attending) == len(weights) else range(1, len(weights) + 1)
-
-
-def _mean(texts: Sequence[Layer]) -> Layer:
-    """The means over the texts with the most offsets: shorter ones have no weights at the others."""
-    widest = max(texts, key=lambda each: len(each.offsets))
-    same = [each for each in texts if len(each.offsets) == len(widest.offsets)]
-    means = {field.name: np.mean([getattr(each, field.name) for each in same], 0) for field in fields(Layer)}
-    return Layer(**means | {"offsets": widest.offsets})
 
 
 # ---- a checkpoint ----------------------------------------------------------------------------------------------------
@@ -175,14 +151,14 @@ def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callab
         needed = f"{need / 1e9:.1f} GB for the attention weights to fit into the {free / 1e9:.1f} GB that are free"
         raise UsageError("--length", needed, ids.shape[1], "take less")
     begun = time.perf_counter()
-    layers, _ = read(checkpoint.model, {"input_ids": ids[:, :TRIED]})
+    layers = read(checkpoint.model, {"input_ids": ids[:, :TRIED]})
     if not layers:
         got = f"none from {type(checkpoint.model).__name__}"
         raise UsageError("--attention", "a model that gives attention weights", got, "leave --attention out")
     seconds = (time.perf_counter() - begun) * (ids.shape[1] / TRIED) ** 2
     if ids.shape[1] > TRIED and seconds > WORTH_SAYING:
         note(f"reading {ids.shape[1]} tokens with all attention weights takes about {seconds:.0f} s")
-    layers, _ = read(checkpoint.model, {"input_ids": ids})
+    layers = read(checkpoint.model, {"input_ids": ids})
     texts = f"{ids.shape[1]} tokens of {text.name if text else 'the documentation of Python'}"
     return [*grids(layers, texts), *by_distance(layers, texts), *by_length(layers, texts, trained_length(config))]
 
@@ -206,26 +182,24 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         layers: Result of `read`.
         texts: Description of their texts, such as "8 held-out windows of 64 tokens".
     """
-    queries = dict.fromkeys("the second half" if layer.causal else "all queries" for layer in layers.values())
-    means = " ".join(f"Mean over {part} of {texts}." for part in queries)
+    means = f"A mean of the heads, over the second half of {texts}."
     last, shown = [*layers][-1], {name: layers[name] for name in evenly([*layers], SOME)}
-    sided = "" if all(layer.causal for layer in layers.values()) else ", after it where the distance is below 0"
     yield Lines.by_offset(
         name="attention",
         title="Attention by distance, by layer",
-        caption=f"The weight of the key this far before the query{sided}, a mean of the heads. {means}",
+        caption=f"The weight of the key this far before the query. {means}",
         y="weight",
-        lines={name: (layer.offsets, layer.weights.mean(0)) for name, layer in shown.items()},
+        lines={name: (np.arange(layer.length), layer.weights.mean(0)) for name, layer in shown.items()},
         log_y=True,
         focus=last,
     )
     yield Lines(
         name="field",
         title="Receptive field: the share of attention within this many tokens, by layer",
-        caption=f"The mean of the heads of a layer. {means}",
-        x="tokens before the query" + " or after it" * bool(sided),
+        caption=means,
+        x="tokens before the query",
         y="share of attention",
-        lines={name: (np.arange(layer.within.shape[1]), layer.within.mean(0)) for name, layer in shown.items()},
+        lines={name: (np.arange(layer.length), layer.within.mean(0)) for name, layer in shown.items()},
         far=True,
         focus=last,
     )
@@ -233,18 +207,15 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
 
 # ---- by length -------------------------------------------------------------------------------------------------------
 def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> Iterator[Drawing]:
-    """Entropy of the weights and the weight of the first token, by the tokens that a query sees; of causal layers.
+    """Entropy of the weights and the weight of the first token, by the tokens that a query sees.
 
     Args:
         layers: Result of `read`.
         texts: Description of their texts.
         trained: The training length, which is marked.
     """
-    causal = {name: layer for name, layer in layers.items() if layer.causal}
-    if not causal:
-        return
     marks = {"training length": trained} if trained else {}
-    seen = np.arange(1, next(iter(causal.values())).length + 1)
+    seen = np.arange(1, next(iter(layers.values())).length + 1)
     about = {
         "entropy": (
             "Entropy of attention",
@@ -258,7 +229,7 @@ def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> I
         ),
     }
     for name, (title, caption, unit) in about.items():
-        lines = {layer: getattr(causal[layer], name).mean(0) for layer in evenly([*causal], SOME)}
+        lines = {layer: getattr(layers[layer], name).mean(0) for layer in evenly([*layers], SOME)}
         last = [*lines][-1]
         lines |= {"all tokens alike, log2": np.log2(seen)} if name == "entropy" else {}
         yield Lines(
@@ -284,8 +255,6 @@ def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
     if len({len(layer.distance) for layer in layers.values()}) > 1:
         return
     heads = len(next(iter(layers.values())).distance)
-    causal = all(layer.causal for layer in layers.values())
-    where = "the second half" + ", or all of a layer that is not causal," * (not causal)
     about = {
         "distance": (
             "Mean distance of what each head attends to",
@@ -307,7 +276,7 @@ def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         yield Grid(
             name=name,
             title=title,
-            caption=f"{caption} Mean over {where} of {texts}.",
+            caption=f"{caption} Mean over the second half of {texts}.",
             x="head",
             y="layer",
             values=np.stack([value(layer) for layer in layers.values()]),
@@ -321,27 +290,10 @@ def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         name="distances",
         title="Attention by distance, every layer and head",
         caption="A strip for each head: from left to right the shares of its attention at a distance of 0, 1, 2 to 3, 4 to 7, "
-        f"and so on by doubling, to {2 ** (octaves.shape[2] - 2)} and more. Mean over {where} of {texts}.",
+        f"and so on by doubling, to {2 ** (octaves.shape[2] - 2)} and more. Mean over the second half of {texts}.",
         x="head",
         y="layer",
         values=strips.reshape(len(layers), -1)[:, :-1],
         rows=[name.replace("layer ", "") for name in layers],
         columns=1 + np.arange(heads * strips.shape[2] - 1) / strips.shape[2],  # head 2 begins at 2
     )
-
-
-def crossing(layers: Sequence[Tensor]) -> Iterator[Grid]:
-    """Cross-attention of each layer [B, H, L, S], by place in answer and source; no offset is defined between the two."""
-    for place, weights in enumerate(layers, 1):
-        mean = weights.double().mean((0, 1)).numpy()
-        yield Grid(
-            name=f"cross-{place}",
-            title=f"Cross-attention by place, decoder, layer {place}",
-            caption=f"Mean weight over the heads and {len(weights)} held-out examples; each row adds up to 1.",
-            x="place in the source",
-            y="place in the answer",
-            values=mean,
-            rows=[str(row) for row in range(1, len(mean) + 1)],
-            columns=range(1, mean.shape[1] + 1),
-            floor=0.0,
-        )

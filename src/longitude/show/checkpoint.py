@@ -1,6 +1,5 @@
 """Positions of a checkpoint by its configuration, and effects of longer contexts; no weights are read."""
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -129,36 +128,17 @@ def _rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
         why = f"expected a length that the model was trained at, got a {config.model_type} config without one"
         return [], {ALL: why}
     found, layers = [], kinds_of(config)
-    understood, unknown = _ropes(config)
+    try:
+        understood = {name: (rope, head_dim_of(config, name)) for name, rope in ropes(config).items()}
+    except ValueError as error:
+        return [], {ALL: str(error)}
     for name, (rope, head_dim) in understood.items():
         which = (name or ALL) if rope.rotates is None else "layers that rotate"
         rotating = [True] * len(layers) if rope.rotates is None else rope.rotates
         own = {window for (kind, window), yes in zip(layers, rotating) if yes and name in (None, kind)}
         longest = max((window or length for window in own), default=length)
         found.append(Rotation(which, rope, head_dim, length, longest if longest < length else None))
-    return found, unknown
-
-
-def _ropes(config: Any) -> tuple[dict[str | None, tuple[RopeConfig, int]], dict[str, str]]:
-    """Parameters and head_dim by type of layers, and why those of a type are not understood."""
-    try:
-        return {name: (rope, head_dim_of(config, name)) for name, rope in ropes(config).items()}, {}
-    except ValueError as error:
-        whole = {ALL: str(error)}
-    given = config.rope_parameters
-    types = [kind for kind in dict.fromkeys(getattr(config, "layer_types", None) or []) if given.get(kind)]
-    found: dict[str | None, tuple[RopeConfig, int]] = {}
-    unknown: dict[str, str] = {}
-    for kind in types if len(types) > 1 else ():
-        alone = copy.deepcopy(config)  # as if all layers were of this type, so that others raise no error
-        alone.layer_types = [kind] * len(config.layer_types)
-        alone.rope_parameters = {each: copy.deepcopy(given[kind]) for each in given}
-        try:
-            if (rope := ropes(alone).get(kind)) is not None:
-                found[kind] = rope, head_dim_of(alone, kind)
-        except ValueError as error:
-            unknown[kind] = str(error)
-    return found, unknown or whole
+    return found, {}
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -335,7 +315,7 @@ def drawings(config: Any) -> list[Drawing]:
     rotating, length = rotations(config), trained_length(config) or 1024
     if rotating:
         free = [one for one in rotating if one.window is None]
-        return [_turns(rotating), *(each for one in free for each in (_wavelengths(one), _unseen(one)))]
+        return [_turns(rotating), *map(_wavelengths, free)]
     if not (own := encodings(config)):
         return []
     heads = heads_of(config)
@@ -409,18 +389,4 @@ def _wavelengths(rotation: Rotation) -> Lines:
         y="times slower",
         lines=grouped(lines),
         marks={"border": int((rotation.turns >= 1).sum())},
-    )
-
-
-def _unseen(rotation: Rotation) -> Lines:
-    every = [each for factor in FACTORS for each in rotation.stretched(factor)]
-    names, at = dict.fromkeys(each.scheme for each in every), np.array(FACTORS)
-    return Lines(
-        name=_name(rotation, "unseen"),
-        title=f"Pairs that meet angles they never met in training, by length ({rotation.layers})",
-        caption="A share of the rotating pairs. A scheme that leaves none new changes more of what was learned: see how much "
-        "slower its pairs rotate.",
-        x="length over the training length",
-        y="share of pairs",
-        lines=grouped({name: (at, np.array([each.unseen for each in every if each.scheme == name])) for name in names}),
     )

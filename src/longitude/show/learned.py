@@ -1,4 +1,4 @@
-"""Drawings of a study's trained models: biases before and after training, attention, and a text by its losses."""
+"""A study's trained models: which they are, and a text colored by their losses."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,24 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from longitude.errors import UsageError, unknown
 from longitude.measure.windows import Reader, nats_of
 from longitude.report.passage import Panel, Passage
 from longitude.report.wording import named, papers
-from longitude.show import attention as weights
-from longitude.show.biases import biases, model_of
+from longitude.show.attention import read_file
+from longitude.show.biases import model_of
 from longitude.show.drawing import Drawing
-from longitude.study.data import StudyData
 from longitude.study.results import Run, TrialResult, read_run
 from longitude.study.tokens import reader
 from longitude.study.train import measurable
-
-TEXTS = 8
-"""Windows of held-out text that attention is averaged over."""
-LONG, LONGEST = 2, 2048
-"""Windows of the longest tested length, and its maximum: memory of their weights is its square."""
 
 
 def opened(path: Path, encoding: Sequence[str]) -> tuple[Run, dict[str, TrialResult]]:
@@ -76,38 +69,6 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{about['parameters']:,}" if about["parameters"] else "unknown"
 
 
-def drawings(run: Run, trial: TrialResult, data: StudyData, length: int | None) -> list[Drawing]:
-    """Drawings of a trained model: its biases, and the attention of its heads in held-out text.
-
-    length: of windows; None: the training length, and the longest tested one for what changes with the length.
-    """
-    return [*biases(run, trial), *attention(run, trial, data, length)]
-
-
-def attention(run: Run, trial: TrialResult, data: StudyData, length: int | None) -> Iterator[Drawing]:
-    """Drawings of the attention of a trained model, as `drawings`."""
-    model = model_of(run, trial)
-    near = windows(run, data, length or run.train_length)
-    layers, crossed = weights.read(model, near)
-    if not layers:
-        return
-    yield from weights.crossing(crossed)
-    texts = about(near)
-    yield from weights.by_distance(layers, texts)
-    yield from weights.grids(layers, texts)
-    if length is None and run.task.stack == "decoder" and data.validation:
-        longest = int(min(run.lengths[-1], measurable(model, run.config)[0], LONGEST))
-        far = {name: each[:LONG] for name, each in windows(run, data, longest).items()}
-        layers, texts = weights.read(model, far)[0], about(far)
-    yield from weights.by_length(layers, texts, run.train_length)
-
-
-def about(inputs: dict[str, Tensor]) -> str:
-    """Description of the inputs."""
-    first = next(iter(inputs.values()))
-    return f"{len(first)} held-out windows of {first.shape[1]} tokens"
-
-
 def one_text(run: Run, trial: TrialResult, text: Path, length: int | None, suffix: str = "") -> list[Drawing]:
     """A text colored by the losses of a trained model.
 
@@ -125,7 +86,7 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None, suffi
         expected = "a study of --task text, whose models predict a text"
         raise UsageError("--text", expected, f"--task {run.config.task}", "leave --text out")
     by = reader(run.config.tokenizer)
-    ids = torch.from_numpy(by.read(weights.read_file(text)).ids.astype(np.int64))
+    ids = torch.from_numpy(by.read(read_file(text)).ids.astype(np.int64))
     longest = len(ids) - 1
     if longest < max(length or 0, 2):
         expected, shorter = f"{length or 2} {run.task.unit} and one more", " or a shorter --length" * bool(length)
@@ -141,19 +102,3 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None, suffi
     panels = {papers(run.labels)[trial.label] + suffix: panel}
     caption = f"The first {size} {run.task.unit} of {text.name}."
     return [Passage(caption=caption, unit=run.task.unit.removesuffix("s"), panels=panels)]
-
-
-def windows(run: Run, data: StudyData, length: int) -> dict[str, Tensor]:
-    """Inputs of a batch of held-out windows. ValueError if no document is so long, or the task has only one length."""
-    texts = [text[:length] for text in data.validation if len(text) >= length][:TEXTS]
-    if texts and run.task.stack == "decoder":
-        return {"input_ids": torch.stack(texts).long()}
-    if length != run.train_length:
-        free = run.task.stack == "decoder" and data.validation
-        longest = max(map(len, data.validation), default=0)
-        there = f"windows of at most {longest}" if free else f"examples of {run.train_length} alone"
-        raise ValueError(f"--length {length}: what this study held out has {there}; leave it out")
-    examples = run.task.selection(run.config, data)
-    batch = [examples[index] for index in range(min(TEXTS, len(examples)))]
-    read = [name for name in batch[0] if "labels" not in name or run.task.stack == "encoder-decoder"]  # targets, too
-    return {name: torch.stack([each[name] for each in batch]) for name in read}

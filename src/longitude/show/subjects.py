@@ -131,14 +131,17 @@ def _of_label(label: str, shape: Shape, view: View) -> Subject:
 
 def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: View) -> Iterator[Subject]:
     from longitude.show import learned
+    from longitude.show.biases import biases
     from longitude.study.parts import by_train_length
 
     if view.clocks:
         expected, remedy = "a label or a checkpoint", "name a label: longitude show rope"
         raise UsageError("--clocks", expected, f"the study {path}", remedy)
-    if view.attention and view.text:
-        expected = "--attention of a checkpoint, or a text alone"
-        raise UsageError("--text", expected, f"both for the study {path}", "leave one out")
+    if view.attention:
+        expected, remedy = "a checkpoint", "name the folder of a trained model: longitude show RUN prints them"
+        raise UsageError("--attention", expected, f"the study {path}", remedy)
+    if length is not None and view.text is None:
+        raise UsageError("--length", "--text beside it, for a study", length, "leave it out")
     run, trials = learned.opened(path, encoding)
     if view.text is not None:
         for train_length, part in by_train_length(run).items():
@@ -150,11 +153,9 @@ def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: Vie
                     drawings = learned.one_text(part, trial, view.text, length, suffix)
                     yield Subject(label + suffix, about, [*learned.words(about)], drawings)
         return
-    data = run.task.prepare(run.config)
     for label, trial in trials.items():
         about = learned.facts(run, trial)
-        draw = learned.attention if view.attention else learned.drawings
-        yield Subject(label, about, [*learned.words(about)], [*draw(run, trial, data, length)])
+        yield Subject(label, about, [*learned.words(about)], [*biases(run, trial)])
 
 
 def _of_checkpoint(name: str, length: int | None, view: View) -> Subject:
