@@ -25,7 +25,6 @@ LEARNED = {
     "kerple_power": partial(lg.Kerple, 3, "power"),
 }
 RANGES = [(0, 0), (1, 0), (6, -6), (100, 0), (127, 1), (128, 0), (-3, -9), (5000, 4990), (0, -700), (2**40, 2**40 - 5)]
-LIKE = torch.empty(0)
 
 
 def term_of(encoding) -> OffsetBias:
@@ -34,7 +33,12 @@ def term_of(encoding) -> OffsetBias:
 
 
 def bias(encoding, first: int, last: int, dtype=torch.float64) -> torch.Tensor:
-    return bias_of(term_of(encoding), first, last, LIKE, dtype)
+    return bias_of(term_of(encoding), first, last, queries_of(encoding), dtype)
+
+
+def queries_of(encoding) -> torch.Tensor:
+    """A query for each head of the bias."""
+    return torch.empty(1, encoding.num_heads, 1, 8, device="cpu")
 
 
 def formula(encoding, first: int, last: int) -> torch.Tensor:
@@ -79,6 +83,7 @@ class ThroughALayer(lg.Encoding):
     """A bias that a layer makes of the offset."""
 
     learned = True
+    num_heads = 3
 
     def __init__(self):
         super().__init__()
@@ -104,7 +109,8 @@ def test_beyond_its_reach_a_bias_is_one_number_per_head(first, last):
     torch.nn.init.normal_(encoding.table)
     term = OffsetBias(term_of(encoding).at, reach=20)
     assert torch.equal(
-        bias_of(term, first, last, encoding.table, torch.float64), formula(encoding, first, last).double()
+        bias_of(term, first, last, queries_of(encoding), torch.float64),
+        formula(encoding, first, last).double(),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from longitude.positions.base import OffsetBias
 from longitude.positions.bias import FixedBias
+from longitude.positions.terms import require_shape
 
 LONGEST = 2**18  # most offsets of a call for which a table is cached
 
@@ -23,7 +24,7 @@ def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dty
     """
     count = first - last + 1
     if torch.compiler.is_compiling():
-        return _made(term, first, count, q.device, dtype)
+        return _made(term, first, count, q, dtype)
     # No cache for fake tensors, nor on a GPU, where a table made on one stream may not be ready on another.
     plain = type(q) is Tensor and q.is_cpu and torch._C._len_torch_dispatch_stack() == 0 and count <= LONGEST
     fixed = isinstance(term.at, FixedBias)
@@ -33,17 +34,21 @@ def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dty
         size = 1 << (count - 1).bit_length()  # a power of two, so that a growing sequence makes few tables
         lowest = last // size * size
         start = lowest + 2 * size - 1 - first
-        made = _table(term.at, lowest, size, dtype) if fixed else _learned(term, lowest, size, dtype)
-        return made[:, start : start + count]
+        table = _table(term.at, lowest, size, dtype) if fixed else _learned(term, lowest, size, dtype)
+        if table.shape not in ((q.shape[1], 2 * size), (1, 2 * size)):
+            require_shape("OffsetBias", table, q, (q.shape[1], 2 * size))
+        return table[:, start : start + count]
     if term.reach is not None and first > term.reach:
-        near = _made(term, term.reach, max(1, term.reach - last + 1), q.device, dtype)
+        near = _made(term, term.reach, max(1, term.reach - last + 1), q, dtype)
         far = near[:, :1].expand(-1, min(count, first - term.reach))
         return torch.cat([far, near], 1) if last <= term.reach else far
-    return _made(term, first, count, q.device, dtype)
+    return _made(term, first, count, q, dtype)
 
 
-def _made(term: OffsetBias, first: int, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return term.at(first - torch.arange(count, device=device)).to(dtype)
+def _made(term: OffsetBias, first: int, count: int, q: Tensor, dtype: torch.dtype) -> Tensor:
+    bias = term.at(first - torch.arange(count, device=q.device))
+    require_shape("OffsetBias", bias, q, (q.shape[1], count), (1, count))
+    return bias.to(dtype)
 
 
 @lru_cache(maxsize=32)  # by the numbers of the bias: equal ones are the same function

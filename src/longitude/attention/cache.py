@@ -66,6 +66,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         tails: The last tokens before each short convolution of the layer, [B, kernel - 1, channels] by place; and the state of
             a mixer beside the attention, "state".
         max_position: The largest position so far, cropped tokens included.
+        center: The center of its keys' learned angles (Composed.center), which later calls must share; None: 0.
         kind: The kind of cache, for mixers that support only some kinds.
     """
 
@@ -81,6 +82,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.carry: Any = None
         self.tails: dict[str, Tensor] = {}
         self.max_position: int | Tensor = 0
+        self.center: Tensor | None = None
         self.ids = None
         self.buffers = GrowingBuffer(), GrowingBuffer()  # of keys and of values
 
@@ -104,6 +106,12 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         if isinstance(self.positions, int):
             return torch.tensor([self.positions + self.held - 1])
         return self.positions if self.positions.dim() == 3 else self.positions[..., -1:]
+
+    def center_of(self, encoding: Composed, positions: Positions, count: int, device: torch.device) -> Tensor | None:
+        """The center of a call's learned angles: its own if the cache is empty, else that of the cached keys."""
+        if not self.held:
+            self.center = encoding.center(positions, count, device)
+        return self.center
 
     def extend(
         self, k: Tensor, v: Tensor, positions: Positions, columns: Columns, carry: Any, encoding: Composed | None = None

@@ -25,7 +25,6 @@ from longitude.attention.terms import (
     mixed,
     multiplied,
     of_one_axis,
-    placed_last,
     require_columns,
     require_terms,
     with_sinks,
@@ -35,7 +34,7 @@ from longitude.attention.verdict import Verdict, passed_over
 from longitude.errors import unknown
 from longitude.native import load
 from longitude.native.derivatives import in_forward_mode, transforms_active
-from longitude.positions.base import ADDED, Columns, Encoding, OffsetBias, Term
+from longitude.positions.base import Columns, Encoding, OffsetBias, Term
 from longitude.positions.composed import Composed, by_name, compose
 from longitude.positions.coordinates import Positions
 from longitude.positions.terms import Softcap
@@ -143,6 +142,7 @@ def requests(
         if isinstance(encoding, str)
         else compose(encoding)
     )
+    encoding.require_loaded(q.device)
     require_causal(encoding.causal_only, mask)
     at = places(q, k, q_positions, k_positions, encoding.axes)
     r = raw_request(q, k, v, encoding, context, mask, *at, scale, dropout, return_weights, sinks=sinks, softcap=softcap)
@@ -190,9 +190,9 @@ def raw_request(
                 f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
             ) from None
         if {OffsetBias} != {*map(type, terms)}:  # these alone fit any call
-            terms = tuple(placed_last(term, rows, keys) for term in terms)
+            terms = tuple(term.placed(rows, keys) for term in terms)
             require_terms(terms, q, k, v)
-        added = tuple([term for term in terms if isinstance(term, ADDED)])
+        added = tuple([term for term in terms if term.added])
         if torch.is_grad_enabled() and added:
             learned = learned_of(encoding, terms)
     if not isinstance(q_positions, int) or not isinstance(k_positions, int):

@@ -10,7 +10,7 @@ from torch import Tensor
 from longitude.attention.merge import with_logit
 from longitude.attention.request import Request
 from longitude.attention.scores import offsets, per_query_head
-from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Term, Transport
+from longitude.positions.base import OffsetVectors, Term, Transport
 from longitude.positions.terms import Softcap
 
 Transporter = Callable[[list[Transport], Tensor, Tensor, Request], Tensor]
@@ -63,22 +63,9 @@ def with_sink_column(scores: Tensor, r: Request) -> Tensor:
 
 def added(term: Term, q: Tensor, raw: Tensor, allowed: Tensor, r: Request) -> Tensor:
     """Additive bias of a term for the scores, [..., heads, Lq, Lk]."""
-    match term:
-        case OffsetBias(at):
-            bias = at(offsets(r))
-            return bias if bias.dim() == 3 else bias.movedim(0, 1)
-        case PairBias(at):
-            i, j = r.places()
-            return at(i[..., :, None], j[..., None, :])
-        case Drift(level, scaled):
-            level = per_query_head(level, r.heads)
-            drift = level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()]
-            return r.scale * drift if scaled else drift
-        case OffsetVectors(keys, _, shift):
-            return r.scale * relative_key_scores(q + shift, keys, r)
-        case RowBias(of):
-            return of(q, raw, allowed)
-    raise AssertionError(f"no rule for {term!r}")
+    if isinstance(term, OffsetVectors):
+        return r.scale * relative_key_scores(q + term.shift, term.keys, r)
+    return term.dense(r, q, raw, allowed)
 
 
 def transported(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Tensor:

@@ -17,7 +17,7 @@ from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows
 from longitude.attention.patterns import Ago
 from longitude.errors import UsageError, check_positive
 from longitude.native.derivatives import readable
-from longitude.positions.base import Columns, Drift, Encoding, OffsetVectors, Region, Term, Transport
+from longitude.positions.base import Columns, Encoding, Region, Term
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit, part_of
 
@@ -207,7 +207,7 @@ class Request:
             q=q[:, :, rows],
             k=k[:, :, keys],
             v=v[:, :, keys],
-            terms=tuple(_of_part(term, batch, rows) for term in self.terms),
+            terms=tuple(term.of_queries(batch, rows) for term in self.terms),
             mask=self.mask.of(batch),
             q_positions=part_of(self.q_positions, batch, rows),
             k_positions=part_of(self.k_positions, batch, keys),
@@ -215,17 +215,6 @@ class Request:
             k_order=self.k_order + keys.start,
             factors=None if self.factors is None else of_rows(self.factors, batch)[:, :, rows],
         )
-
-
-def _of_part(term: Term, batch: slice | list[int], rows: slice) -> Term:
-    match term:
-        case OffsetVectors(mix=Tensor() as mix):
-            return replace(term, mix=mix[batch][:, :, rows])
-        case Drift(level):
-            return replace(term, level=level[batch])
-        case Transport(w, b):
-            return replace(term, w=w[batch], b=b[batch])
-    return term
 
 
 def is_band(mask: Mask) -> bool:
@@ -301,12 +290,13 @@ def transformed(
             )
         )
         return replace(r, q=encoding.queries(r.q, q_tables), k=encoding.keys(r.k, k_tables))
-    q_tables = k_tables = encoding.prepare(explicit(q_positions, r.rows, r.q.device), length, r.q.dtype)
+    center = encoding.center(k_positions, r.length, r.q.device)
+    q_tables = k_tables = encoding.prepare(explicit(q_positions, r.rows, r.q.device), length, r.q.dtype, center=center)
     ints = isinstance(q_positions, int) and isinstance(k_positions, int)
     if r.rows == r.length and (q_positions == k_positions if ints else q_positions is k_positions):
         q, k = encoding.queries_and_keys(r.q, r.k, q_tables)
     else:
-        k_tables = encoding.prepare(explicit(k_positions, r.length, r.q.device), length, r.q.dtype)
+        k_tables = encoding.prepare(explicit(k_positions, r.length, r.q.device), length, r.q.dtype, center=center)
         q, k = encoding.queries(r.q, q_tables), encoding.keys(r.k, k_tables)
     r = replace(r, q=q, k=k)
     if encoding.rotate_values:

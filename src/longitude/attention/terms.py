@@ -18,11 +18,7 @@ from longitude.attention.visible import visible_keys
 from longitude.errors import UsageError
 from longitude.positions.base import (
     Columns,
-    Drift,
-    OffsetBias,
     OffsetVectors,
-    PairBias,
-    RowBias,
     SinkLogits,
     Temperature,
     Term,
@@ -30,6 +26,7 @@ from longitude.positions.base import (
 )
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions
+from longitude.positions.terms import require_shape
 
 
 # ---- whether they fit ------------------------------------------------------------------------------------------------
@@ -73,28 +70,11 @@ def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: T
 
 
 def require_terms(terms: tuple[Term, ...], q: Tensor, k: Tensor, v: Tensor) -> None:
-    """ValueError for terms that do not fit queries, keys and values, or each other."""
-    transports = [term for term in terms if isinstance(term, Transport)]
-    for term in transports:
-        if term.w.shape[-1] != q.shape[3]:
-            raise UsageError("context", f"reflections of head_dim {q.shape[3]}", list(term.w.shape))
-    if len(transports) > 1:
-        raise ValueError("two composed encodings both transport keys; use one of them")
+    """UsageError for terms that do not fit queries, keys and values, or each other; no kernel reads a tensor before this."""
     for term in terms:
-        if isinstance(term, OffsetVectors) and term.values is not None and v.shape[3] != q.shape[3]:
-            raise UsageError("v", f"head_dim {q.shape[3]}, as the encoding's own values have", list(v.shape))
-        of_tokens = isinstance(term, Transport | Drift) or isinstance(term, OffsetVectors) and term.mix is not None
-        if q.shape[2] > k.shape[2] and of_tokens:
-            raise ValueError(
-                f"the encoding expects queries among the keys, got {q.shape[2]} queries and {k.shape[2]} keys"
-            )
-
-
-def placed_last(term: Term, rows: int, keys: int) -> Term:
-    """The term, a transport with the order of its first token (its tokens are the last keys), a mix for these queries only."""
-    if isinstance(term, OffsetVectors) and term.mix is not None:
-        return replace(term, mix=term.mix[:, :, -rows:])
-    return replace(term, first=keys - term.w.shape[2]) if isinstance(term, Transport) else term
+        term.require(q, k, v)
+    if sum(isinstance(term, Transport) for term in terms) > 1:
+        raise ValueError("two composed encodings both transport keys; use one of them")
 
 
 def of_one_axis(
@@ -103,7 +83,7 @@ def of_one_axis(
     """Positions without a dimension for axes, if terms read them; ValueError if each token has several numbers."""
     if not any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
         return q_positions, k_positions
-    if not any(reads_positions(term) for term in terms):
+    if not any(term.reads_positions for term in terms):
         return max(gap, 0), max(-gap, 0)  # unread
     for positions in (q_positions, k_positions):
         if isinstance(positions, Tensor) and positions.dim() == 3 and positions.shape[-1] > 1:
@@ -113,12 +93,6 @@ def of_one_axis(
     return tuple(p[..., 0] if isinstance(p, Tensor) and p.dim() == 3 else p for p in (q_positions, k_positions))  # type: ignore[return-value]
 
 
-def reads_positions(term: Term) -> bool:
-    return isinstance(term, OffsetBias | PairBias | OffsetVectors) or (
-        isinstance(term, Temperature) and term.of == "positions"
-    )
-
-
 # ---- around a backend --------------------------------------------------------------------------------------------------
 def with_terms_around(r: Request, terms: tuple[Term, ...]) -> Request:
     """The request of a whole call with the factors of its queries and the logits of its sinks."""
@@ -126,8 +100,9 @@ def with_terms_around(r: Request, terms: tuple[Term, ...]) -> Request:
     for term in terms:
         if isinstance(term, Temperature):
             numbers = visible_keys(r.pairs, r.q.device).clamp(min=1) if term.of == "visible" else r.places()[0]
-            own = term.at(numbers.view(-1, 1, r.rows))[..., None]
-            factors = own if factors is None else factors * own
+            factor = term.at(numbers := numbers.view(-1, 1, r.rows))
+            require_shape("Temperature", factor, r.q, *[(len(numbers), heads, r.rows) for heads in (1, r.heads)])
+            factors = factor[..., None] if factors is None else factors * factor[..., None]
         elif isinstance(term, SinkLogits):
             sinks = term.logits if sinks is None else torch.logaddexp(sinks, term.logits)
     return replace(r, factors=factors, sinks=sinks)
@@ -145,7 +120,7 @@ def mixed(r: Request) -> Request:
             raise UsageError("scale", "a number other than 0 with this encoding", r.scale)
         width, dim = term.mix.shape[3], r.q.shape[3]
         own = replace(term, mix=None, keys=partial(_in_front, term.keys, r.scale, dim))
-        others = [behind_zeros(other, width) for other in r.terms]
+        others = [other.behind_zeros(width) for other in r.terms]
         q = torch.cat([per_query_head(term.mix, r.heads).to(r.q.dtype), r.q], -1)
         return mixed(replace(r, q=q, k=F.pad(r.k, (width, 0)), terms=(*others[:n], own, *others[n + 1 :])))
     return r
@@ -153,19 +128,6 @@ def mixed(r: Request) -> Request:
 
 def _in_front(keys: Callable[[Tensor], Tensor], scale: float, dim: int, offset: Tensor) -> Tensor:
     return F.pad(keys(offset) / scale, (0, dim))
-
-
-def behind_zeros(term: Term, before: int) -> Term:
-    """The term for queries and keys with `before` more numbers in front."""
-    match term:
-        case OffsetVectors(keys, mix=None):
-            shift = F.pad(term.shift, (before, 0)) if isinstance(term.shift, Tensor) else term.shift
-            return replace(term, keys=lambda offset: F.pad(keys(offset), (before, 0)), shift=shift)
-        case RowBias(of):
-            return RowBias(lambda q, scores, allowed: of(q[..., before:], scores, allowed))
-        case Transport(w):
-            return replace(term, w=F.pad(w, (before, 0)))
-    return term
 
 
 def multiplied(r: Request) -> Request:

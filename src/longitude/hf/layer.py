@@ -172,7 +172,13 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         kwargs, mask = {**kwargs, "attention_mask": packed}, packed
     new_streams = None if mask.streams is None else mask.streams[:, past:]
     columns, carry = encoding(partial(encoding.context, x, None if layer is None else layer.carry, new_streams))
-    tables = tuple(embeddings.tables[member] for member in encoding) if encoding.stable_keys else None
+    tables = None
+    if encoding.stable_keys and not encoding.learns_frequencies:
+        tables = tuple(embeddings.tables[member] for member in encoding)
+    elif encoding.stable_keys:
+        place = embeddings.positions, x.shape[1], x.device
+        center = encoding.center(*place) if layer is None else layer.center_of(encoding, *place)
+        tables = encoding(partial(encoding.prepare, explicit(*place), None, x.dtype, center=center))
     call = LayerCall(encoding, positions, positions, tables, columns, carry)
     if layer is not None:
         layer.arriving = call

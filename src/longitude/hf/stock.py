@@ -102,9 +102,8 @@ class IdentityRotary(nn.Module):
         each = explicit(positions, x.shape[1], x.device)
         embeddings = PositionEmbeddings((x.new_ones(1, 1, 1), x.new_zeros(1, 1, 1)))
         embeddings.positions = positions
-        embeddings.tables = {
-            m: m(partial(m.prepare, of_axes(m, each), None, x.dtype)) for m in self.members if m.stable_keys
-        }
+        shared = [m for m in self.members if m.stable_keys and not m.learns_frequencies]
+        embeddings.tables = {m: m(partial(m.prepare, of_axes(m, each), None, x.dtype)) for m in shared}
         return embeddings
 
 

@@ -365,7 +365,7 @@ class LongitudeModel(LongitudePreTrainedModel):
                 f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
             )
         return x, [
-            own(partial(own.prepare, places, None, x.dtype)) if own.stable_keys else None
+            own(partial(own.prepare, places, None, x.dtype)) if own.stable_keys and not own.learns_frequencies else None
             for own in self.distinct_encodings
         ]
 

@@ -21,7 +21,6 @@ from longitude.positions.coordinates import Positions, canonical, explicit, requ
 from longitude.positions.linear import FullPrecision
 from longitude.positions.optional import Columns as Columns, Region as Region
 from longitude.positions.terms import (
-    ADDED as ADDED,
     Drift as Drift,
     OffsetBias as OffsetBias,
     OffsetVectors as OffsetVectors,
@@ -58,6 +57,8 @@ class Encoding(FullPrecision):
     """Whether a single module serves all layers."""
     stable_keys: bool = True
     """Whether a transformed key stays valid as the sequence grows, so that a cache may keep it."""
+    learns_frequencies: bool = False
+    """Whether its angles are positions times learned numbers; `prepare` then has a keyword `center`."""
     score_tables: tuple[str, ...] = ()
     """Names of parameters that are added directly to scores, or to queries and keys (lg.parameter_groups)."""
     full_precision: tuple[str, ...] = ()

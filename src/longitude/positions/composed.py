@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from longitude.positions.base import (
     Term,
     resolved,
 )
+from longitude.positions.coordinates import Positions, explicit
 from longitude.positions.optional import FollowsLength, MovesPositions
 
 COMBINED: dict[str, Callable[[list[Any]], Any]] = {
@@ -38,11 +39,15 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "softmax_factor": math.prod,
     "rotate_values": any,
     "carries": any,
+    "learns_frequencies": any,
+    "columns": lambda columns: frozenset().union(*columns),
     "passing_columns": lambda columns: frozenset().union(*columns),
     "query_columns": lambda columns: frozenset().union(*columns),
     "source": lambda sources: "; ".join(dict.fromkeys(source for source in sources if source)) or None,
 }
 """The declared properties, each with the function that combines those of several encodings."""
+FAR = 2**30
+"""A position beyond all training lengths, at which encodings that follow the length do so."""
 
 
 class Composed(Encoding):
@@ -59,6 +64,7 @@ class Composed(Encoding):
     at_input = False  # type: ignore[assignment]
     reads_ids = False  # type: ignore[assignment]
     carries: bool
+    columns: frozenset[str]
     passing_columns: frozenset[str]
     query_columns: frozenset[str]
     widens: int
@@ -79,10 +85,26 @@ class Composed(Encoding):
         self.at_input = any(m.at_input for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
         self.reads_ids = any(m.reads_ids for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
         self.adds_terms = any(m.overrides("terms") for m in members)
+        terms = [(m, term) for m in members if m.overrides("terms") and not m.reads_tokens for term in m.terms({})]
         for kind, what in ((Temperature, "multiply queries by a temperature"), (SinkLogits, "have a sink")):
-            giving = [type(m).__name__ for m in members if not m.reads_tokens and _gives(m, kind)]
+            giving = [type(m).__name__ for m, term in terms if isinstance(term, kind)]
             if len(giving) > 1:
                 raise ValueError(f"two composed encodings both {what} ({' and '.join(giving)}); use one of them")
+        # Columns that pass, such as reflections, are multiplied with the queries and keys themselves.
+        readers = [m for m, term in terms if term.reads_query] + [
+            m for m in members if getattr(m, "passing_columns", ())
+        ]
+        wider = next((m for m in members if getattr(m, "widens", 1) > 1), None)
+        others = [m for m in members if m is not wider and (m in readers or m.overrides("queries", "keys"))]
+        if wider is not None and others:
+            raise ValueError(
+                f"{type(wider).__name__} makes queries wider, and {type(others[0]).__name__} changes or reads queries of "
+                "the width of a head; use one of them"
+            )
+        if readers and any(m.overrides("prepare") and m.overrides("queries") for m in members):
+            self.relative = False  # vectors of offsets are multiplied with a query that its position has rotated
+        names = [name for m in members for name in getattr(m, "columns", ())]
+        require_separate_columns({name for name in names if names.count(name) > 1})
         self.sizes = tuple(
             (type(m).__name__, name, getattr(m, name))
             for m in members
@@ -91,12 +113,17 @@ class Composed(Encoding):
         )  # attention checks the shape of queries by them
         has: Any = tuple(members)  # Any: their optional methods are those of optional.py
         self.following: list[FollowsLength] = [m for m in has if hasattr(m, "length_at")]
+        following = [type(m).__name__ for m in self.following if m.length_at(FAR, FAR) is not None]
+        if len(following) > 1:
+            raise ValueError(
+                f"two composed encodings both follow a length ({' and '.join(following)}); use one of them"
+            )
         self.moving: list[MovesPositions] = [m for m in has if hasattr(m, "regions") and m.regions()]
         moving = [type(m).__name__ for m in self.moving]
         if len(moving) > 1:
             raise ValueError(f"two composed encodings both move positions ({' and '.join(moving)}); use one of them")
         if moving:
-            require_separable(moving[0], members)
+            require_separable(moving[0], members, terms)
         self.prepares = any(m.overrides("prepare") for m in members)
         self.transforms = any(m.overrides("queries", "keys") for m in members)
         if self.passing_columns and not self.stable_keys:
@@ -104,6 +131,19 @@ class Composed(Encoding):
                 "one of these encodings needs untransformed keys in the cache, and another changes cached keys; use a rotation "
                 "that does not follow the length, such as plain rotary or follow='declared'"
             )
+
+    def require_loaded(self, device: torch.device) -> None:
+        """UsageError for a parameter on the meta device: a product with it is unwritten memory on others, not an error."""
+        if not self.learned or device.type == "meta":
+            return
+        for m in self.each:
+            if any(p.is_meta for p in m.parameters()):
+                raise UsageError(
+                    f"encoding {type(m).__name__}",
+                    f"parameters on {device}",
+                    "parameters on meta, without numbers",
+                    "load them, or keep the encoding in memory when a model is offloaded",
+                )
 
     def __iter__(self) -> Iterator[Encoding]:
         return iter(self.each)
@@ -125,13 +165,10 @@ class Composed(Encoding):
         return tuple(m.places(ids, documents, random_start) if m.reads_ids else None for m in each)
 
     def length_at(self, query: Any, newest: Any) -> Any:
-        each = [
-            m.length_at(query, newest) for m in self.following
-        ]  # torch.compile does not support := in this comprehension
-        lengths = [length for length in each if length is not None]
-        if len(lengths) > 1:
-            raise ValueError("two composed encodings both follow a length; use one of them")
-        return lengths[0] if lengths else None
+        for m in self.following:
+            if (length := m.length_at(query, newest)) is not None:
+                return length
+        return None
 
     def regions(self) -> tuple[Region, ...]:
         return self.moving[0].regions() if self.moving else ()
@@ -142,14 +179,34 @@ class Composed(Encoding):
         length: int | None = None,
         dtype: torch.dtype = torch.float32,
         move: Callable[[Tensor], Tensor] | None = None,
+        center: Tensor | None = None,
     ) -> tuple:
-        """Tables of each member. move: a region's map of positions, for the member that has regions."""
-        if move is None:
+        """Tables of each member.
+
+        move: a region's map of positions, for the member that has regions. center: see `center`, for members that learn
+        frequencies.
+        """
+        if move is None and center is None:
             return tuple(m.prepare(of_axes(m, positions), length, dtype) for m in self)
-        moved: dict[str, Any] = {"move": move}
+        options: list[dict[str, Any]] = [
+            {"move": move} if m in self.moving else {"center": center} if m.learns_frequencies else {}
+            for m in self.each
+        ]
         return tuple(
-            m.prepare(of_axes(m, positions), length, dtype, **(moved if m in self.moving else {})) for m in self.each
+            m.prepare(of_axes(m, positions), length, dtype, **own) for m, own in zip(self.each, options, strict=True)
         )
+
+    def center(self, positions: Positions, count: int, device: torch.device) -> Tensor | None:
+        """The middle of the positions, from which gradients of learned frequencies may count; None if they must count from 0.
+
+        Gradients of all angles sum to zero if the scores depend on offsets alone. Rounding leaves a rest, and counted from 0
+        a position multiplies it. All queries and keys of a call need the same center.
+        """
+        if not (self.learns_frequencies and self.relative and torch.is_grad_enabled()):
+            return None
+        positions = explicit(positions, count, device)
+        token = -2 if positions.dim() == 3 else -1
+        return (positions.amin(token, keepdim=True) + positions.amax(token, keepdim=True)) // 2
 
     def queries(self, q: Tensor, prepared: tuple) -> Tensor:
         for m, tables in zip(self.each, prepared, strict=True):
@@ -185,8 +242,7 @@ class Composed(Encoding):
         each: Any = self.each
         for m, before in zip(each, carry or [None] * len(each), strict=True):
             new, after = m.context(x, before, documents) if m.reads_tokens else ({}, None)
-            if twice := columns.keys() & new.keys():
-                raise ValueError(f"two composed encodings both give the columns {sorted(twice)}; use one of them")
+            require_separate_columns(columns.keys() & new.keys())
             columns |= new
             carries.append(after)
         return columns, carries
@@ -195,11 +251,13 @@ class Composed(Encoding):
         return tuple([term for m in self.each for term in m.terms(context)])
 
 
-def _gives(member: Encoding, kind: type) -> bool:
-    return member.overrides("terms") and any(isinstance(term, kind) for term in member.terms({}))
+def require_separate_columns(shared: Collection[str]) -> None:
+    """ValueError if two members compute columns of one name."""
+    if shared:
+        raise ValueError(f"two composed encodings both give the columns {sorted(shared)}; use one of them")
 
 
-def require_separable(moving: str, members: Sequence[Any]) -> None:
+def require_separable(moving: str, members: Sequence[Any], terms: Sequence[tuple[Any, Term]]) -> None:
     """ValueError if a member excludes attention in separate parts of the keys, which the encoding named `moving` needs."""
     for m in members:
         if hasattr(m, "length_at") and m.length_at(0, 0) is not None:
@@ -208,7 +266,8 @@ def require_separable(moving: str, members: Sequence[Any]) -> None:
             raise ValueError(
                 f"{moving} moves positions by pairs, and {type(m).__name__} rotates values; use one of them"
             )
-        if not m.reads_tokens and _gives(m, RowBias):
+    for m, term in terms:
+        if isinstance(term, RowBias):
             raise ValueError(
                 f"{moving} attends in parts, and {type(m).__name__} reads whole rows of scores; use one of them"
             )

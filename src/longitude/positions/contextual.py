@@ -76,6 +76,7 @@ class FoX(Encoding):
     learned = True
     causal_only = True
     carries = True
+    columns = frozenset({"forgotten"})
 
     def __init__(self, dim: int, num_heads: int, scale_gate: bool = False, decay_times: Sequence[float] | None = None):
         super().__init__()
@@ -175,7 +176,7 @@ class PaTH(Encoding):
     learned = True
     causal_only = True
     carries = True
-    passing_columns = frozenset({"reflection", "strength"})  # a cache applies them to its keys and drops them
+    columns = passing_columns = frozenset({"reflection", "strength"})  # a cache applies them to its keys and drops them
 
     def __init__(
         self,

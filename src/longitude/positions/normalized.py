@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longitude.errors import UsageError
+
 
 @dataclass(frozen=True)
 class NormalizedOffset:
@@ -28,6 +30,15 @@ class NormalizedOffset:
     b1: Tensor
     w2: Tensor
     b2: Tensor
+
+    def require(self, q: Tensor) -> None:
+        """UsageError unless its layers fit each other and the heads of queries [B, H, Lq, D]: kernels read them unchecked."""
+        heads, width = q.shape[1], self.w1.shape[0]
+        expected = (width, 1), (width,), (heads, width), (heads,)
+        layers = self.w1, self.b1, self.w2, self.b2
+        if [tuple(x.shape) for x in layers] != [*expected] or any(x.device != q.device for x in layers):
+            got = ", ".join(f"{list(x.shape)} on {x.device}" for x in layers)
+            raise UsageError("NormalizedOffset", f"layers {expected} on {q.device}", got)
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         """Bias [..., heads, Lq, Lk] of query positions i [..., Lq, 1] and key positions j [..., 1, Lk]."""

@@ -24,6 +24,8 @@ class ReadsContent(Protocol):
 
     carries: bool = False
     """Whether its context passes a state from token to token, so that a cache cannot be cropped."""
+    columns: frozenset[str] = frozenset()
+    """Names of its columns; two encodings of a list have none in common."""
     passing_columns: frozenset[str] = frozenset()
     """Names of columns needed only for new tokens: a cache does not keep them, and rewrites its keys by them."""
     query_columns: frozenset[str] = frozenset()

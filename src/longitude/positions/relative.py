@@ -158,7 +158,7 @@ class Inkling(Encoding):
     source = "Thinking Machines Lab 2026, https://huggingface.co/thinkingmachines/Inkling"
     learned = True
     score_tables = ("profiles",)
-    query_columns = frozenset({"mix"})
+    columns = query_columns = frozenset({"mix"})
 
     def __init__(
         self,

@@ -25,6 +25,17 @@ _FREQUENCIES: WeakKeyDictionary[Rotary, tuple[tuple, tuple[Tensor, float]]] = We
 """Cached theta and factor of an encoding, with the options they depend on; outside of the module, its copies and its state."""
 
 
+def only_gradient(x: Tensor) -> Tensor:
+    """Zeros whose gradient is that of x."""
+    return x - x.detach()
+
+
+def _sum_of_axes(coordinates: Tensor, theta: Tensor) -> Tensor:
+    """Angles [..., kv_heads, L, pairs] of two coordinates [..., L, 1 or 2] and frequencies [2, kv_heads, 1, pairs]."""
+    first, last = coordinates[..., None, :, :1], coordinates[..., None, :, -1:]
+    return first * theta[0] + last * theta[1]
+
+
 @register("rope")
 class Rotary(Encoding):
     """RoPE, rotation by the position: pair k at position p is rotated by the angle p theta_k, theta_k = base^(-2k/rotary_dim).
@@ -89,7 +100,7 @@ class Rotary(Encoding):
         found = self.frequencies()  # validates, too
         self.softmax_factor = found.softmax_factor
         if learned_frequencies:
-            self.learned, self.shared = True, False
+            self.learned, self.shared, self.learns_frequencies = True, False, True
             self.alpha = nn.Parameter(torch.empty(len(found.inverse)))
             self.reset_parameters()
         self.stable_keys = self.relative = self.length_at(0, 0) is None
@@ -125,12 +136,23 @@ class Rotary(Encoding):
             frequencies = frequencies._replace(inverse=frequencies.inverse.sign() * theta.to(device))  # 0 stays 0
         return frequencies
 
-    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> RotaryTable:
-        """Cos and sin in float32 or wider, of positions [L] or [B, L], with several axes also [L, axes] or [B, L, axes]."""
-        require_positions(positions, who=self.registered_name)
-        return self.tables(positions, length, dtype)
+    def prepare(
+        self,
+        positions: Tensor,
+        length: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        center: Tensor | None = None,
+    ) -> RotaryTable:
+        """Cos and sin in float32 or wider, of positions [L] or [B, L], with several axes also [L, axes] or [B, L, axes].
 
-    def tables(self, positions: Tensor, length: int | None, dtype: torch.dtype) -> RotaryTable:
+        center: position from which gradients of learned frequencies count, the same for all queries and keys of a call.
+        """
+        require_positions(positions, who=self.registered_name)
+        return self.tables(positions, length, dtype, center)
+
+    def tables(
+        self, positions: Tensor, length: int | None, dtype: torch.dtype, center: Tensor | None = None
+    ) -> RotaryTable:
         """Cos and sin of checked positions."""
         # Numbers, not buffers: nothing to save, to move, or to round with the model.
         exact = torch.float32 if self.angle_dtype == "float32" else wide(positions.device)
@@ -139,6 +161,8 @@ class Rotary(Encoding):
         if coordinates.shape[-1] > 1:
             coordinates = coordinates[..., constants(self.axis_of_pair, torch.long, coordinates.device)]
         angles = coordinates * theta  # elementwise: a matrix product may round to TF32
+        if center is not None:
+            angles = angles.detach() + (coordinates - by_axis(center, self.axes, "center")) * only_gradient(theta)
         if angles.dim() == 3:
             angles = angles[:, None]
         dtype = torch.promote_types(dtype, torch.float32)
@@ -250,7 +274,7 @@ class AxialRotary(Rotary):
                 expected = "mixed with num_kv_heads and axes=2, without learned_frequencies"
                 got = f"num_kv_heads={num_kv_heads}, axes={axes}, learned_frequencies={learned_frequencies}"
                 raise UsageError("axial_rope", expected, got, "mixed frequencies are learned, two for each pair")
-            self.learned, self.shared = True, False
+            self.learned, self.shared, self.learns_frequencies = True, False, True
             self.theta = nn.Parameter(torch.empty(axes, num_kv_heads, head_dim // 2))
             self.reset_parameters()
 
@@ -268,12 +292,17 @@ class AxialRotary(Rotary):
         along = self._frequencies_of(self.head_dim // self.axes, length, device)
         return self._as_learned(along._replace(inverse=along.inverse.repeat(self.axes)))
 
-    def tables(self, positions: Tensor, length: int | None, dtype: torch.dtype) -> RotaryTable:
+    def tables(
+        self, positions: Tensor, length: int | None, dtype: torch.dtype, center: Tensor | None = None
+    ) -> RotaryTable:
         if self.theta is None:
-            return super().tables(positions, length, dtype)
+            return super().tables(positions, length, dtype, center)
         exact = torch.float32 if self.angle_dtype == "float32" else wide(positions.device)
-        coordinates, theta = by_axis(positions, 2, "axial_rope")[..., None, :, :], self.theta.to(exact)[..., None, :]
-        angles = coordinates[..., :1] * theta[0] + coordinates[..., -1:] * theta[1]  # [.., kv_heads, L, pairs]
+        coordinates, theta = by_axis(positions, 2, "axial_rope"), self.theta.to(exact)[..., None, :]
+        angles = _sum_of_axes(coordinates, theta)
+        if center is not None:
+            offsets = coordinates - by_axis(center, 2, "axial_rope")
+            angles = angles.detach() + _sum_of_axes(offsets, only_gradient(theta))
         dtype = torch.promote_types(dtype, torch.float32)
         return RotaryTable(angles.cos().to(dtype), angles.sin().to(dtype))
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from longitude.errors import UsageError
+from longitude.positions.counted import Counted
+from longitude.positions.normalized import NormalizedOffset
+
+if TYPE_CHECKING:
+    from longitude.attention.request import Request
 
 __all__ = [
     "Drift",
@@ -17,12 +26,69 @@ __all__ = [
     "SinkLogits",
     "Softcap",
     "Temperature",
+    "Term",
     "Transport",
 ]
 
 
+def require_shape(name: str, x: Tensor, q: Tensor, *shapes: tuple[int, ...]) -> None:
+    """UsageError unless x has one of the shapes, floating-point numbers, and the device of q: kernels read it unchecked."""
+    if tuple(x.shape) not in shapes or not x.is_floating_point() or x.device != q.device:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise UsageError(name, f"floats {expected} on {q.device}", f"{x.dtype} {list(x.shape)} on {x.device}")
+
+
+def of_either_heads(q: Tensor, k: Tensor, *rest: int) -> list[tuple[int, ...]]:
+    """Shapes [B, heads, *rest] with the heads of queries or of keys."""
+    return [(q.shape[0], heads, *rest) for heads in (q.shape[1], k.shape[1])]
+
+
+def require_among_keys(q: Tensor, k: Tensor) -> None:
+    """UsageError if there are more queries than keys: a term of tokens has columns of the keys alone."""
+    if q.shape[2] > k.shape[2]:
+        raise UsageError("the encoding", "queries among the keys", f"{q.shape[2]} queries and {k.shape[2]} keys")
+
+
+class Term:
+    """Base class of terms. A new kind is one class: `dense` is all that the reference and the chunked backend need.
+
+    Faster backends list the kinds that they support.
+
+    Attributes:
+        added: whether backends receive it; attention applies the others before or after a backend.
+        reads_positions: whether it depends on positions.
+        reads_query: whether it reads the queries as they are after all rotations.
+    """
+
+    added: ClassVar[bool] = True
+    reads_positions: ClassVar[bool] = False
+    reads_query: ClassVar[bool] = False
+
+    def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """UsageError unless its tensors fit queries [B, H, Lq, D], keys [B, Hkv, Lk, D] and values [B, Hkv, Lk, Dv]."""
+
+    def dense(self, r: Request, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+        """The numbers added to the scores of a request, [..., heads, Lq, Lk].
+
+        q: its queries in float32 or wider. scores [B, H, Lq, Lk]: scale q.k. allowed [..., Lq, Lk]: visible pairs.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no dense()")
+
+    def placed(self, rows: int, keys: int) -> Term:
+        """The term for queries that are the last `rows` of the tokens, with `keys` keys."""
+        return self
+
+    def of_queries(self, batch: slice | list[int], rows: slice) -> Term:
+        """The term for some sequences of the batch and some of their queries."""
+        return self
+
+    def behind_zeros(self, width: int) -> Term:
+        """The term for queries and keys with `width` zeros in front."""
+        return self
+
+
 @dataclass(frozen=True)
-class OffsetBias:
+class OffsetBias(Term):
     """A bias that depends on the offset alone: score += at(offset).
 
     Args:
@@ -32,13 +98,25 @@ class OffsetBias:
             table, unless the module contains layers.
     """
 
+    reads_positions = True
     at: Callable[[Tensor], Tensor]
     reach: int | None = None
     of: nn.Module | None = None
 
+    def dense(self, r: Request, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+        return self.bias(r)
+
+    def bias(self, r: Request) -> Tensor:
+        """The bias of all pairs, [..., heads, Lq, Lk]."""
+        i, j = r.places()
+        offsets = i[..., :, None] - j[..., None, :]
+        bias = self.at(offsets)
+        require_shape("OffsetBias", bias, r.q, (r.heads, *offsets.shape), (1, *offsets.shape))
+        return bias if bias.dim() == 3 else bias.movedim(0, 1)
+
 
 @dataclass(frozen=True)
-class PairBias:
+class PairBias(Term):
     """A bias that depends on both positions: score += at(query position, key position).
 
     Args:
@@ -47,12 +125,28 @@ class PairBias:
             its ReLU.
     """
 
+    reads_positions = True
     at: Callable[[Tensor, Tensor], Tensor]
     numbers: int = 64
 
+    def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        if isinstance(self.at, NormalizedOffset):
+            self.at.require(q)
+
+    def dense(self, r: Request, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+        return self.bias(r)
+
+    def bias(self, r: Request) -> Tensor:
+        """The bias of all pairs, [..., heads, Lq, Lk]."""
+        i, j = r.places()
+        bias = self.at(i[..., :, None], j[..., None, :])
+        *batch, rows, keys = torch.broadcast_shapes((*i.shape, 1), (*j.shape[:-1], 1, j.shape[-1]))
+        require_shape("PairBias", bias, r.q, (*batch, r.heads, rows, keys), (*batch, 1, rows, keys))
+        return bias
+
 
 @dataclass(frozen=True)
-class Drift:
+class Drift(Term):
     """A difference of levels: score += level of the query's token - level of the key's token.
 
     Args:
@@ -63,9 +157,21 @@ class Drift:
     level: Tensor
     scaled: bool = False
 
+    def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        require_among_keys(q, k)
+        require_shape("Drift.level", self.level, q, *of_either_heads(q, k, k.shape[2]))
+
+    def dense(self, r: Request, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+        level = self.level.repeat_interleave(r.heads // self.level.shape[1], 1)
+        drift = level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()]
+        return r.scale * drift if self.scaled else drift
+
+    def of_queries(self, batch: slice | list[int], rows: slice) -> Term:
+        return replace(self, level=self.level[batch])
+
 
 @dataclass(frozen=True)
-class OffsetVectors:
+class OffsetVectors(Term):
     """A vector per offset: score += scale (query + shift) . keys(offset), output += sum of weight * values(offset).
 
     Args:
@@ -77,26 +183,75 @@ class OffsetVectors:
             multiplies it as it multiplies the query.
     """
 
+    reads_positions = True
     keys: Callable[[Tensor], Tensor]
     values: Callable[[Tensor], Tensor] | None = None
     shift: Tensor | float = 0.0
     reach: int | None = None
     mix: Tensor | None = None
 
+    @property
+    def reads_query(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.mix is None
+
+    def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        heads, width = q.shape[1], q.shape[3]
+        if self.mix is not None:
+            require_among_keys(q, k)
+            width = self.mix.shape[-1]
+            require_shape("OffsetVectors.mix", self.mix, q, *of_either_heads(q, k, q.shape[2], width))
+        if isinstance(self.shift, Tensor):
+            whole = heads, 1, width
+            require_shape("OffsetVectors.shift", self.shift, q, whole, (1, 1, width), whole[1:], whole[2:], ())
+        nearest = torch.zeros(1, dtype=torch.long, device=q.device)
+        require_shape("OffsetVectors.keys", self.keys(nearest), q, (1, width), (heads, 1, width), (1, 1, width))
+        if self.values is not None:
+            width = v.shape[3]
+            require_shape("OffsetVectors.values", self.values(nearest), q, (1, width), (heads, 1, width), (1, 1, width))
+
+    def placed(self, rows: int, keys: int) -> Term:
+        if self.mix is None:
+            return self
+        if not rows <= self.mix.shape[2] <= keys:
+            raise UsageError("OffsetVectors.mix", f"{rows} to {keys} tokens", list(self.mix.shape))
+        return replace(self, mix=self.mix[:, :, -rows:])
+
+    def of_queries(self, batch: slice | list[int], rows: slice) -> Term:
+        return self if self.mix is None else replace(self, mix=self.mix[batch][:, :, rows])
+
+    def behind_zeros(self, width: int) -> Term:
+        if self.mix is not None:
+            return self
+        shift = F.pad(self.shift, (width, 0)) if isinstance(self.shift, Tensor) else self.shift
+        return replace(self, keys=lambda offset: F.pad(self.keys(offset), (width, 0)), shift=shift)
+
 
 @dataclass(frozen=True)
-class RowBias:
+class RowBias(Term):
     """A bias computed from whole rows of scores: score += of(queries, scaled raw scores, allowed).
 
     Args:
         of: maps queries [B, heads, Lq, head_dim], scores and allowed [B, heads, Lq, Lk] to [B, heads, Lq, Lk].
     """
 
+    reads_query = True
     of: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        if isinstance(self.of, Counted):
+            require_shape("Counted.table", self.of.table, q, (q.shape[3], self.of.columns))
+
+    def dense(self, r: Request, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+        bias = self.of(q, scores, allowed)
+        require_shape("RowBias", bias, q, tuple(scores.shape))
+        return bias
+
+    def behind_zeros(self, width: int) -> Term:
+        return RowBias(lambda q, scores, allowed: self.of(q[..., width:], scores, allowed))
 
 
 @dataclass(frozen=True)
-class Transport:
+class Transport(Term):
     """Reflections between key and query: q . H_i H_(i-1) ... H_(j+1) k instead of q . k, where H_t = I - b_t w_t w_t'.
 
     Args:
@@ -107,14 +262,30 @@ class Transport:
         first: order of the first of these tokens; attention sets it.
     """
 
+    reads_query = True
     w: Tensor
     b: Tensor
     chunk: int = 128
     first: int = 0
 
+    def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        require_among_keys(q, k)
+        tokens = min(self.w.shape[2], k.shape[2])
+        require_shape("Transport.w", self.w, q, *of_either_heads(q, k, tokens, q.shape[3]))
+        require_shape("Transport.b", self.b, q, tuple(self.w.shape[:3]))
+
+    def placed(self, rows: int, keys: int) -> Term:
+        return replace(self, first=keys - self.w.shape[2])
+
+    def of_queries(self, batch: slice | list[int], rows: slice) -> Term:
+        return replace(self, w=self.w[batch], b=self.b[batch])
+
+    def behind_zeros(self, width: int) -> Term:
+        return replace(self, w=F.pad(self.w, (width, 0)))
+
 
 @dataclass(frozen=True)
-class Temperature:
+class Temperature(Term):
     """A factor of each query: q_i *= at(n_i), before scores are computed. It does not multiply the biases of other terms.
 
     Attention applies it before a backend runs, so every backend supports it.
@@ -126,13 +297,18 @@ class Temperature:
         module: whose parameters decide `at`, if any do.
     """
 
+    added = False
     at: Callable[[Tensor], Tensor]
     of: Literal["visible", "positions"]
     module: nn.Module | None = None
 
+    @property
+    def reads_positions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.of == "positions"
+
 
 @dataclass(frozen=True)
-class SinkLogits:
+class SinkLogits(Term):
     """A logit per head of a virtual key without value: e^logit is added to the denominator of the softmax.
 
         out' = out sigmoid(lse - logit),    lse' = log(e^lse + e^logit)
@@ -143,11 +319,15 @@ class SinkLogits:
         logits: [heads], one per head of queries.
     """
 
+    added = False
     logits: Tensor
+
+    def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        require_shape("SinkLogits.logits", self.logits, q, (q.shape[1],))
 
 
 @dataclass(frozen=True)
-class Softcap:
+class Softcap(Term):
     """A cap of the products: score = cap tanh(scale q . k / cap), before anything else is added and before the mask.
 
     Args:
@@ -155,8 +335,3 @@ class Softcap:
     """
 
     cap: float
-
-
-Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport | Temperature | SinkLogits | Softcap
-ADDED = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport, Softcap)
-"""The terms that backends receive; attention applies the others before or after a backend."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longitude.attention.backends.base import terms_bytes
 from longitude.attention.request import Request
-from longitude.attention.scores import offsets, per_query_head
+from longitude.attention.scores import per_query_head
 from longitude.native.derivatives import in_forward_mode
 from longitude.native.tensors import in_memory
 from longitude.positions.base import OffsetBias, PairBias, RowBias
@@ -45,23 +45,11 @@ def biased(r: Request) -> tuple[Tensor, Tensor] | None:
         return None
     k, v = (per_query_head(x, r.heads) for x in (r.k, r.v))
     raw = (r.scale * r.q) @ k.mT if any(isinstance(term, RowBias) for term in r.terms) else None
-    terms = [bias_of(term, r, raw, allowed).to(r.q.dtype) for term in r.terms]
+    terms = [term.dense(r, r.q, raw, allowed).to(r.q.dtype) for term in r.terms]  # type: ignore[arg-type]  (raw)
+    terms = [bias if bias.dim() == 4 else bias[None] for bias in terms]
     bias = torch.where(allowed, sum(terms[1:], terms[0]), -math.inf)
     out, lse = Biased.apply(r.q, k, v, bias, r.scale)
     return (out, lse) if lse.isfinite().all() and out.detach().select(3, 0).all() else None
-
-
-def bias_of(term: Any, r: Request, raw: Tensor | None, allowed: Tensor) -> Tensor:
-    """[B or 1, heads, Lq, Lk]; raw: the scores, for terms that read them."""
-    if isinstance(term, RowBias):
-        bias = term.of(r.q, raw, allowed)  # pyright: ignore[reportArgumentType]
-    elif isinstance(term, PairBias):
-        i, j = r.places()
-        bias = term.at(i[..., :, None], j[..., None, :])
-    else:
-        bias = term.at(offsets(r))
-        bias = bias if bias.dim() == 3 else bias.movedim(0, 1)
-    return bias if bias.dim() == 4 else bias[None]
 
 
 class Biased(torch.autograd.Function):

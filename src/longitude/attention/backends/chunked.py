@@ -17,7 +17,7 @@ from longitude.attention.request import Request
 from longitude.native.derivatives import exporting, in_forward_mode, recomputed
 from longitude.native.tensors import in_memory
 from longitude.positions.base import Drift, OffsetBias, PairBias, Transport
-from longitude.positions.terms import ADDED, Softcap
+from longitude.positions.terms import Softcap, Term
 
 BLOCK_BYTES = 2**26
 CACHED_ROWS = 64
@@ -119,7 +119,7 @@ REFERENCE = Backend(
     "reference",
     run=lambda r: reference(r)[0],
     partial=reference,
-    terms=ADDED,
+    terms=(Term,),
     any_mask=True,
     dropout=True,
     weights=True,
@@ -131,7 +131,7 @@ CHUNKED = Backend(
     "chunked",
     run=lambda r: chunked(r)[0],
     partial=chunked,
-    terms=ADDED,
+    terms=(Term,),
     any_mask=True,
     dropout=True,
     memory=lambda r: (biased_bytes(r) if takes(r) else dense_bytes(r)) * block_rows(r) // r.rows,

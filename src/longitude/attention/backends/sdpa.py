@@ -13,7 +13,7 @@ from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, terms_by
 from longitude.attention.backends.routes import in_loop
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
-from longitude.attention.scores import drift_level, offsets, per_query_head
+from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import by_spans, pieces, with_wide_values
 from longitude.native.derivatives import exporting, in_forward_mode
 from longitude.positions.base import Drift, OffsetBias, PairBias
@@ -115,8 +115,7 @@ def dense_bias(r: Request) -> tuple[Tensor | None, Tensor | None]:
         if isinstance(term, OffsetBias):
             added.append(offset_bias(term, r))
         elif isinstance(term, PairBias):
-            i, j = r.places()
-            added.append(term.at(i[..., :, None], j[..., None, :]))
+            added.append(term.bias(r))
     if (level := drift_level(r)) is not None:
         added.append(level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()])
     added = [x if x.dim() == 4 else x[None] for x in (x.to(r.q.dtype) for x in added)]
@@ -134,8 +133,7 @@ def offset_bias(term: OffsetBias, r: Request) -> Tensor:
     """A bias of offsets, [H, Lq, Lk] or [B, H, Lq, Lk]. At contiguous positions each row is the row below, shifted by one."""
     q_first, k_first = r.q_positions, r.k_positions
     if not isinstance(q_first, int) or not isinstance(k_first, int) or torch.compiler.is_compiling():
-        bias = term.at(offsets(r))  # compilers, too: unfold would need a graph for each length
-        return bias if bias.dim() == 3 else bias.movedim(0, 1)
+        return term.bias(r)  # compilers, too: unfold would need a graph for each length
     along = bias_of(term, q_first + r.rows - 1 - k_first, q_first - k_first - r.length + 1, r.q, r.q.dtype)
     bias = along.unfold(1, r.length, 1)
     return bias.flip(1) if r.rows > 1 else bias

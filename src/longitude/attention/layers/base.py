@@ -21,7 +21,7 @@ from longitude.attention.state_mixer import document_flags
 from longitude.errors import UsageError, check_flags, check_sizes
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import Positions, canonical, following, part_of
+from longitude.positions.coordinates import Positions, canonical, explicit, following, part_of
 
 
 class Chosen(NamedTuple):
@@ -242,6 +242,7 @@ def _checked(
     batch, length = x.shape[:2]
     keys, documents, positions = past + length, inputs.documents, inputs.positions
     require_mask(mask)
+    encoding.require_loaded(x.device)
     if documents is None and encoding.reads_tokens and any(isinstance(m, Documents | Padding) for m in mask.parts()):
         raise ValueError("mask: the encoding reads the tokens too; pass documents and padding as documents= instead")
     if documents is not None:
@@ -268,6 +269,15 @@ def _checked(
     alike = kept and encoding.stable_keys and not encoding.reads_tokens and not torch.is_autocast_enabled(x.device.type)
     padding = None if documents is None else padding_of(documents, length)
     return Call(mask, positions, q_positions, past, length, remembered, own, padding, kept, alike)
+
+
+def tables_of(encoding: Composed, call: Call, inputs: MixerInputs, x: Tensor) -> Any:
+    """Tables of the call's tokens for activations like x: those that the model made for all its layers, or its own."""
+    if inputs.tables is not None:
+        return inputs.tables
+    place = call.positions, call.length, x.device
+    center = encoding.center(*place) if inputs.cache is None else inputs.cache.center_of(encoding, *place)
+    return encoding.prepare(explicit(call.positions, call.length, x.device), None, x.dtype, center=center)
 
 
 def require_past(who: str, mask: Mask) -> None:

@@ -10,13 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
+from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
 from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
-from longitude.attention.terms import behind_zeros
 from longitude.errors import UsageError, check_sizes, unknown
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Term
 from longitude.positions.composed import Composed, compose
-from longitude.positions.coordinates import explicit
 from longitude.positions.linear import is_plain
 
 if TYPE_CHECKING:
@@ -153,9 +151,7 @@ class LatentAttention(AttentionLayer):
         latent, rotary = key.split([self.kv_rank, self.rope_dim], -1)
         latent = normed(self.kv_norm, latent)
         if encoding.stable_keys and encoding.transforms:
-            tables = inputs.tables
-            if tables is None:
-                tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
+            tables = tables_of(encoding, call, inputs, q)
             content, positional = q.split([self.nope_dim, self.rope_dim], -1)
             q = torch.cat([content, encoding.queries(positional, tables)], -1)
             rotary = encoding.keys(rotary, tables)
@@ -309,7 +305,8 @@ class SuffixEncoding:
         self.causal_only, self.passing_columns = encoding.causal_only, encoding.passing_columns
         self.query_columns = encoding.query_columns
         self.reads_tokens, self.each = encoding.reads_tokens, encoding.each
-        self.length_at, self.prepare, self.regions = encoding.length_at, encoding.prepare, encoding.regions
+        self.length_at, self.regions = encoding.length_at, encoding.regions
+        self.prepare, self.center = encoding.prepare, encoding.center
 
     def queries(self, q: Tensor, prepared: Any) -> Tensor:
         return torch.cat([q[..., : self.before], self.encoding.queries(q[..., self.before :], prepared)], -1)
@@ -330,4 +327,4 @@ class SuffixEncoding:
                 "the encoding adds vectors to values, and those of latent attention have no part with positions; "
                 "expected an encoding without them, such as with values=False"
             )
-        return behind_zeros(term, self.before)
+        return term.behind_zeros(self.before)

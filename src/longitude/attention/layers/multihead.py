@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.cache_guard import CacheKind
 from longitude.attention.heads import head_sizes
-from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed
+from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
 from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
 from longitude.errors import check_flags, check_positive
 from longitude.positions.base import Encoding
@@ -123,10 +123,9 @@ class MultiHeadAttention(AttentionLayer):
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q, k = self.heads_placed(x, q, k)
-        tables = inputs.tables
+        tables = None
         if encoding.stable_keys and encoding.transforms:
-            if tables is None:
-                tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
+            tables = tables_of(encoding, call, inputs, q)
             q, k = encoding.queries_and_keys(q, k, tables)
             v = encoding.values(v, tables) if encoding.rotate_values else v
         columns, carry = (
@@ -172,5 +171,6 @@ class MultiHeadAttention(AttentionLayer):
 def rotated_back(out: Tensor, encoding: Composed, tables: Any, call: Call) -> Tensor:
     """Outputs [B, H, L, head_dim] of rotated values, without the rotation of their queries. tables: of all tokens of the call."""
     if call.remembered:  # tokens of a memory have no outputs
-        tables = encoding.prepare(explicit(call.q_positions, out.shape[2], out.device), None, out.dtype)
+        center = encoding.center(call.positions, call.length, out.device)
+        tables = encoding.prepare(explicit(call.q_positions, out.shape[2], out.device), None, out.dtype, center=center)
     return encoding.outputs(out, tables)
