@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from tests.models.conftest import mixer_spec
 from tests.support import close as near, refused
 
 close = partial(near, atol=1e-10)
@@ -44,12 +45,40 @@ def test_masks_that_cannot_be(build, ids):
     cache = model(x, use_cache=True).cache
     with refused("attention_mask", "[2, 14]"):
         model(x[:, :1], cache=cache, attention_mask=ones[:, :1])
-    hole = ones.index_fill(1, torch.tensor(7), 0)
+    later = torch.cat([ones, ones[:, :1] * 0, ones[:, :1]], 1)
     with refused("attention_mask"):
-        model(x, attention_mask=hole)
-    model(
-        x, attention_mask=hole, document_ids=(torch.arange(13) > 7).long().expand(2, -1)
-    )  # between documents it may be
+        model(x[:, :2], cache=cache, attention_mask=later)
+    hole = ones.index_fill(1, torch.tensor(7), 0)
+    with refused("attention_mask", "output_attentions"):
+        model(x, attention_mask=hole, output_attentions=True)
+
+
+SPECS = ["rope", "learned", "abacus", "fox", "path", "cope", "shaw"]
+MIXERS = ["window", "hierarchical", "mamba2", "rwkv6"]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    "options", [*({"encoding": s} for s in SPECS), *({"mixer": mixer_spec(m)} for m in MIXERS)], ids=str
+)
+@torch.no_grad()
+def test_padding_between_tokens_changes_nothing(options, build, ids):
+    """As PEFT's prompt tuning pads; whole, and with a cache. Positions are those of the tokens alone."""
+    model, x = build(**{"encoding": "auto"} | options), ids(3, 15)
+    mask = torch.ones(3, 15, dtype=torch.long)
+    mask[0, 3:7] = mask[1, 5:6] = mask[1, 9] = 0
+    whole = model(x, attention_mask=mask, output_hidden_states=True)
+    close(whole.hidden_states[-1], model.model(x, attention_mask=mask)[0])
+    close(model.lm_head(whole.hidden_states[-1]), whole.logits)
+    for row in range(3):
+        real = mask[row].bool()
+        close(whole.logits[row, real], model(x[row : row + 1, real]).logits[0])
+    cache, parts = None, []
+    for start, stop in ((0, 11), (11, 12), (12, 13), (13, 15)):
+        out = model(x[:, start:stop], attention_mask=mask[:, :stop], cache=cache, use_cache=True)
+        cache = out.cache
+        parts.append(out.logits)
+    close(torch.cat(parts, 1)[mask.bool()], whole.logits[mask.bool()])
 
 
 # ---- memories --------------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from torch.func import vmap
 from transformers import DataCollatorWithFlattening
 from transformers.masking_utils import find_packed_sequence_indices
 
-from longitude.attention.documents import runs_of
-from longitude.models.streams import documents_of, starting_over
+from longitude.attention.documents import documents_of, runs_of, starting_over
 from tests.support import close as near, refused
 
 close = partial(near, atol=1e-10)

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from longitude.attention.cache import LongitudeCacheLayer
+from longitude.attention.documents import places_in
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import Mask, require_causal
 from longitude.attention.operation import raw_request, run, run_parts
 from longitude.errors import UsageError
 from longitude.hf.masks import StockMask, dense_mask, with_packed
 from longitude.models.stock_caches import adopt
-from longitude.models.streams import starts_of
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit
@@ -168,7 +169,8 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     if packed is not mask:  # positions continued from document to document
         assert packed.streams is not None
         positions = explicit(positions, x.shape[1], x.device).expand(len(x), -1)
-        positions = positions - positions.gather(1, starts_of(packed.streams))
+        starts = torch.arange(x.shape[1], device=x.device) - places_in(packed.streams)
+        positions = positions - positions.gather(1, starts)
         kwargs, mask = {**kwargs, "attention_mask": packed}, packed
     new_streams = None if mask.streams is None else mask.streams[:, past:]
     columns, carry = encoding(partial(encoding.context, x, None if layer is None else layer.carry, new_streams))

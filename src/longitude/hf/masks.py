@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import masking_utils as theirs
 
-from longitude.attention.documents import places_of, runs_of
+from longitude.attention.documents import Packed, documents_of, places_of, runs_of
 from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.attention.patterns import Ago, Chunks, from_tensor
 from longitude.errors import UsageError
-from longitude.models.streams import Packed, documents_of
 from longitude.native.derivatives import numbers_of, readable, tracing
 
 INDEXERS = "index_topk", "indexer_budget"
@@ -140,7 +139,7 @@ def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
 
 
 def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int, length: int) -> StockMask:
-    """The mask with documents that arguments mark, as `longitude.models.streams.documents_of` reads them.
+    """The mask with documents that arguments mark, as `longitude.attention.documents.documents_of` reads them.
 
     These are cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and seq_idx. `length` new tokens, none cached before them.
     ValueError for documents other than those that position_ids showed.

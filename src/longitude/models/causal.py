@@ -13,6 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
+from longitude.attention.documents import Packed, documents_of, places_in, streams_of
 from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
@@ -20,7 +21,6 @@ from longitude.models.generation import CheckedGenerationMixin
 from longitude.models.inputs import require_known
 from longitude.models.loss import IGNORED, predicted
 from longitude.models.stock_caches import renames_cache
-from longitude.models.streams import Packed, documents_of, places_in, streams_of
 
 
 class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):

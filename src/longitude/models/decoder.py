@@ -17,6 +17,7 @@ from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
 from longitude.attention.cache_guard import unchanged_if_refused
+from longitude.attention.documents import Packed, documents_of, in_order, places_after, streams_of, without_gaps
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.errors import UsageError
@@ -24,7 +25,6 @@ from longitude.models.blocks import Block, norm
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.inputs import ids_so_far, layers_of, places_of, require_embeds
 from longitude.models.stock_caches import adopt, renames_cache
-from longitude.models.streams import Packed, documents_of, places_after, streams_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, as_int, canonical, explicit, following
@@ -128,6 +128,7 @@ class Call(NamedTuple):
         cache: Filled or empty; None without one.
         memories: For each layer its input at an earlier segment, [B, M, D].
         remembered: Number of tokens M in the memories; 0 without them.
+        order: Order of the new tokens [B, L] in the layers, if padding between them was moved in front.
         ids: Ids of all tokens [B, Lk], if an encoding reads them.
         place_ids: Places [B, L], instead of those that encodings compute from ids.
     """
@@ -138,6 +139,7 @@ class Call(NamedTuple):
     cache: Any
     memories: Sequence[Tensor] | None
     remembered: int
+    order: Tensor | None
     ids: Tensor | None
     place_ids: Tensor | None
 
@@ -280,17 +282,21 @@ class LongitudeModel(LongitudePreTrainedModel):
             self.require_weights()
         x = self._embedded(input_ids, inputs_embeds)
         call = self._call_of(
-            x, attention_mask, position_ids, cache, use_cache, document_ids, memories, input_ids, place_ids, packed
-        )
-        x, tables = self._positioned(x, call)
+            x, attention_mask, position_ids, cache, use_cache, document_ids, memories, input_ids, place_ids, packed,
+            output_attentions,
+        )  # fmt: skip
+        x, tables = self._positioned(x if call.order is None else in_order(x, call.order), call)
         source_of = Source(source, source_valid, cross_cache)
         x, hidden_states, attentions, cross_attentions = self._run(
             x, call, tables, source_of, wanted, output_attentions
         )
+        if call.order is not None:
+            places = call.order.argsort(1)
+            x, *hidden_states = (None if t is None else in_order(t, places) for t in (x, *hidden_states))
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
             cache=call.cache,
-            hidden_states=hidden_states if wanted else None,
+            hidden_states=tuple(hidden_states) if wanted else None,
             attentions=attentions if output_attentions else None,
             cross_attentions=cross_attentions if output_attentions and self.cross else None,
         )
@@ -316,6 +322,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         input_ids: Tensor | None,
         place_ids: Tensor | None,
         packed: Packed,
+        output_attentions: bool,
     ) -> Call:
         """Arguments of `forward` -> a Call, with a new cache if one is asked for."""
         batch, length = x.shape[:2]
@@ -337,13 +344,22 @@ class LongitudeModel(LongitudePreTrainedModel):
         past = cache.get_seq_length() if cache is not None else 0
         if memories is not None:
             past = self.require_memories(memories, cache, position_ids)
-        streams = streams_of(attention_mask, documents, batch, past + length, x.device)
+        streams, order = streams_of(attention_mask, documents, batch, past + length, x.device), None
+        if streams is not None:
+            streams, order = without_gaps(streams, past)
+        if order is not None:
+            if memories is not None or output_attentions:
+                raise ValueError(
+                    "attention_mask: padding is between tokens; expected none with memories or output_attentions"
+                )
+            inputs = position_ids, input_ids, place_ids
+            position_ids, input_ids, place_ids = (None if t is None else in_order(t, order) for t in inputs)
         remembered = 0 if memories is None else past
         positions = self.positions_of(position_ids, streams, cache, batch, remembered + length)
         ids = None
         if input_ids is not None and (place_ids is not None or self.encoding_of_layer[0].reads_ids):
             ids = ids_so_far(input_ids, cache, past)
-        return Call(self.mask, as_int(positions), streams, cache, memories, remembered, ids, place_ids)
+        return Call(self.mask, as_int(positions), streams, cache, memories, remembered, order, ids, place_ids)
 
     def _positioned(self, x: Tensor, call: Call) -> tuple[Tensor, list[Any]]:
         """The input of the first layer, [B, L, D], and the tables of each distinct encoding.

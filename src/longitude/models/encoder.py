@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
+from longitude.attention.documents import Packed
 from longitude.attention.masks import NoMask
 from longitude.attention.mixer import MIXERS
 from longitude.errors import UsageError
@@ -17,7 +18,6 @@ from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.inputs import require_known
 from longitude.models.loss import IGNORED, predicted
-from longitude.models.streams import Packed
 from longitude.positions.base import ENCODINGS, list_encodings
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
+from longitude.attention.documents import has_gaps, streams_of
 from longitude.errors import UsageError
 from longitude.models.inputs import require_assistant
 from longitude.models.stock_caches import renames_cache
-from longitude.models.streams import streams_of
 
 
 class CheckedGenerationMixin(GenerationMixin):
@@ -37,14 +37,13 @@ class CheckedGenerationMixin(GenerationMixin):
         """The mask that transformers infers from pad_token_id. ValueError if it has padding between tokens."""
         mask: Any = super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
         batch, length = mask.shape
-        try:
-            streams_of(mask, None, batch, length, mask.device)
-        except ValueError:
+        streams = streams_of(mask, None, batch, length, mask.device)
+        if streams is not None and has_gaps(streams):
             pad = generation_config.pad_token_id
             raise ValueError(
                 f"pad_token_id: {pad} is between tokens of the prompt, and without an attention_mask it is taken for padding; "
                 "expected attention_mask=torch.ones_like(input_ids) if it is a token, or padding at one side"
-            ) from None
+            )
         return mask
 
 

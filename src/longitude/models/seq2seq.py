@@ -12,6 +12,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from longitude.attention.documents import real_tokens
 from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
@@ -20,7 +21,6 @@ from longitude.models.generation import CheckedGenerationMixin
 from longitude.models.inputs import require_embeds, require_known
 from longitude.models.loss import IGNORED, predicted
 from longitude.models.stock_caches import renames_cache
-from longitude.models.streams import real_tokens
 
 
 def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
