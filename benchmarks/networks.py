@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import longitude as lg
 from kinds import offset_biases, rotations
-from longitude.attention.backends import routes
 from longitude.bench.rows import Row
 from target import Call, Session
 
@@ -68,12 +67,7 @@ def training(session: Session) -> list[Row]:
     ids = torch.randint(VOCABULARY, (shape.batch, shape.length), generator=torch.Generator().manual_seed(0))
     base = "no encoding"
     plain = training_step(of_ours("nope", shape.length), ids)
-
-    def in_torch() -> None:
-        with routes.repeated({}):
-            plain()
-
-    calls: dict[str, Call] = {base: ("plain", "sdpa", in_torch)}
+    calls: dict[str, Call] = {base: ("plain", "sdpa", plain)}
     for label in (*offset_biases(), *rotations()):
         calls[label] = ("ours", "auto", training_step(of_ours(label, shape.length), ids))
     rows = session.compare(calls, base, shape, "step", 4, "training step")

@@ -14,7 +14,7 @@ import torch
 # Without a GPU kernels in Triton are interpreted; triton reads this when it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-for switch in ("LONGITUDE_ROUTES", "LONGITUDE_BACKENDS"):  # tests set them themselves
+for switch in ("LONGITUDE_BACKENDS",):  # tests set them themselves
     os.environ.pop(switch, None)
 if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:  # workers share the cores
     torch.set_num_threads(1)

@@ -31,29 +31,26 @@ load.library = recorded
 
 import torch
 import longitude as lg
-from longitude.attention.backends import routes
 from longitude.testing.attend_calls import masks as masks_of
 
 torch.set_num_threads(2)
-everywhere = {{f"{{p}} {{d}}": {{"256": 1}} for p in ("forward", "training") for d in ("float32", "bfloat16")}}
-with routes.repeated(everywhere):
-    sizes = (1, 1, 3, 2), (7, 7, 16, 1), (3, 50, 24, 2), (67, 67, 24, 1), (50, 130, 80, 2), (9, 5, 4, 2)
-    for rows, keys, dim, kv_heads in sizes:
-        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-            masks = masks_of(3, keys, True).values() if rows <= keys and dtype == torch.float32 else (lg.Causal(), lg.NoMask())
-            for mask in masks:
-                for encoding in (None, lg.ALiBi(2), lg.T5Bias(2)):
-                    shape = ((rows, 2, dim), (keys, kv_heads, dim), (keys, kv_heads, abs(dim - 21)))
-                    q, k, v = (torch.randn(3, *each, dtype=dtype).transpose(1, 2).requires_grad_() for each in shape)
-                    verdicts = lg.explain(q, k, v, encoding=encoding, mask=mask)
-                    if not any(x.backend == "table" and x.refusal is None for x in verdicts):
-                        continue
-                    lg.attend(q, k, v, encoding=encoding, mask=mask, backend="table").sum().backward()
-    for layout in ("half", "interleaved"):
-        for dtype in (torch.float32, torch.float64, torch.bfloat16):
-            for length in (1, 7, 129):
-                q = torch.randn(2, length, 3, 20, dtype=dtype).transpose(1, 2).requires_grad_()
-                lg.attend(q, q, q, encoding=lg.Rotary(20, layout)).sum().backward()
+sizes = (1, 1, 3, 2), (7, 7, 16, 1), (3, 50, 24, 2), (67, 67, 24, 1), (50, 130, 80, 2), (9, 5, 4, 2)
+for rows, keys, dim, kv_heads in sizes:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        masks = masks_of(3, keys, True).values() if rows <= keys and dtype == torch.float32 else (lg.Causal(), lg.NoMask())
+        for mask in masks:
+            for encoding in (None, lg.ALiBi(2), lg.T5Bias(2)):
+                shape = ((rows, 2, dim), (keys, kv_heads, dim), (keys, kv_heads, abs(dim - 21)))
+                q, k, v = (torch.randn(3, *each, dtype=dtype).transpose(1, 2).requires_grad_() for each in shape)
+                verdicts = lg.explain(q, k, v, encoding=encoding, mask=mask)
+                if not any(x.backend == "table" and x.refusal is None for x in verdicts):
+                    continue
+                lg.attend(q, k, v, encoding=encoding, mask=mask, backend="table").sum().backward()
+for layout in ("half", "interleaved"):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for length in (1, 7, 129):
+            q = torch.randn(2, length, 3, 20, dtype=dtype).transpose(1, 2).requires_grad_()
+            lg.attend(q, q, q, encoding=lg.Rotary(20, layout)).sum().backward()
 for encoding in (lg.Fire(3, threshold=9.0), lg.CoPE(20, max_position=4)):
     for dtype in (torch.float32, torch.float64):
         for length in (5, 7, 129):

@@ -35,7 +35,6 @@ FAULTS: dict[str, tuple[Any, str, int | str, BaseException]] = {
     "as question.json takes its name": (os, "replace", "question.json", BROKEN),
     "while n-grams are counted": (ngrams, "ngram_bits", 1, MEMORY),
     "before any trial begins": (runner.Trials, "run", 1, INTERRUPT),
-    "before the routes are written": (run_trial, "write_json", "routes.json", FULL),
     "as status.json takes its name": (os, "replace", "status.json", INTERRUPT),
     "while the model is built": (train, "build_model", 1, ERROR),
     "at the first step": (LossLog, "append", 1, INTERRUPT),
@@ -109,7 +108,7 @@ def test_the_same_command_ends_with_the_rows_that_no_fault_changes(fault, studie
     assert_mended(studies[1], one, studies[0])
 
 
-NEEDED = ("model.safetensors", "config.json", "unit.json", "status.json", "losses.jsonl", "routes.json")
+NEEDED = ("model.safetensors", "config.json", "unit.json", "status.json", "losses.jsonl")
 CUT = [
     *("results.parquet", "question.json"),
     *(f"train/{name}" for name in (*NEEDED, "trainer/trainer_state.json")),

@@ -10,12 +10,11 @@ from time import sleep
 import pytest
 import torch
 
-from longitude.attention.backends import routes
 from longitude.measure import from_frame, read_rows
 from longitude.runs import files
 from longitude.study import run_trial
 from longitude.study.results import Run
-from tests.study.conftest import NUMBERS, TINY, OneTrial, assert_same_runs, printed, process, run, units_in
+from tests.study.conftest import NUMBERS, TINY, assert_same_runs, printed, process, run, units_in
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32))
@@ -175,40 +174,3 @@ def test_killed_with_kill_9_repeatedly_the_rows_are_the_same(tmp_path):
         _, errors = last.communicate()
         assert last.returncode == 0, errors
     assert_same_runs(tmp_path / "killed", tmp_path / "whole")
-
-
-# ---- routes ------------------------------------------------------------------------------------------------------------
-def test_a_trial_repeats_the_routes_that_it_was_begun_with(tmp_path, data, monkeypatch):
-    """Those of today where it begins; its own, even none, where it continues; and it says so where our loop is off.
-
-    Where it is off nothing is forgotten: a later machine repeats what the trial was begun with.
-    """
-    begun = {"forward float32": {"64": 32}}
-    trial, here, used, notes = OneTrial(tmp_path, "rope", 0, TINY, data), begun, [], []
-    monkeypatch.setattr(routes, "is_on", lambda: True)
-    monkeypatch.setattr(routes, "routes_of", lambda *machine: here)
-
-    def killed(*arguments):
-        used.append(routes.routes())
-        raise RuntimeError("no reason")
-
-    monkeypatch.setattr(run_trial, "train", killed)
-
-    def attempt(recorded=begun):
-        assert trial.run(notes.append).status == "failed"
-        assert json.loads((trial.trained / "routes.json").read_text()) == recorded
-
-    attempt()
-    here = {}
-    attempt()
-    assert used == [begun] * 2 and notes == [] and routes.routes() == {}
-    monkeypatch.setattr(routes, "is_on", lambda: False)
-    attempt()
-    assert used[-1] == {} and "was begun with our loop for attention, which is off here" in notes[0]
-    monkeypatch.setattr(routes, "is_on", lambda: True)
-    attempt()
-    assert used[-1] == begun
-    (trial.trained / "routes.json").write_text("{}")
-    here = {"forward float32": {"64": 64}}
-    attempt(recorded={})
-    assert used[-1] == {} and routes.routes() == here

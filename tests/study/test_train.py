@@ -51,11 +51,11 @@ def test_files_of_a_trial(unkilled, data):
         for kind, folder in {"train": unkilled.trained, "measure": unkilled.measured}.items()
     }
     assert names["train"] == {
-        "unit.json", "routes.json", "status.json", "config.json", "generation_config.json", "model.safetensors",
+        "unit.json", "status.json", "config.json", "generation_config.json", "model.safetensors",
         "losses.jsonl", "trainer/trainer_state.json",
     }  # fmt: skip
     tables = {"results.parquet", "documents.parquet", "one-text.parquet"}
-    assert names["measure"] == {"unit.json", "routes.json", "status.json", *tables}
+    assert names["measure"] == {"unit.json", "status.json", *tables}
     status = unkilled.status
     assert (status.status, status.step, status.reason) == ("done", 20, None)
     losses = [json.loads(line) for line in (unkilled.trained / "losses.jsonl").read_text().splitlines()]

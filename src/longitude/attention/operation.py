@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS, Backend, refuses, routes
-from longitude.attention.backends.sdpa import sdpa_is_plain
+from longitude.attention.backends import BACKENDS, Backend, refuses
+from longitude.attention.backends.table.plain import is_faster_in_c, is_step
 from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.not_finite import nan_where_attended
@@ -256,7 +256,7 @@ _CHOSEN: dict[Hashable, tuple[Backend, tuple[Backend, ...]]] = {}
 
 def choose_once(r: Request, name: str) -> Backend:
     """`choose`, cached for calls on the CPU whose choice depends on shapes and a band alone."""
-    if r.made is not None and name == "auto" and routes.is_step(r):
+    if r.made is not None and name == "auto" and is_step(r):
         return BACKENDS["table"]
     q, k, v = r.q, r.k, r.v
     shapes_decide = name == "auto" and type(q) is Tensor and q.is_cpu and len(r.beyond_band) == 0 and r.contiguous
@@ -268,7 +268,7 @@ def choose_once(r: Request, name: str) -> Backend:
         q.dtype, q.shape, k.shape, v.shape, r.scale, r.dropout, r.weights, r.lse, len(r.learned) > 0,
         r.sinks is None, grad, terms,
         r.q_positions, r.k_positions, r.band, r.order_gap,
-        not terms and routes.in_loop(r),
+        not terms and is_faster_in_c(r),
     )  # fmt: skip
     backends = tuple(BACKENDS.values())
     chosen, among = _CHOSEN.get(key, (None, ()))
@@ -373,8 +373,6 @@ def explain(
         )
     if largest.q.is_cpu:
         print(load.route())
-    if not largest.lse and sdpa_is_plain(largest) and largest.q.is_cpu:
-        print(routes.words(largest))
     require_backend(name)
     refusals = {b.name: refusal(b, requested) for b in BACKENDS.values()}
     chosen = choose(requested, name) if name == "auto" or refusals[name] is None else None

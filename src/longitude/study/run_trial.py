@@ -13,12 +13,11 @@ import pandas as pd
 import torch
 import transformers
 
-from longitude.attention.backends import routes
 from longitude.checkpoints.costs import TRAINING
 from longitude.measure import write_rows
 from longitude.report.wording import and_
 from longitude.runs.device import device_of, threads
-from longitude.runs.files import atomic, out_of_space, read_json, write_json
+from longitude.runs.files import atomic, out_of_space, write_json
 from longitude.runs.store import Store, Unit
 from longitude.study.config import StudyConfig
 from longitude.study.costs import flops_per_token, tokens_read
@@ -38,7 +37,6 @@ from longitude.study.train import (
 from longitude.study.trial import Status, Trial
 from longitude.study.units import TrialUnits
 
-ROUTES = "routes.json"
 NOT_FINITE = "the loss is not finite after the last step"
 Note = Callable[[str], None]
 OnShare = Callable[[float, str], None]
@@ -108,16 +106,15 @@ class TrialRunner:
     def made(self, unit: Unit, trial: Trial, note: Note, make: Callable[[Path], Status]) -> tuple[Status, Path]:
         """Find or make a unit; its status and folder. If `make` raises, that is recorded in the unfinished folder: FailedError.
 
-        make: computes an unfinished unit in a folder, with the attention routes that the unit was begun with.
+        make: computes an unfinished unit in a folder.
         """
         if (finished := self.store.find(unit.kind, unit.key)) is not None:
             return read_status(finished), finished
         with self.store.making(unit) as folder:
             (folder / FAILURE).unlink(missing_ok=True)
             try:
-                with routes.repeated(self.routes(folder, note)):
-                    status = make(folder)
-                    write_json(folder / STATUS, asdict(status))
+                status = make(folder)
+                write_json(folder / STATUS, asdict(status))
             except Exception as error:
                 if out_of_space(error, self.store.run):
                     drop_unfinished(folder / "trainer")
@@ -127,16 +124,6 @@ class TrialRunner:
                 write_json(folder / FAILURE, {**asdict(trial.status("failed", 0, reason=reason)), "trace": trace})
                 raise FailedError(reason) from error
         return status, self.store.folder(unit)
-
-    def routes(self, folder: Path, note: Note) -> routes.Routes:
-        """Which attention runs in the C kernel: as when the unit was begun, even if on another machine."""
-        begun = read_json(folder / ROUTES)
-        if begun is None:
-            begun = routes.routes()
-            write_json(folder / ROUTES, begun)
-        if begun and not routes.is_on():
-            note(f"{folder} was begun with our loop for attention, which is off here: rounding differs")
-        return begun
 
     def train(self, trial: Trial, folder: Path, on_step: Callable[[int, float], None], note: Note) -> Status:
         """Train into a folder, and measure the loss that learning rates are chosen by."""

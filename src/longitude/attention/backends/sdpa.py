@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, terms_bytes
-from longitude.attention.backends.routes import in_loop
+from longitude.attention.backends.table.plain import is_faster_in_c
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, per_query_head
@@ -178,7 +178,7 @@ def sdpa_limits(r: Request) -> str | None:
 def sdpa_price(r: Request) -> float:
     """Without a bias, spans cost little more than one call. So does a single query: its bias is far smaller than its keys."""
     if sdpa_is_plain(r):
-        return 1.25 if in_loop(r) else 1.0
+        return 1.25 if is_faster_in_c(r) else 1.0
     if sdpa_by_spans(r) and not sdpa_dense(r):
         return 1.1
     return 1.1 if r.rows == 1 and r.band[1] is None else 4.0

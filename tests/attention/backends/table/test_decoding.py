@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, routes
+from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.decoding import DecodingStep, decoding
+from longitude.attention.backends.table.plain import is_step
 from longitude.attention.operation import choose_once, raw_request
 from longitude.attention.request import Request
 from longitude.positions.composed import compose
 
 pytestmark = pytest.mark.skipif(not band.available(torch.float32), reason="there is no compiler")
-ROUTES = {"forward float32": {"64": 128}}
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-13, torch.bfloat16: 2e-2}
 
 
@@ -54,17 +54,16 @@ def test_every_layer_is_the_formula(case, dtype):
     encoding = [KINDS[one]() for one in label.split("+")] if label else None
     q, k, v = tensors(kv_heads, keys, dim, value_dim, dtype)
     first = request_of(q, k, v, encoding, mask, scale)
-    with routes.repeated(ROUTES):
-        assert choose_once(first, "auto") is BACKENDS["table"]
-        for shift in (0, 1):  # another layer's numbers, and keys as they lie in a buffer that has room
-            q, k, v = (x.roll(shift, 0) for x in (first.q, first.k, first.v))
-            room = torch.full((3, kv_heads, keys + 5, dim), torch.nan, dtype=dtype)
-            room[:, :, :keys] = k
-            sides = v.mT.contiguous().mT if shift else v  # rows whose numbers do not lie side by side are copied
-            got = BACKENDS["table"].run(first.of_layer(q, room[:, :, :keys], sides))
-            wanted = BACKENDS["reference"].run(request_of(q.double(), k.double(), v.double(), encoding, mask, scale))
-            assert got.dtype == dtype and got.shape == wanted.shape
-            assert torch.allclose(got.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert choose_once(first, "auto") is BACKENDS["table"]
+    for shift in (0, 1):  # another layer's numbers, and keys as they lie in a buffer that has room
+        q, k, v = (x.roll(shift, 0) for x in (first.q, first.k, first.v))
+        room = torch.full((3, kv_heads, keys + 5, dim), torch.nan, dtype=dtype)
+        room[:, :, :keys] = k
+        sides = v.mT.contiguous().mT if shift else v  # rows whose numbers do not lie side by side are copied
+        got = BACKENDS["table"].run(first.of_layer(q, room[:, :, :keys], sides))
+        wanted = BACKENDS["reference"].run(request_of(q.double(), k.double(), v.double(), encoding, mask, scale))
+        assert got.dtype == dtype and got.shape == wanted.shape
+        assert torch.allclose(got.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @torch.no_grad()
@@ -72,8 +71,7 @@ def test_a_token_without_a_number_shows():
     q, k, v = tensors(2, 9, 8, 8, torch.float32)
     k[1, 0, 3] = torch.inf
     v[2, 1, 4, 5] = torch.nan
-    with routes.repeated(ROUTES):
-        got = BACKENDS["table"].run(first := request_of(q, k, v, lg.ALiBi(4)))
+    got = BACKENDS["table"].run(first := request_of(q, k, v, lg.ALiBi(4)))
     wanted = BACKENDS["reference"].run(first)
     assert got.isnan().any()
     assert torch.equal(got.isnan(), wanted.isnan())
@@ -83,19 +81,16 @@ def test_a_token_without_a_number_shows():
 def test_what_is_no_step():
     q, k, v = tensors(4, 9, 8, 8, torch.float32)
     padded = lg.Causal() & lg.Padding(torch.arange(9) > torch.tensor([[0], [2], [-1]]))
-    with routes.repeated(ROUTES):
-        assert routes.is_step(request_of(q, k, v))
-        for r in (
-            request_of(q, k, v, mask=padded),
-            request_of(q.half(), k.half(), v.half()),
-            request_of(k[:, :, -2:], k, v),
-        ):
-            assert not routes.is_step(r)
-            assert decoding(r) is None
-        with torch.enable_grad():
-            assert decoding(request_of(q, k, v)) is None
-    with routes.repeated({}):
-        assert not routes.is_step(request_of(q, k, v))
+    assert is_step(request_of(q, k, v))
+    for r in (
+        request_of(q, k, v, mask=padded),
+        request_of(q.half(), k.half(), v.half()),
+        request_of(k[:, :, -2:], k, v),
+    ):
+        assert not is_step(r)
+        assert decoding(r) is None
+    with torch.enable_grad():
+        assert decoding(request_of(q, k, v)) is None
 
 
 @pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "nope"])
@@ -110,7 +105,7 @@ def test_layers_of_a_model_take_it(spec, monkeypatch):
     begin, call = DecodingStep.__init__, DecodingStep.__call__
     monkeypatch.setattr(DecodingStep, "__init__", lambda self, x: (made.append(1), begin(self, x))[1])
     monkeypatch.setattr(DecodingStep, "__call__", lambda self, r: (called.append(1), call(self, r))[1])
-    with routes.repeated(ROUTES), torch.no_grad():
+    with torch.no_grad():
         whole, cache = model(ids, use_cache=False).logits, model(ids[:, :20]).cache
         for i in range(20, 23):
             logits = model(ids[:, i : i + 1], cache=cache).logits[:, 0]

@@ -1,0 +1,129 @@
+"""Attention without a bias in C: chosen by one rule, equal to the reference, and never where torch knows more."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import longitude as lg
+from longitude.attention.backends import BACKENDS
+from longitude.attention.backends.table import band
+from longitude.attention.backends.table.plain import SHORTEST
+
+HEADS, DIM = 8, 24
+compiled = pytest.mark.skipif(not band.available(torch.float32), reason="needs C kernels")
+
+
+def qkv(length=SHORTEST, dtype=torch.float32, learns=False, kv_heads=HEADS, batch=2, dim=DIM):
+    generator = torch.Generator().manual_seed(length)
+    made = (torch.randn(batch, length, h, dim, generator=generator) for h in (HEADS, kv_heads, kv_heads))
+    return tuple(x.to(dtype).transpose(1, 2).requires_grad_(learns) for x in made)
+
+
+def chosen(*three, **arguments):
+    return next(v.backend for v in lg.explain(*three, **arguments) if v.chosen)
+
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
+@compiled
+def test_length_mask_dtype_and_gradients_decide():
+    long, wide = SHORTEST, {"dim": 32}
+    assert chosen(*qkv(long)) == chosen(*qkv(long // 2, **wide)) == "table"
+    assert chosen(*qkv(long - 1)) == chosen(*qkv(long // 2 - 1, **wide)) == "sdpa"
+    assert chosen(*qkv(long), mask=lg.NoMask()) == chosen(*qkv(long, torch.float64)) == "sdpa"
+    assert chosen(*qkv(long, torch.bfloat16)) == chosen(*qkv(long), dropout=0.1) == "sdpa"
+    assert chosen(*qkv(long, torch.bfloat16, True)) == "table"
+    q, k, v = qkv(long)
+    assert chosen(q[:, :, -1:], k, v) == "sdpa"
+    assert (
+        chosen(q, k, v[..., :8]) == chosen(q[..., :8], k[..., :8], v) == "table"
+    )  # values narrower and wider than keys
+
+
+# ---- what it computes ------------------------------------------------------------------------------------------------
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_heads", [HEADS, 2])
+@pytest.mark.parametrize("encoding", [None, lg.Rotary(DIM, "half")], ids=["none", "rotary"])
+@pytest.mark.parametrize("mask", [lg.Causal(), lg.NoMask()], ids=["causal", "all"])
+def test_equals_the_reference_and_torch(mask, encoding, kv_heads, dtype):
+    """Output and gradients, of strided inputs, of some of which no gradient is wanted."""
+    inputs = qkv(77, dtype, True, kv_heads)
+    inputs[1].requires_grad_(False)
+    exact = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
+    wanted = [[x for x in three if x.requires_grad] for three in (inputs, exact)]
+    gradient = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1))
+    ours = lg.attend(*inputs, encoding=encoding, mask=mask, backend="table")
+    reference = lg.attend(*exact, encoding=encoding, mask=mask, backend="reference")
+    assert ours.dtype == dtype
+    results = [
+        [out, *torch.autograd.grad(out, of, gradient.to(out.dtype))]
+        for out, of in zip((ours, reference), wanted, strict=True)
+    ]
+    tolerance = 2e-5 if dtype == torch.float32 else 0.06
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
+
+
+@compiled
+@pytest.mark.parametrize("length", [3, 77])
+@pytest.mark.parametrize("encoding", [None, lg.ALiBi(HEADS)], ids=["none", "alibi"])
+def test_bfloat16_is_rounded_once_and_to_the_nearest(encoding, length):
+    """Of the same numbers, what float32 gives within half a step; NaN stays NaN."""
+    narrow = qkv(length, torch.bfloat16, True)
+    wide = [x.detach().float().requires_grad_() for x in narrow]
+    gradient = torch.randn(narrow[0].shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    (got, *grads), (want, *wanted) = (
+        [out, *torch.autograd.grad(out, three, gradient.to(out.dtype))]
+        for three in (narrow, wide)
+        for out in [lg.attend(*three, encoding=encoding, backend="table")]
+    )
+    assert ((got.float() - want).abs() <= want.abs() * 2.0**-8 * 1.01 + 1e-6).all()
+    for each, exact in zip(grads, wanted, strict=True):  # delta is of an output that was rounded
+        torch.testing.assert_close(each.float(), exact, atol=0.03, rtol=0.01)
+    lost = narrow[2].detach().clone()
+    lost[0, 0, 0, 0] = torch.nan
+    assert lg.attend(*narrow[:2], lost, encoding=encoding, backend="table")[0, 0, :, 0].isnan().all()
+
+
+@compiled
+def test_a_call_repeats_bit_for_bit():
+    inputs = qkv(300, learns=True)
+    runs = [torch.autograd.grad(lg.attend(*inputs, backend="table").square().sum(), inputs) for _ in range(2)]
+    assert all(torch.equal(*both) for both in zip(*runs, strict=True))
+
+
+# ---- where torch's function has rules that ours lacks ------------------------------------------------------------------
+WAYS = {
+    "grad": lambda *three: torch.func.vjp(lg.attend, *three)[0],
+    "compile": torch.compile(lg.attend, backend="eager", fullgraph=True),
+}
+
+
+@compiled
+@pytest.mark.parametrize("way", WAYS)
+def test_transforms_modes_and_graphs_stay_torchs(way, monkeypatch):
+    inputs = qkv()
+    expected = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
+
+    def never(r):
+        raise AssertionError("our loop ran")
+
+    with monkeypatch.context() as patched:
+        assert chosen(*inputs) == "table"
+        patched.setitem(BACKENDS, "table", replace(BACKENDS["table"], run=never))
+        torch.testing.assert_close(WAYS[way](*inputs), expected, atol=1e-5, rtol=1e-5)
+    torch._dynamo.reset()
+
+
+@compiled
+def test_tensors_without_memory_stay_torchs():
+    """Nor those whose operators a mode wants to see, such as one that counts them."""
+    with FakeTensorMode():
+        q = torch.empty(2, HEADS, SHORTEST, DIM)
+        assert chosen(q, q, q) == "sdpa"
+    with FlopCounterMode(display=False):
+        assert chosen(*qkv()) == "sdpa"
+    assert chosen(*qkv()) == "table"
