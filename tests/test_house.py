@@ -131,7 +131,7 @@ def test_encodings_named_in_finds_them() -> None:
 @pytest.mark.parametrize("file", sorted((PACKAGE / "attention").rglob("*.py")), ids=lambda file: file.name)
 def test_attention_names_no_encoding(file: Path) -> None:
     """It knows terms. A name here would mean that an encoding needs a second file."""
-    merges = {"learned"} if file.parent.name == "hierarchical" else set()  # there, a way to merge two blocks
+    merges = {"learned"} if file.stem == "hierarchical" else set()  # there, a way to merge two blocks
     assert encodings_named_in(file.read_text()) - merges == set()
 
 

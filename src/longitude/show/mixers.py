@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from longitude.attention.layers.hierarchical.blocks import Chunks
-from longitude.attention.layers.hierarchical.layer import HierarchicalAttention
+from longitude.attention.layers.hierarchical import HierarchicalAttention
+from longitude.attention.layers.hierarchical_blocks import Chunks
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal
 from longitude.attention.mixer import Mixer, MixerInputs

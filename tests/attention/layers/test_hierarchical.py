@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 import longitude as lg
-from longitude.attention.layers.hierarchical import HierarchicalAttention, blocks, function, hierarchical_attention
+from longitude.attention.layers import hierarchical as function, hierarchical_blocks as blocks
+from longitude.attention.layers.hierarchical import HierarchicalAttention, hierarchical_attention
 from longitude.positions.composed import compose
 from longitude.testing import fill
 from tests.support import close, gradients, heads, random, refused_calls
@@ -236,7 +237,8 @@ test_refusals = refused_calls(
         (calling(window=0), "window"),
         (calling(window=True), "window"),
         (calling(combine="gates"), "'gate'"),
-        (calling(merge="max"), "mean"),
+        (calling(merge="learned"), "merge", "'mean'"),  # the layer alone learns
+        (lambda: HierarchicalAttention(16, 2, merge="max"), "'mean' or 'learned'"),
         (calling(size_term=1), "size_term"),
         (calling(gate=None), "combine='gate'", "None"),
         (calling(combine="softmax"), "gate", "combine='softmax'"),
