@@ -16,7 +16,7 @@ from longitude.attention.state_cache import StateLayer
 from longitude.errors import check_sizes
 from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer
-from longitude.recurrent.ops.checks import require_state, state_dtype
+from longitude.recurrent.ops.checks import require_mode, require_state, state_dtype
 from tests.testing.broken_encodings import collected
 
 
@@ -33,8 +33,8 @@ class Decay(RecurrentMixer):
 
     def set_options(self, dim, mode, chunk_size):
         check_sizes("Decay", dim=dim)
-        self.set_mode(mode, chunk_size)
-        self.dim = dim
+        require_mode("Decay", mode, chunk_size)
+        self.dim, self.mode, self.chunk_size = dim, mode, chunk_size
 
     def more(self, dim):
         """What subclasses add."""

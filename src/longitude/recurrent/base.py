@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +15,22 @@ from longitude.positions.linear import is_plain
 from longitude.recurrent.ops.checks import require_mode, state_dtype
 
 
+class Form(TypedDict, total=False):
+    """How a recurrence is computed: keywords of all recurrent mixers, as in `retention`."""
+
+    mode: str
+    chunk_size: int
+
+
 class RecurrentMixer(StateMixer):
     """A mixer with a state of constant size and three modes: parallel, chunked, recurrent. Subclasses implement `mix`."""
 
     growth = "O(1)"
-    mode = "chunked"
-    chunk_size = 64
     any_length = False
     """Whether its parallel mode can be exported for any length; other modes cannot, as their steps depend on the length."""
 
-    def set_mode(self, mode: str, chunk_size: int) -> None:
-        """Set the mode and the chunk size. ValueError for an unknown mode, or a chunk without tokens."""
+    def __init__(self, *, mode: str = "chunked", chunk_size: int = 64) -> None:
+        super().__init__()
         require_mode(type(self).__name__, mode, chunk_size)
         self.mode, self.chunk_size = mode, chunk_size
 

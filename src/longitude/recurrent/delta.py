@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +17,7 @@ from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.not_finite import of_tokens
-from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
+from longitude.recurrent.base import Form, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
 from longitude.recurrent.ops.fla_kernels import delta_by_kernel, serve
@@ -109,15 +109,13 @@ class DeltaMixer(RecurrentMixer):
         expand_v: int,
         conv_kernel: int,
         norm_eps: float,
-        mode: str,
-        chunk_size: int,
+        **form: Unpack[Form],
     ):
-        super().__init__()
+        super().__init__(**form)
         who, keys = type(self).__name__, num_heads if num_key_heads is None else num_key_heads
         _, head_dim = head_sizes(who, dim, num_heads, head_dim=head_dim)
         check_sizes(who, num_key_heads=keys, expand_v=expand_v, conv_kernel=conv_kernel)
         check_positive(who, norm_eps=norm_eps)
-        self.set_mode(mode, chunk_size)
         if num_heads % keys:
             raise UsageError(who, f"num_key_heads to divide num_heads={num_heads}", keys)
         self.dim, self.num_heads, self.num_key_heads, self.head_dim = dim, num_heads, keys, head_dim
@@ -213,11 +211,10 @@ class GatedDeltaNet(DeltaMixer):
         expand_v: int = 2,
         conv_kernel: int = 4,
         norm_eps: float = 1e-6,
-        mode: str = "chunked",
-        chunk_size: int = 64,
+        **form: Unpack[Form],
     ):
         sizes = {"num_key_heads": num_key_heads, "head_dim": head_dim, "expand_v": expand_v, "conv_kernel": conv_kernel}
-        super().__init__(dim, num_heads, **sizes, norm_eps=norm_eps, mode=mode, chunk_size=chunk_size)
+        super().__init__(dim, num_heads, **sizes, norm_eps=norm_eps, **form)
         self.a_proj = nn.Linear(dim, num_heads, bias=False)
         self.g_proj = nn.Linear(dim, num_heads * self.value_dim, bias=False)
         self.mark_undecayed()
@@ -272,11 +269,10 @@ class KimiDeltaAttention(DeltaMixer):
         conv_kernel: int = 4,
         norm_eps: float = 1e-5,
         lower_bound: float | None = None,
-        mode: str = "chunked",
-        chunk_size: int = 64,
+        **form: Unpack[Form],
     ):
         sizes = {"num_key_heads": None, "head_dim": head_dim, "expand_v": 1, "conv_kernel": conv_kernel}
-        super().__init__(dim, num_heads, **sizes, norm_eps=norm_eps, mode=mode, chunk_size=chunk_size)
+        super().__init__(dim, num_heads, **sizes, norm_eps=norm_eps, **form)
         if lower_bound is not None and not (isinstance(lower_bound, int | float) and -math.inf < lower_bound < 0):
             raise UsageError("KimiDeltaAttention", "a finite lower_bound below 0", repr(lower_bound))
         self.lower_bound = lower_bound

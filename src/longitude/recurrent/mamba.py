@@ -196,13 +196,12 @@ class Mamba(RecurrentMixer):
         mode: str = "chunked",
         chunk_size: int = 32,
     ):
-        super().__init__()
+        super().__init__(mode=mode, chunk_size=chunk_size)
         if norm_eps is not None:
             check_positive("Mamba", norm_eps=norm_eps)
         check_sizes("Mamba", dim=dim, expand=expand, state_size=state_size, conv_kernel=conv_kernel)
         dt_rank = -(-dim // 16) if dt_rank is None else dt_rank
         check_sizes("Mamba", dt_rank=dt_rank)
-        self.set_mode(mode, chunk_size)
         self.dim, self.inner, self.state_size, self.dt_rank = dim, expand * dim, state_size, dt_rank
         self.norm_eps = norm_eps
         self.in_proj = nn.Linear(dim, 2 * self.inner, bias=bias)

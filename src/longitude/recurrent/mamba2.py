@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,7 +14,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes
-from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
+from longitude.recurrent.base import Form, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
@@ -106,15 +106,13 @@ class Mamba2(RecurrentMixer):
         conv_bias: bool = True,
         bias: bool = False,
         norm_eps: float = 1e-5,
-        mode: str = "chunked",
-        chunk_size: int = 64,
+        **form: Unpack[Form],
     ):
-        super().__init__()
+        super().__init__(**form)
         who, head_dim = "Mamba2", 64 if head_dim is None else head_dim
         check_sizes(who, dim=dim, head_dim=head_dim, expand=expand, state_size=state_size, groups=groups)
         check_sizes(who, conv_kernel=conv_kernel)
         check_positive(who, norm_eps=norm_eps)
-        self.set_mode(mode, chunk_size)
         inner = expand * dim
         if inner % head_dim or (inner // head_dim) % groups:
             raise UsageError(

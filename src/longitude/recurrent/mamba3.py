@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +17,7 @@ from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, check_positive, check_sizes, unknown
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.rotation import Angles, rotate_by_formula
-from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
+from longitude.recurrent.base import Form, RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
@@ -186,14 +186,12 @@ class Mamba3(RecurrentMixer):
         bias: bool = False,
         norm_eps: float = 1e-5,
         decay_activation: str = "softplus",
-        mode: str = "chunked",
-        chunk_size: int = 64,
+        **form: Unpack[Form],
     ):
-        super().__init__()
+        super().__init__(**form)
         head_dim = 64 if head_dim is None else head_dim
         check_sizes("Mamba3", dim=dim, head_dim=head_dim, expand=expand, state_size=state_size)
         check_positive("Mamba3", norm_eps=norm_eps)
-        self.set_mode(mode, chunk_size)
         if decay_activation not in DECAY_ACTIVATIONS:
             raise unknown(
                 "decay_activation", decay_activation, DECAY_ACTIVATIONS, "Mamba3 has two, softplus and heavy_tail."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,7 +18,7 @@ from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.native.derivatives import constant_in_graphs
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
-from longitude.recurrent.base import RecurrentMixer
+from longitude.recurrent.base import Form, RecurrentMixer
 from longitude.recurrent.ops.checks import require_flags, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
@@ -205,17 +205,15 @@ class Performer(RecurrentMixer):
         seed: int = 0,
         epsilon: float = 1e-4,
         bias: bool = False,
-        mode: str = "chunked",
-        chunk_size: int = 64,
+        **form: Unpack[Form],
     ):
-        super().__init__()
+        super().__init__(**form)
         num_kv_heads, head_dim = head_sizes("Performer", dim, num_heads, num_kv_heads, head_dim)
         features = max(1, int(head_dim * math.log(head_dim))) if features is None else features
         check_sizes("Performer", features=features)
         check_positive("Performer", epsilon=epsilon)
         self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
         self.features, self.seed, self.epsilon = features, seed, epsilon
-        self.set_mode(mode, chunk_size)
         self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.k_proj, self.v_proj = (nn.Linear(dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +17,7 @@ from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.native.derivatives import numbers_of
 from longitude.positions.coordinates import wide
 from longitude.positions.rotation import RotaryTable, apply_rotary
-from longitude.recurrent.base import RecurrentMixer
+from longitude.recurrent.base import Form, RecurrentMixer
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
@@ -119,14 +119,12 @@ class Retention(RecurrentMixer):
         expand_v: int = 2,
         norm_eps: float = 1e-6,
         bias: bool = False,
-        mode: str = "chunked",
-        chunk_size: int = 64,
+        **form: Unpack[Form],
     ):
-        super().__init__()
+        super().__init__(**form)
         _, head_dim = head_sizes("Retention", dim, num_heads, head_dim=head_dim)
         check_sizes("Retention", expand_v=expand_v)
         check_positive("Retention", norm_eps=norm_eps)
-        self.set_mode(mode, chunk_size)
         if head_dim % 2:
             raise UsageError("Retention", "an even head_dim, whose pairs are rotated", head_dim)
         self.dim, self.num_heads, self.head_dim, self.value_dim = dim, num_heads, head_dim, expand_v * head_dim

@@ -238,10 +238,9 @@ class RWKV4(RecurrentMixer):
     undecayed = ("time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance")
 
     def __init__(self, dim: int, *, inner: int | None = None, mode: str = "chunked", chunk_size: int = 32):
-        super().__init__()
+        super().__init__(mode=mode, chunk_size=chunk_size)
         inner = dim if inner is None else inner
         check_sizes("RWKV4", dim=dim, inner=inner)
-        self.set_mode(mode, chunk_size)
         self.dim, self.inner = dim, inner
         self.time_decay, self.time_first = (nn.Parameter(torch.empty(inner)) for _ in range(2))
         self.time_mix_key, self.time_mix_value, self.time_mix_receptance = (

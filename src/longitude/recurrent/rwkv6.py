@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,7 +15,7 @@ from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes
 from longitude.native.derivatives import with_zero_gradients
-from longitude.recurrent.base import RecurrentMixer, fill, group_norm
+from longitude.recurrent.base import Form, RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
@@ -110,14 +110,12 @@ class RWKV6(RecurrentMixer):
         mix_rank: int = 32,
         decay_rank: int = 64,
         norm_eps: float = 64e-5,
-        mode: str = "chunked",
-        chunk_size: int = 64,
+        **form: Unpack[Form],
     ):
-        super().__init__()
+        super().__init__(**form)
         _, head_dim = head_sizes("RWKV6", dim, num_heads, head_dim=head_dim)
         check_sizes("RWKV6", mix_rank=mix_rank, decay_rank=decay_rank)
         check_positive("RWKV6", norm_eps=norm_eps)
-        self.set_mode(mode, chunk_size)
         self.dim, self.num_heads, self.head_dim, self.mix_rank = dim, num_heads, head_dim, mix_rank
         wide = num_heads * head_dim
         # All names and shapes are those of the authors' checkpoints.

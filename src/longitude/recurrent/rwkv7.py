@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +17,7 @@ from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_positive, check_sizes
 from longitude.native.derivatives import with_zero_gradients
-from longitude.recurrent.base import RecurrentMixer, fill, group_norm
+from longitude.recurrent.base import Form, RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
 from longitude.recurrent.ops.fla_kernels import rwkv7_by_kernel, serve
@@ -125,14 +125,12 @@ class RWKV7(RecurrentMixer):
         rate_rank: int = 64,
         gate_rank: int = 128,
         norm_eps: float = 64e-5,
-        mode: str = "chunked",
-        chunk_size: int = 64,
+        **form: Unpack[Form],
     ):
-        super().__init__()
+        super().__init__(**form)
         _, head_dim = head_sizes("RWKV7", dim, num_heads, head_dim=head_dim)
         check_sizes("RWKV7", decay_rank=decay_rank, rate_rank=rate_rank, gate_rank=gate_rank)
         check_positive("RWKV7", norm_eps=norm_eps)
-        self.set_mode(mode, chunk_size)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         wide = num_heads * head_dim
         for name in MIXED:  # all names and shapes are those of the authors' checkpoints

@@ -245,9 +245,8 @@ class S4D(RecurrentMixer):
         mode: str = "chunked",
         chunk_size: int = 32,
     ):
-        super().__init__()
+        super().__init__(mode=mode, chunk_size=chunk_size)
         check_sizes("S4D", dim=dim, state_size=state_size)
-        self.set_mode(mode, chunk_size)
         if state_size % 2:
             raise UsageError("S4D", "an even state_size, pairs of conjugates", state_size)
         if init not in INITS:
