@@ -2,9 +2,10 @@
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
+from inspect import Signature, formatannotation
 from typing import Any, get_args
 
 OLDEST_TORCH = "2.11"  # pyproject.toml has these, too
@@ -126,11 +127,43 @@ def check_positive(who: str, **numbers: float) -> None:
             raise UsageError(who, f"{name} to be a finite number above 0", repr(number))
 
 
+Positive = float
+"""An option that is a finite number above 0, where `check_declared` reads it in an annotation."""
+
+
+def check_declared(who: str, signature: Signature, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """UsageError for an argument that its annotation excludes; None passes where it is declared.
+
+    An int is a size of 1 or more, a bool True or False, a float finite and a Positive also above 0. Others are not read.
+    """
+    try:
+        arguments = signature.bind_partial(*given, **named).arguments
+    except TypeError:  # the call itself raises it
+        return
+    for name, value in arguments.items():
+        annotation = signature.parameters[name].annotation
+        kind = annotation if isinstance(annotation, str) else formatannotation(annotation)
+        if value is not None or not kind.endswith(" | None"):
+            check = CHECKS.get(kind.removesuffix(" | None"))
+            if check is not None:
+                check(who, **{name: value})
+
+
+def check_finite(who: str, **numbers: float) -> None:
+    """UsageError unless every number is a finite int or float."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+            raise UsageError(who, f"{name} to be a finite number", repr(number))
+
+
 def check_flags(who: str, **flags: bool) -> None:
     """UsageError unless every one is True or False: any other text would count as True."""
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise UsageError(who, f"{name} to be True or False", repr(flag))
+
+
+CHECKS = {"int": check_sizes, "bool": check_flags, "float": check_finite, "Positive": check_positive}
 
 
 def check_choice(who: str, choices: Any, **options: Any) -> None:

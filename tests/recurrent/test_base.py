@@ -89,17 +89,10 @@ test_refusals = refused_calls(
             (partial(built(name), torch.ones(3, 9, 32), mask=lg.Window(4)), "mask", MIXERS[name].__name__)
             for name in NAMES
         ),
-        (making("mamba", state_size=0), "state_size"),
-        (making("mamba", conv_kernel=0), "conv_kernel"),
         (making("mamba2", dim=48), "96", "head_dim=64"),
         (making("mamba2", dim=64, groups=3), "groups=3"),
-        (making("mamba2", conv_kernel=0), "conv_kernel", "1"),
         (making("retention", dim=9, num_heads=3), "head_dim"),
         (making("retention", dim=10, num_heads=3), "num_heads"),
-        (making("retention", num_heads=2, expand_v=0), "expand_v", "1"),
-        (making("rwkv4", inner=0), "inner"),
-        (making("rwkv6", dim=10, num_heads=3), "num_heads"),
-        (making("rwkv7", rate_rank=0), "rate_rank"),
         (making("s4d", state_size=7), "state_size", "7"),
         (making("s4d", init="legs"), "'legs'"),
     ]

@@ -61,14 +61,10 @@ def changed(**change):
 
 test_refusals = refused_calls(
     [
-        (changed(u=torch.zeros(2, 6)), "selective_scan", "[B, C, L]"),
-        (changed(delta=torch.zeros(2, 6, 8)), "[B, C, L]", "[C, N]", "[B, N, L]", "[2, 6, 9]"),
         (changed(A=torch.zeros(5, 4)), "[C, N]", "[B, N, L]", "[2, 6, 9]", "[5, 4]"),
         (changed(B=torch.zeros(2, 4, 1, 9)), "[B, G, N, L]", "[2, 6, 9]", "[6, 4]", "[2, 4, 1, 9]"),
         (changed(B=torch.zeros(2, 4, 4, 9), C=torch.zeros(2, 4, 4, 9)), "4", "6"),
-        (changed(C=torch.zeros(2, 3, 9)), "[B, N, L]", "[2, 6, 9]", "[6, 4]", "[2, 4, 9]"),
         (changed(D=torch.zeros(4)), "[C]", "[2, 6, 9]", "[6, 4]", "[2, 4, 9]"),
-        (changed(state=torch.zeros(2, 6, 5)), "[2, 6, 4]", "[2, 6, 5]"),
         (changed(state=(torch.zeros(2, 6),) * 3), "state: selective_scan", "[2, 6, 4]"),
     ]
 )

@@ -109,10 +109,8 @@ def test_initial_values():
     ("call", "words"),
     [
         (lambda: mamba3(*tokens(3)[:6], torch.ones(2, 3, 3, 4)), ("K=6", "4")),
-        (lambda: mamba3(*tokens(3), mode="chunk"), ("'chunked'",)),
         (lambda: mamba3(*tokens(3), state=torch.zeros(1)), ("state", "mamba3", "[2, 3, 2]", "[2, 1, 33]")),
         (lambda: Mamba3(16, head_dim=8, state_size=6), ("multiple", "state_size", "4")),
-        (lambda: Mamba3(15), ("head_dim",)),
         (lambda: Mamba3(16, head_dim=8, decay_activation="heavy tail"), ("'heavy_tail'",)),
     ],
 )

@@ -101,7 +101,6 @@ test_refusals = refused_calls(
     [
         (lambda: performer(Q, Q, Q, torch.ones(5, 3)), "projection", "performer", "[m, 4]", "[2, m, 4]"),
         (lambda: performer(Q, Q, Q, torch.ones(3, 5, 4)), "[2, m, 4]", "[3, 5, 4]"),
-        (lambda: performer(Q, Q, Q, torch.ones(5)), "[2, m, 4]", "[5]"),
         (
             lambda: Performer(32, 4)(torch.randn(1, 9, 32), encoding=XPOS),
             "XPos",

@@ -88,9 +88,7 @@ def changed(**change):
 
 test_refusals = refused_calls(
     [
-        (changed(value=torch.zeros(2, 9, 4)), "[B, L, C]", "time_decay", "[5]", "time_first"),
         (changed(time_decay=torch.zeros(4)), "time_decay", "[C]", "time_first", "[B, L, C]"),
-        (changed(time_first=torch.zeros(1, 1, 5)), "time_first", "[C]", "[B, L, C]", "time_decay"),
         (changed(state=torch.zeros(2, 5, 4)), "[2, 5]", "[2, 5, 4]"),
     ]
 )

@@ -7,7 +7,7 @@ import torch
 
 from longitude.recurrent import RWKV7, rwkv7
 from tests.recurrent.conftest import every_form_is
-from tests.support import close, golden, random, refused
+from tests.support import close, golden, random
 
 BATCH, HEADS, KEYS, VALUES = 2, 3, 6, 5
 
@@ -67,17 +67,3 @@ def test_initial_values():
     w = torch.exp(-math.exp(-0.5) * layer.w0.detach().flatten().sigmoid()).unflatten(0, (4, -1))
     assert (w > math.exp(-math.exp(-0.5))).all() and (w.mean(1).diff() < 0).all()
     assert not any(down.any() for down in (layer.w1, layer.a1, layer.g1))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"a": torch.zeros(2, 3, 7)}, ("[2, 3, 7, 6]", "log_w", "[2, 3, 7]", "[2, 3, 7, 5]")),
-        ({"mode": "chunk"}, ("'chunked'",)),
-        ({"state": torch.zeros(1)}, ("state", "rwkv7", "[2, 3, 6, 5]", "[1]")),
-    ],
-)
-def test_refused(change, words):
-    names = ("r", "log_w", "k", "v", "kappa", "a")
-    with refused(*words):
-        rwkv7(**{**dict(zip(names, tokens(7), strict=True)), **change})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from inspect import Signature
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.documents import padding_of
 from longitude.attention.masks import Causal, Mask, require_mask
-from longitude.errors import UsageError
+from longitude.errors import UsageError, check_declared
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
@@ -93,9 +94,16 @@ class Mixer(FullPrecision):
     undecayed: tuple[str, ...] = ()
     full_precision: tuple[str, ...] = ()
 
+    __signature__: ClassVar[Signature]
+
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
         cls.__signature__ = whole_signature(cls)
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        if cls is not Mixer:
+            check_declared(cls.__name__, cls.__signature__, given, named)
+        return super().__new__(cls)
 
     @property
     def far_from(self) -> int | None:

@@ -15,7 +15,7 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.errors import Positive, UsageError
 from longitude.not_finite import of_tokens
 from longitude.recurrent.base import Form, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
@@ -108,14 +108,12 @@ class DeltaMixer(RecurrentMixer):
         head_dim: int | None,
         expand_v: int,
         conv_kernel: int,
-        norm_eps: float,
+        norm_eps: Positive,
         **form: Unpack[Form],
     ):
         super().__init__(**form)
         who, keys = type(self).__name__, num_heads if num_key_heads is None else num_key_heads
         _, head_dim = head_sizes(who, dim, num_heads, head_dim=head_dim)
-        check_sizes(who, num_key_heads=keys, expand_v=expand_v, conv_kernel=conv_kernel)
-        check_positive(who, norm_eps=norm_eps)
         if num_heads % keys:
             raise UsageError(who, f"num_key_heads to divide num_heads={num_heads}", keys)
         self.dim, self.num_heads, self.num_key_heads, self.head_dim = dim, num_heads, keys, head_dim
@@ -210,7 +208,7 @@ class GatedDeltaNet(DeltaMixer):
         head_dim: int | None = None,
         expand_v: int = 2,
         conv_kernel: int = 4,
-        norm_eps: float = 1e-6,
+        norm_eps: Positive = 1e-6,
         **form: Unpack[Form],
     ):
         sizes = {"num_key_heads": num_key_heads, "head_dim": head_dim, "expand_v": expand_v, "conv_kernel": conv_kernel}
@@ -267,7 +265,7 @@ class KimiDeltaAttention(DeltaMixer):
         *,
         head_dim: int | None = None,
         conv_kernel: int = 4,
-        norm_eps: float = 1e-5,
+        norm_eps: Positive = 1e-5,
         lower_bound: float | None = None,
         **form: Unpack[Form],
     ):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs, StateMixer
-from longitude.errors import check_sizes
 from longitude.native.derivatives import readable
 from longitude.recurrent.ops.checks import require_state, state_dtype
 
@@ -30,7 +29,6 @@ class GatedMixer(StateMixer):
     def __init__(self, dim: int, *, inner: int | None = None):
         super().__init__()
         inner = dim if inner is None else inner
-        check_sizes(type(self).__name__, dim=dim, inner=inner)
         self.dim, self.inner = dim, inner
         # Parameters, not torch.nn.LSTM or GRU, which torch.compile does not support (torch 2.13).
         self.weight_ih_l0, self.weight_hh_l0 = (nn.Parameter(torch.empty(self.gates * inner, n)) for n in (dim, inner))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.errors import Positive, UsageError
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.linear import WideLinear
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
@@ -192,16 +192,12 @@ class Mamba(RecurrentMixer):
         dt_rank: int | None = None,
         conv_bias: bool = True,
         bias: bool = False,
-        norm_eps: float | None = None,
+        norm_eps: Positive | None = None,
         mode: str = "chunked",
         chunk_size: int = 32,
     ):
         super().__init__(mode=mode, chunk_size=chunk_size)
-        if norm_eps is not None:
-            check_positive("Mamba", norm_eps=norm_eps)
-        check_sizes("Mamba", dim=dim, expand=expand, state_size=state_size, conv_kernel=conv_kernel)
         dt_rank = -(-dim // 16) if dt_rank is None else dt_rank
-        check_sizes("Mamba", dt_rank=dt_rank)
         self.dim, self.inner, self.state_size, self.dt_rank = dim, expand * dim, state_size, dt_rank
         self.norm_eps = norm_eps
         self.in_proj = nn.Linear(dim, 2 * self.inner, bias=bias)

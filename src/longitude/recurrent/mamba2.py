@@ -13,7 +13,7 @@ from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.errors import Positive, UsageError
 from longitude.recurrent.base import Form, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
@@ -105,14 +105,11 @@ class Mamba2(RecurrentMixer):
         conv_kernel: int = 4,
         conv_bias: bool = True,
         bias: bool = False,
-        norm_eps: float = 1e-5,
+        norm_eps: Positive = 1e-5,
         **form: Unpack[Form],
     ):
         super().__init__(**form)
         who, head_dim = "Mamba2", 64 if head_dim is None else head_dim
-        check_sizes(who, dim=dim, head_dim=head_dim, expand=expand, state_size=state_size, groups=groups)
-        check_sizes(who, conv_kernel=conv_kernel)
-        check_positive(who, norm_eps=norm_eps)
         inner = expand * dim
         if inner % head_dim or (inner // head_dim) % groups:
             raise UsageError(

@@ -14,7 +14,7 @@ from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import UsageError, check_positive, check_sizes, unknown
+from longitude.errors import Positive, UsageError, unknown
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.rotation import Angles, rotate_by_formula
 from longitude.recurrent.base import Form, RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
@@ -184,14 +184,12 @@ class Mamba3(RecurrentMixer):
         expand: int = 2,
         state_size: int = 128,
         bias: bool = False,
-        norm_eps: float = 1e-5,
+        norm_eps: Positive = 1e-5,
         decay_activation: str = "softplus",
         **form: Unpack[Form],
     ):
         super().__init__(**form)
         head_dim = 64 if head_dim is None else head_dim
-        check_sizes("Mamba3", dim=dim, head_dim=head_dim, expand=expand, state_size=state_size)
-        check_positive("Mamba3", norm_eps=norm_eps)
         if decay_activation not in DECAY_ACTIVATIONS:
             raise unknown(
                 "decay_activation", decay_activation, DECAY_ACTIVATIONS, "Mamba3 has two, softplus and heavy_tail."

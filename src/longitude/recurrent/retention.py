@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.errors import Positive, UsageError
 from longitude.native.derivatives import numbers_of
 from longitude.positions.coordinates import wide
 from longitude.positions.rotation import RotaryTable, apply_rotary
@@ -117,14 +117,12 @@ class Retention(RecurrentMixer):
         *,
         head_dim: int | None = None,
         expand_v: int = 2,
-        norm_eps: float = 1e-6,
+        norm_eps: Positive = 1e-6,
         bias: bool = False,
         **form: Unpack[Form],
     ):
         super().__init__(**form)
         _, head_dim = head_sizes("Retention", dim, num_heads, head_dim=head_dim)
-        check_sizes("Retention", expand_v=expand_v)
-        check_positive("Retention", norm_eps=norm_eps)
         if head_dim % 2:
             raise UsageError("Retention", "an even head_dim, whose pairs are rotated", head_dim)
         self.dim, self.num_heads, self.head_dim, self.value_dim = dim, num_heads, head_dim, expand_v * head_dim

@@ -240,7 +240,6 @@ class RWKV4(RecurrentMixer):
     def __init__(self, dim: int, *, inner: int | None = None, mode: str = "chunked", chunk_size: int = 32):
         super().__init__(mode=mode, chunk_size=chunk_size)
         inner = dim if inner is None else inner
-        check_sizes("RWKV4", dim=dim, inner=inner)
         self.dim, self.inner = dim, inner
         self.time_decay, self.time_first = (nn.Parameter(torch.empty(inner)) for _ in range(2))
         self.time_mix_key, self.time_mix_value, self.time_mix_receptance = (

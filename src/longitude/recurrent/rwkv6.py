@@ -13,7 +13,7 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import Positive
 from longitude.native.derivatives import with_zero_gradients
 from longitude.recurrent.base import Form, RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
@@ -109,13 +109,11 @@ class RWKV6(RecurrentMixer):
         head_dim: int | None = None,
         mix_rank: int = 32,
         decay_rank: int = 64,
-        norm_eps: float = 64e-5,
+        norm_eps: Positive = 64e-5,
         **form: Unpack[Form],
     ):
         super().__init__(**form)
         _, head_dim = head_sizes("RWKV6", dim, num_heads, head_dim=head_dim)
-        check_sizes("RWKV6", mix_rank=mix_rank, decay_rank=decay_rank)
-        check_positive("RWKV6", norm_eps=norm_eps)
         self.dim, self.num_heads, self.head_dim, self.mix_rank = dim, num_heads, head_dim, mix_rank
         wide = num_heads * head_dim
         # All names and shapes are those of the authors' checkpoints.

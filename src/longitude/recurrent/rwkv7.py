@@ -15,7 +15,7 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_positive, check_sizes
+from longitude.errors import Positive
 from longitude.native.derivatives import with_zero_gradients
 from longitude.recurrent.base import Form, RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
@@ -124,13 +124,11 @@ class RWKV7(RecurrentMixer):
         decay_rank: int = 64,
         rate_rank: int = 64,
         gate_rank: int = 128,
-        norm_eps: float = 64e-5,
+        norm_eps: Positive = 64e-5,
         **form: Unpack[Form],
     ):
         super().__init__(**form)
         _, head_dim = head_sizes("RWKV7", dim, num_heads, head_dim=head_dim)
-        check_sizes("RWKV7", decay_rank=decay_rank, rate_rank=rate_rank, gate_rank=gate_rank)
-        check_positive("RWKV7", norm_eps=norm_eps)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         wide = num_heads * head_dim
         for name in MIXED:  # all names and shapes are those of the authors' checkpoints

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import UsageError, check_sizes, unknown
+from longitude.errors import UsageError, unknown
 from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import DiagonalLoop, flags_of, usable
@@ -246,7 +246,6 @@ class S4D(RecurrentMixer):
         chunk_size: int = 32,
     ):
         super().__init__(mode=mode, chunk_size=chunk_size)
-        check_sizes("S4D", dim=dim, state_size=state_size)
         if state_size % 2:
             raise UsageError("S4D", "an even state_size, pairs of conjugates", state_size)
         if init not in INITS:

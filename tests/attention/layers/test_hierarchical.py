@@ -235,7 +235,6 @@ def calling(**options):
 test_refusals = refused_calls(
     [
         (calling(window=0), "window"),
-        (calling(window=True), "window"),
         (calling(combine="gates"), "'gate'"),
         (calling(merge="learned"), "merge", "'mean'"),  # the layer alone learns
         (lambda: HierarchicalAttention(16, 2, merge="max"), "'mean' or 'learned'"),
@@ -243,13 +242,9 @@ test_refusals = refused_calls(
         (calling(gate=None), "combine='gate'", "None"),
         (calling(combine="softmax"), "gate", "combine='softmax'"),
         (calling(gate=torch.ones(2, 1, 7)), "gate", "[B, H, L]"),
-        (calling(scale="1"), "scale"),
-        (calling(positions=torch.zeros(6, dtype=torch.long)), "positions"),
         (calling(documents=torch.zeros(2, 6, dtype=torch.long)), "documents"),
         (calling(encoding=lg.Fire(HEADS)), "PairBias", "Fire"),
-        (calling(encoding=lg.Shaw(DIM, 4)), "OffsetVectors", "Shaw"),
         (calling(encoding=lg.FoX(16, HEADS)), "FoX"),
-        (calling(encoding=lg.PaTH(16, HEADS, DIM)), "PaTH"),
         (calling(encoding=lg.XPos(DIM, "half")), "XPos"),
         (calling(encoding=lg.ReRoPE(DIM, "half", 4)), "ReRoPE"),
         (calling(encoding=lg.Rotary(DIM, "half", rotate_values=True)), "Rotary", "values"),

@@ -101,17 +101,10 @@ def after_45_tokens(batch: int = 3, **other):
 
 test_refusals = refused_calls(
     [
-        (calling(mask=lg.Window(3)), "mask", "HierarchicalAttention"),
-        (calling(memory=torch.zeros(3, 2, WIDTH)), "memory", "HierarchicalAttention"),
-        (calling(encoding=lg.Fire(HEADS)), "PairBias", "Fire"),
         (calling(positions=torch.zeros(3, 45, 2, dtype=torch.long)), "[3, 45, 2]"),
         (calling(cache=object()), "cache", "HierarchicalAttention", "StateLayer", "cache_layer"),
         (after_45_tokens(window=6), "cache"),
         (after_45_tokens(2), "cache"),
         (after_45_tokens(encoding="bias"), "cache"),
-        (lambda: layer(merge="learned", merge_levels=0), "merge_levels"),
-        (lambda: layer(merge="max"), "merge"),
-        (lambda: layer(combine="sum"), "combine"),
-        (lambda: layer(head_dim=0), "head_dim"),
     ]
 )

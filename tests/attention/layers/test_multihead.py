@@ -156,18 +156,13 @@ test_refusals = refused_calls(
     [
         (lambda: lg.MultiHeadAttention(16, 3), "num_heads", "3", "16", "head_dim"),
         (lambda: lg.MultiHeadAttention(16, 4, 3), "num_kv_heads", "num_heads", "3", "4"),
-        (lambda: lg.MultiHeadAttention(16, 4, encoding="rope"), "'rope'"),
         (lambda: convolving("inputs"), "'inputs'", "'input'"),
         (lambda: convolving("qkv", "kv"), "'qkv'", "'kv'"),
         (lambda: convolving(conv_kernel=3), "conv_kernel", "3", "short_conv"),
-        (lambda: convolving("input", conv_kernel=0), "conv_kernel", "0"),
         (lambda: layer(short_conv=True), "short_conv", "True"),
-        (lambda: layer(qk_norm=1), "qk_norm", "1"),
-        (lambda: layer(output_gate="yes"), "output_gate", "'yes'"),
         (lambda: layer(softcap=-1.0), "softcap", "-1.0"),
         (lambda: lg.mixer("latent", dim=16, num_heads=4, short_conv="qkv"), "'qkv'", "'input'", "'output'"),
         (lambda: convolving("input")(tokens(), mask=lg.NoMask()), "mask", "short_conv", "NoMask"),
-        (lambda: convolving("input")(tokens(), mask=lg.Causal(order=ORDER)), "mask", "short_conv", "documents="),
         (
             lambda: convolving("input")(tokens(), mask=lg.Causal() & lg.Documents(RUNS)),
             "mask",

@@ -111,7 +111,6 @@ def calling(size=5, step=1, **options):
 
 test_refusals = refused_calls(
     [
-        (calling(size=2, step=0), "step", "1", "0"),
         (calling(mask=lg.Documents(PADDED)), "MultiHeadAttention", "lg.Band", "Causal", "Documents"),
         (calling(4, 2, cache=RollingCacheLayer(5)), "6", "5", "self.cache_layer"),
     ]

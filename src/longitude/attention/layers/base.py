@@ -18,7 +18,7 @@ from longitude.attention.operation import Backend, answer, choose_once, raw_requ
 from longitude.attention.request import AllowedPairs, Request, require_options
 from longitude.attention.short_conv import conv_places, convolved
 from longitude.attention.state_mixer import document_flags
-from longitude.errors import UsageError, check_flags, check_sizes
+from longitude.errors import UsageError
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit, following, part_of
@@ -118,7 +118,6 @@ class AttentionLayer(Mixer):
         name = type(self).__name__
         require_backend(backend)
         require_options(scale, dropout, softcap)
-        check_flags(name, output_gate=output_gate)
         self.dim, self.dropout, self.scale, self.backend, self.softcap = dim, dropout, scale, backend, softcap
         self.gate_proj = nn.Linear(dim, inner, bias=False) if output_gate else None
         self.short_conv = conv_places(short_conv)
@@ -127,7 +126,6 @@ class AttentionLayer(Mixer):
         if conv_kernel is not None and not self.short_conv:
             raise UsageError("conv_kernel", "None without short_conv", conv_kernel)
         kernel = 4 if conv_kernel is None else conv_kernel
-        check_sizes(name, conv_kernel=kernel)
         for place in self.short_conv:
             n = channels[place]
             setattr(self, f"{place}_conv", nn.Conv1d(n, n, kernel, groups=n, bias=False))

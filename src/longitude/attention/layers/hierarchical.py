@@ -35,8 +35,8 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.operation import raw_request, require_backend, run
 from longitude.attention.request import require_options, validate
 from longitude.attention.state_mixer import StateInputs, StateMixer, document_flags, without_trivial
-from longitude.native.derivatives import readable, with_zero_gradients
 from longitude.errors import UsageError, check_choice, check_flags, check_sizes
+from longitude.native.derivatives import readable, with_zero_gradients
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
@@ -354,7 +354,6 @@ class HierarchicalAttention(StateMixer):
     ):
         super().__init__()
         num_kv_heads, head_dim = head_sizes("HierarchicalAttention", dim, num_heads, num_kv_heads, head_dim)
-        check_sizes("HierarchicalAttention", merge_levels=merge_levels)
         require_rule("HierarchicalAttention", window, combine, size_term)
         check_choice("HierarchicalAttention", Literal["mean", "learned"], merge=merge)
         require_backend(backend)

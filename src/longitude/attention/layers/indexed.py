@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from longitude.attention.heads import AttendOptions, split_heads
 from longitude.attention.layers.base import AttentionLayer, Call, Narrowed, checked_call, normed
-from longitude.attention.layers.latent import LatentAttention
+from longitude.attention.layers.latent import EvenSize, LatentAttention
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MixerInputs, register_mixer, require_alone
 from longitude.attention.patterns import Pairs
-from longitude.errors import UsageError, check_flags, check_sizes
+from longitude.errors import Positive, UsageError, check_flags
 from longitude.native.derivatives import with_zero_gradients
 from longitude.not_finite import filled
 from longitude.positions.base import Columns, Encoding
@@ -90,7 +90,6 @@ class Indexer(AttentionLayer):
     ) -> None:
         """Check the options, and build the modules. query_dim: input width of the indexer's queries."""
         name, dim = type(self).__name__, self.dim
-        check_sizes(name, k_top=k_top, index_heads=index_heads, index_dim=index_dim)
         self.k_top, self.index_heads, self.index_dim = k_top, index_heads, index_dim
         self.index_q = nn.Linear(query_dim, index_heads * index_dim, bias=False)
         self.index_k, self.index_w = (nn.Linear(dim, width, bias=False) for width in (index_dim, index_heads))
@@ -338,9 +337,9 @@ class IndexedLatentAttention(Indexer, LatentAttention):
         kv_rank: int | None = None,
         q_rank: int | None = None,
         nope_dim: int | None = None,
-        rope_dim: int | None = None,
+        rope_dim: EvenSize | None = None,
         value_dim: int | None = None,
-        eps: float = 1e-6,
+        eps: Positive = 1e-6,
         bias: bool = False,
         dropout: float = 0.0,
         scale: float | None = None,

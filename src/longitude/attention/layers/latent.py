@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
 from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
-from longitude.errors import UsageError, check_sizes, unknown
+from longitude.errors import Positive, UsageError, check_sizes, unknown
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Term
 from longitude.positions.composed import Composed, compose
 from longitude.positions.linear import is_plain
@@ -20,6 +20,8 @@ from longitude.positions.linear import is_plain
 if TYPE_CHECKING:
     from longitude.attention.cache import LatentCacheLayer
 
+EvenSize = int
+"""0 or an even number, whose pairs rotate."""
 ROUTES = ("auto", "expanded", "absorbed")
 
 
@@ -74,9 +76,9 @@ class LatentAttention(AttentionLayer):
         kv_rank: int | None = None,
         q_rank: int | None = None,
         nope_dim: int | None = None,
-        rope_dim: int | None = None,
+        rope_dim: EvenSize | None = None,
         value_dim: int | None = None,
-        eps: float = 1e-6,
+        eps: Positive = 1e-6,
         bias: bool = False,
         dropout: float = 0.0,
         scale: float | None = None,
@@ -90,8 +92,6 @@ class LatentAttention(AttentionLayer):
         super().__init__()
         self.sizes = sized(dim, num_heads, head_dim, kv_rank, nope_dim, rope_dim, value_dim)
         self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = self.sizes
-        if q_rank is not None:
-            check_sizes("LatentAttention", q_rank=q_rank)
         self.set_options(
             dim, num_heads * self.value_dim, {"input": dim, "output": dim}, dropout=dropout, scale=scale, backend=backend,
             softcap=softcap, output_gate=output_gate, short_conv=short_conv, conv_kernel=conv_kernel,

@@ -13,7 +13,7 @@ from longitude.attention.cache_guard import CacheKind
 from longitude.attention.heads import head_sizes
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
 from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
-from longitude.errors import check_flags, check_positive
+from longitude.errors import Positive
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import explicit
@@ -75,7 +75,7 @@ class MultiHeadAttention(AttentionLayer):
         scale: float | None = None,
         backend: str = "auto",
         qk_norm: bool = False,
-        qk_norm_eps: float = 1e-6,
+        qk_norm_eps: Positive = 1e-6,
         output_gate: bool = False,
         softcap: float | None = None,
         short_conv: str | Sequence[str] = (),
@@ -89,8 +89,6 @@ class MultiHeadAttention(AttentionLayer):
             dim, inner, {"input": dim, "qkv": inner + 2 * kv, "kv": 2 * kv, "output": dim}, dropout=dropout, scale=scale,
             backend=backend, softcap=softcap, output_gate=output_gate, short_conv=short_conv, conv_kernel=conv_kernel,
         )  # fmt: skip
-        check_flags("MultiHeadAttention", qk_norm=qk_norm)
-        check_positive("MultiHeadAttention", qk_norm_eps=qk_norm_eps)
         self.q_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps) if qk_norm else None
         self.q_proj = nn.Linear(dim, inner, bias=bias)

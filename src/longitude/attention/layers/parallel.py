@@ -12,7 +12,7 @@ from longitude.attention.heads import head_sizes
 from longitude.attention.layers.base import AttentionLayer, normed, require_past
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs, mixer_resolved, register_mixer
 from longitude.attention.state_mixer import StateMixer
-from longitude.errors import UsageError, check_flags
+from longitude.errors import UsageError
 from longitude.positions.base import Encoding
 
 STATE = "state"
@@ -63,7 +63,6 @@ class ParallelMixer(Mixer):
     ):
         super().__init__()
         num_kv_heads, head_dim = head_sizes("ParallelMixer", dim, num_heads, num_kv_heads, head_dim)
-        check_flags("ParallelMixer", normalize=normalize)
         sizes = {"dim": dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         self.attention = _built("attention", attention, sizes)
         self.state = _built("state", state, sizes)

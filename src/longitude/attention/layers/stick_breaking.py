@@ -137,7 +137,6 @@ class StickBreaking(MultiHeadAttention):
     ):
         # Its own function computes it: backend and softcap would be ignored, and given twice they are a TypeError.
         super().__init__(dim, num_heads, num_kv_heads, None, backend="auto", softcap=None, **options)
-        check_flags("StickBreaking", attend_current=attend_current, remainder=remainder)
         if attend_current and remainder:
             raise UsageError("StickBreaking", "one of attend_current and remainder", "both", "leave one out")
         self.attend_current, self.remainder = attend_current, remainder

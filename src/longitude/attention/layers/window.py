@@ -14,7 +14,7 @@ from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Mask, Window
 from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.attention.patterns import Chunks, Dilated
-from longitude.errors import UsageError, check_sizes
+from longitude.errors import UsageError
 from longitude.positions.base import Encoding
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class WindowAttention(MultiHeadAttention):
         step: int = 1,
         **options: Unpack[AttendOptions],
     ):
-        check_sizes("WindowAttention", size=size, step=step)
         super().__init__(dim, num_heads, num_kv_heads, encoding, **options)
         self.size, self.step = size, step
         self.window_mask: Mask = Window(size) if step == 1 else Dilated(size, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from longitude.positions.bias import ALiBi
 from longitude.positions.composed import compose
 from longitude.positions.rotary import Rotary
 from longitude.recurrent.base import RecurrentMixer
+from longitude.registry import options_of
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.examples import DIM, OTHER_SHAPES, SHAPES, Example, MixerExample
 from longitude.testing.fixtures import heads_and_tokens, numbers, refused, tensors_in, unchanged
@@ -85,7 +87,22 @@ def wrong_input_of_encodings(build: Example) -> None:  # noqa: C901
             refused(what, call, *words)
 
 
-WHOLE_NUMBERS = ("dim", "num_heads", "num_kv_heads", "head_dim", "chunk_size", "size", "window")
+WRONG_OPTIONS = {
+    "int": WRONG_NUMBERS,
+    "bool": (0, "no"),  # any other text would count as True
+    "float": ("1", True, math.nan, math.inf),
+    "Positive": ("1", True, 0.0, -1.0, math.nan, math.inf),
+}
+"""Values that no option of a type takes, by its annotation."""
+
+
+def wrong_options(build: MixerExample) -> Wrong:
+    """Options of a mixer with values that their annotations exclude."""
+    tried: Wrong = {}
+    for option, parameter in options_of(build.factory).items():
+        for wrong in WRONG_OPTIONS.get(str(parameter.annotation).removesuffix(" | None"), ()):
+            tried[f"{option}={wrong!r}"] = partial(build, filled=False, **{option: wrong}), "expected"
+    return tried
 
 
 @MIXER_LAWS.law(name="wrong_input", needs=CACHES)
@@ -148,9 +165,7 @@ def wrong_input_of_mixers(build: MixerExample) -> None:
         if not able:
             words = type(kind).__name__, name, "expected"
             tried[f"an encoding {words[0]}"] = calling(encoding=compose(kind)), *words
-    for option in filter(build.has, WHOLE_NUMBERS):
-        for wrong in WRONG_NUMBERS:
-            tried[f"{option}={wrong!r}"] = partial(build, filled=False, **{option: wrong}), "expected"
+    tried |= wrong_options(build)
     if build.has("mode"):
         tried["mode='fast'"] = (lambda: build(mode="fast")(numbers(1, 3, DIM))), "mode"
     for what, (call, *words) in tried.items():
