@@ -8,15 +8,15 @@ import resource
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from longitude.checkpoints.load import INDEX, in_one_line, load, require_own_files, require_shards, size_of
+from longitude.checkpoints.load import INDEX, in_one_line, require_own_files, require_shards, size_of
 from tests.extend.conftest import files, saved
-from tests.support import refused
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,29 @@ def of_another(folder: Path) -> None:
     shutil.rmtree(folder.parent / "other")
 
 
-def downloading(folder: Path) -> None:
-    (folder / ".cache").mkdir()
-    shard(folder).rename(folder / ".cache" / "abc.incomplete")
+def adapter_of_a_list(folder: Path) -> None:
+    adapter(folder)
+    (folder / "adapter_config.json").write_text("[1]")
+
+
+def with_json(name: str, value: Any):
+    return lambda folder: (folder / name).write_text(json.dumps(value))
+
+
+def with_key(**keys: Any):
+    def spoil(folder: Path) -> None:
+        inside = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(inside | keys))
+
+    return spoil
+
+
+def piped(name: str):
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return spoil
 
 
 def linked(name: str, target: Path | str):
@@ -122,7 +142,21 @@ DAMAGE = {  # what is done to the folder, or to the sharded one, and words of th
         f"model.safetensors.index.json names {SECOND}, which is not",
     ),
     "a shard cut": (lambda folder: halved(shard(folder)), f"{SECOND}: the weights are truncated"),
-    "a download that goes on": (downloading, "a download into the folder has not ended (.cache/abc.incomplete)"),
+    "an index that is a list": (with_json("model.safetensors.index.json", [1]), "model.safetensors.index.json"),
+    "an index of a list": (
+        with_json("model.safetensors.index.json", {"weight_map": ["a"]}),
+        "model.safetensors.index.json",
+    ),
+    "an index of files elsewhere": (with_json("model.safetensors.index.json", {"weight_map": {"a": "../b"}}), "'../b'"),
+    "an adapter that is a list": (adapter_of_a_list, "adapter_config.json"),
+    "a config that is a list": (with_json("config.json", [1]), "config.json"),
+    "a config that is a pipe": (piped("config.json"), "config.json"),
+    "more layers than there are": (with_key(num_hidden_layers=10**18), "num_hidden_layers"),
+    "more experts than there are": (with_key(more={"num_experts": 10**18}), "num_experts"),
+    "a number beyond every integer": (
+        with_key(original_max_position_embeddings=10**30),
+        "original_max_position_embeddings",
+    ),
     "another architecture's config": (of_another, "the weights lack"),
     "NaN": (
         with_number("model.layers.1.mlp.up_proj.weight", float("nan")),
@@ -312,17 +346,3 @@ def test_a_full_disk(verb, whole, text, tmp_path, command, full_at):
     left = {path.name for path in (tmp_path / "deep").rglob("*")}
     assert left <= ({"out", ".lock"} if verb == "measure" else set())  # a run, which the same command continues
     assert command(*arguments[verb])[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "meant"),
-    [
-        ("kimi_k2", None), ("llama5", None), ("qwen", None), ("phi4", None), ("deepseek_v5", None), ("hunyuan", None),
-        ("baichuan", None), ("lama", "llama"), ("qwen2_mo", "qwen2_moe"), ("gpt-neox", "gpt_neox"), ("Mistral", "mistral"),
-    ],
-)  # fmt: skip
-def test_another_model_is_no_slip_of_a_known_one(kind, meant, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with refused(repr(kind), got=repr(kind)) as caught:
-        load(str(tmp_path))
-    assert ("trust_remote_code" if meant is None else meant) in caught.value.remedy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,18 @@ def unread(config: Any) -> str | None:
 
 # ---- numbers that no model has ---------------------------------------------------------------------------------------
 ALL_BASES = (*BASES, *LOCAL_BASES)
+COUNTED = re.compile(r"(^|_)(layers?|heads?|experts|depth)(_|$)")
+"""Keys whose numbers are modules to build one by one."""
+MOST, LARGEST, DEEPEST = 10**5, 2**53, 32
+"""Most layers, heads or experts, the largest int, and the deepest nesting of lists and dicts of any config."""
 
 
 def require_numbers(raw: Mapping[str, Any]) -> None:
-    """ValueError for a number that is not finite, a size, a base or a largest bias that is 0 or less, or too short a list.
+    """ValueError for a number that is not finite or beyond any model, a size, a base or a bias of 0 or less, or too short a list.
 
-    Transformers may build a model from these nevertheless.
+    Transformers may build a model from these nevertheless, or try to for hours.
     """
+    require_counts(raw)
     raw = text_part(raw)
     for key in {*UNDERSTOOD, *OF_CLASSES, *LENGTHS, "attn_config"} & {*raw}:
         for name, number in numbers_in(key, raw[key]):
@@ -142,6 +148,14 @@ def require_numbers(raw: Mapping[str, Any]) -> None:
         check_positive("attn_config", alibi_bias_max=inner["alibi_bias_max"])
 
 
+def require_counts(raw: Mapping[str, Any]) -> None:
+    """ValueError for more layers, heads or experts than any model has, and for numbers beyond LARGEST."""
+    for name, number in numbers_in("", raw):
+        most = MOST if COUNTED.search(name) else LARGEST
+        if isinstance(number, int) and number > most:
+            raise UsageError("config", f"{name} to be at most {most}", number)
+
+
 def require_windows(config: Any, keys: Mapping[str, Any]) -> None:
     """ValueError for a window or a chunk of no tokens that a class reads."""
     kinds = keys.get("layer_types") or ()  # Mistral has none, and its window is that of all layers
@@ -157,15 +171,19 @@ def type_in(parameters: Any) -> Any:
     return parameters.get("rope_type", parameters.get("type")) if isinstance(parameters, Mapping) else None
 
 
-def numbers_in(key: str, value: Any) -> Iterator[tuple[str, float]]:
-    """(key, number) of every number in a value, those in mappings by their own keys."""
+def numbers_in(key: str, value: Any, depth: int = 0) -> Iterator[tuple[str, int | float]]:
+    """(key, number) of every number in a value, those in mappings by their own keys. ValueError if it is nested too deeply."""
+    if depth > DEEPEST:
+        raise UsageError(
+            "config", f"lists and dicts nested at most {DEEPEST} deep", f"more at {key!r}", "restore the file"
+        )
     if isinstance(value, Mapping):
         for inner, each in value.items():
-            yield from numbers_in(inner, each)
+            yield from numbers_in(inner, each, depth + 1)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from numbers_in(key, each)
-    elif isinstance(value, float):
+            yield from numbers_in(key, each, depth + 1)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         yield key, value
 
 

@@ -1,14 +1,12 @@
 """Checkpoints: a Hugging Face causal model with its tokenizer from a folder or a hub name, or an error of one line."""
 
 import copy
-import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NoReturn
@@ -42,10 +40,6 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 PICKLED = "pytorch_model*.bin"
-PARTS = ("*.incomplete", "*.part", "*.crdownload")
-"""Patterns of the names of incomplete downloads."""
-DEEPEST = 32
-"""Maximum nesting depth of lists and dicts in a config.json."""
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Dtypes of weights that are not quantized, in the notation of safetensors, with the bytes of a number."""
 PACKED = (
@@ -442,15 +436,7 @@ def _require_configuration(file: Path) -> dict[str, Any]:
     """Read a config.json. ValueError for a file that is no configuration of an architecture in transformers."""
     if not file.is_file():
         raise ValueError(f"{file}: there is no such file; expected the config.json of a Hugging Face checkpoint")
-    try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
-        depth = depth_of(plain)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not readable JSON ({one_line_of(error)}); restore the file") from error
-    if depth > DEEPEST:
-        raise ValueError(
-            f"{file}: its values are nested more than {DEEPEST} deep, as no configuration is; restore the file"
-        )
+    plain = read_json(file, "restore the file", object, links=True)
     if not isinstance(plain, dict) or not isinstance(plain.get("model_type"), str):
         raise ValueError(f'{file} names no model_type; expected a configuration of transformers, with "model_type"')
     if plain["model_type"] not in CONFIG_MAPPING:
@@ -459,32 +445,13 @@ def _require_configuration(file: Path) -> dict[str, Any]:
                 f"{file.parent}: its model ({plain['model_type']}) is code that comes with the checkpoint, and such code is "
                 f"never run; take a checkpoint of an architecture that transformers has"
             )
-        raise _unknown_type(file, plain["model_type"])
+        expected = f"a model_type that transformers {transformers.__version__} has"
+        raise UsageError(str(file), expected, repr(plain["model_type"]), "if a newer one has it, upgrade")
     try:
         require_numbers(plain)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     return plain
-
-
-def _unknown_type(file: Path, kind: str) -> UsageError:
-    """The error for an unknown model_type; it suggests the nearest with the same numbers: others are other models."""
-
-    def numbers(name: str) -> list[str]:
-        return re.findall(r"\d+", name)
-
-    name = kind.lower().replace("-", "_")
-    alike = [known for known in CONFIG_MAPPING.keys() if numbers(known) == numbers(name)]  # noqa: SIM118  it is lazy
-    near = get_close_matches(name, [known for known in alike if known.count("_") == name.count("_")], 1, 0.8)
-    newer = "if a newer one has it, upgrade; code that comes with a checkpoint (trust_remote_code) is never run"
-    remedy = f"did you mean {near[0]!r}?" if near else newer
-    return UsageError(str(file), f"a model_type that transformers {transformers.__version__} has", repr(kind), remedy)
-
-
-def depth_of(value: Any) -> int:
-    """Nesting depth of lists and dicts."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(depth_of, inside), default=0)
 
 
 def require_weights(folder: Path, allow_pickle: bool) -> None:
@@ -519,15 +486,24 @@ def require_shards(folder: Path) -> dict[str, list[int]]:
     ValueError if a file is truncated, or one that the index names is missing.
     """
     held = {name: shape for shard in sorted(folder.glob("*.safetensors")) for name, shape in shapes_of(shard).items()}
-    index = folder / INDEX
-    named = (read_json(index, links=True) or {}).get("weight_map", {})
+    index, named = folder / INDEX, weight_map(folder)
     if lost := sorted({file for file in named.values() if not (folder / file).is_file()}):
-        raise ValueError(
-            f"{index} names {lost[0]}, which is not there; fetch it, or restore the index{_downloading(folder)}"
-        )
+        raise ValueError(f"{index} names {lost[0]}, which is not there; fetch it, or restore the index")
     if lost := sorted(set(named) - held.keys()):
         raise ValueError(f"{index} names the tensor {lost[0]}, which no file has; restore the files")
     return held
+
+
+def weight_map(folder: Path) -> dict[str, str]:
+    """Tensor -> file, by the index of a folder's safetensors; empty without one. ValueError for one that names no such files."""
+    named = (read_json(folder / INDEX, links=True) or {}).get("weight_map", {})
+    files = [*named.values()] if isinstance(named, dict) else [named]
+    for file in files:
+        if not isinstance(file, str) or Path(file).name != file:
+            raise UsageError(
+                str(folder / INDEX), "weight_map: tensors and the file of each, in this folder", repr(file)[:80]
+            )
+    return named
 
 
 def size_of(folder: Path, dtype: torch.dtype | str) -> int:
@@ -535,7 +511,7 @@ def size_of(folder: Path, dtype: torch.dtype | str) -> int:
 
     Quantized numbers stay as they are saved. Files that the index does not name are not read.
     """
-    named = {*(read_json(folder / INDEX, links=True) or {}).get("weight_map", {}).values()}
+    named = {*weight_map(folder).values()}
     one = folder / "model.safetensors"
     shards = [folder / name for name in named] or ([one] if one.is_file() else [*folder.glob("*.safetensors")])
     total = sum(shard.stat().st_size for shard in shards)
@@ -548,12 +524,6 @@ def size_of(folder: Path, dtype: torch.dtype | str) -> int:
                 if kinds[name] in FLOATS
             )
     return total
-
-
-def _downloading(folder: Path) -> str:
-    """The first file of a download that has not ended, for a message; empty if there is none."""
-    parts = sorted(path for part in PARTS for path in folder.rglob(part))
-    return f"; a download into the folder has not ended ({parts[0].relative_to(folder)})" if parts else ""
 
 
 def require_finite(path: str, model: Any) -> None:
@@ -590,7 +560,6 @@ def _of_header(shard: Path, fact: Callable[[Any], Any]) -> dict[str, Any]:
     except Exception as error:
         raise ValueError(
             f"{shard}: the weights are truncated or broken; copy or download them again ({one_line_of(error)})"
-            f"{_downloading(shard.parent)}"
         ) from error
 
 

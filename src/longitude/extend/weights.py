@@ -99,7 +99,7 @@ def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -
     index = folder / INDEX
     if growth and index.is_file():
         entries = read_json(index)
-        if "total_size" in entries.get("metadata", {}):
+        if "total_size" in (entries.get("metadata") or {}):
             entries["metadata"]["total_size"] += growth
             write_json(index, entries)
 
