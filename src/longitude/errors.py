@@ -30,6 +30,8 @@ FORMER = {
     "LogLinearMamba2": "log-linear Mamba-2 is gone; use lg.recurrent.Mamba2.",
     "pool_heads": "pooling of heads is gone; average k_proj and v_proj by groups yourself.",
     "--evaluator": "LongPPL is gone; perplexity by length is what `longitude measure` compares.",
+    "--evaluator-context": "LongPPL is gone; perplexity by length is what `longitude measure` compares.",
+    "--gguf": "copies of GGUF files are gone; use the options in serve.md, or llama.cpp's converter.",
 }
 """Names of what was removed: the sentence that every error for an unknown name has about them."""
 

@@ -14,7 +14,7 @@ from longitude.checkpoints.config import from_hugging_face
 from longitude.checkpoints.declared import with_ropes
 from longitude.checkpoints.positions import rotary_of, table_of
 from longitude.checkpoints.source import open_source
-from longitude.extend.short_contexts import Cost
+from longitude.extend.short_contexts import ShortContextLoss
 from longitude.extend.show import verdict
 from longitude.positions.absolute import Learned
 from longitude.positions.hugging_face import RopeConfig
@@ -466,6 +466,6 @@ def test_a_key_that_no_class_can_be_built_with_is_named(rope, key, checkpoint, t
 )
 def test_short_texts_get_a_verdict_by_the_paired_interval(change, word) -> None:
     """Which excludes zero or not, whatever the intervals of both models are; in percent of the original."""
-    cost = Cost(64, Interval(2.0, 1.0, 3.0), Interval(2.1, 1.1, 3.1), Interval(*change), 5, 320, "text")
+    cost = ShortContextLoss(64, Interval(2.0, 1.0, 3.0), Interval(2.1, 1.1, 3.1), Interval(*change), 5, 320, "text")
     assert verdict(cost).startswith(word)
     assert ("5.0%" in verdict(cost)) == (word in ("worse", "better", "no difference"))

@@ -11,9 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from longitude.checkpoints.gguf import GGUF, HALVES, NEIGHBOURS
+from longitude.checkpoints.gguf import HALVES, NEIGHBOURS
 from longitude.extend.serve import FILE
-from tests.check.building import write_gguf
 from tests.extend.conftest import LENGTH, config, loaded, logits
 from tests.support import close
 
@@ -128,43 +127,3 @@ def test_trained_weights_are_served_from_their_folder(checkpoint, command, text,
     code, _, error = command(tuned, *training, "--out", again)
     assert code == 0, error
     assert not (again / FILE).exists()
-
-
-@pytest.mark.parametrize("method", ["linear", "ntk", "ntk-by-parts", "yarn", "base"])
-def test_a_copy_of_a_gguf_file_has_the_new_positions(method, tmp_path, command, monkeypatch) -> None:
-    """Those of the folder beside it; weights and all other keys stay, bit for bit."""
-    write_gguf(tmp_path / "one.gguf")
-    monkeypatch.chdir(tmp_path)
-    given = ["--to", TO, "--method", method, *(["--base", 5e5] if method == "base" else []), "--no-measure"]
-    code, printed, error = command("one.gguf", *given, "--out", "longer", "--gguf", "longer.gguf")
-    assert code == 0 and "longer.gguf" in printed, error
-    before, after = GGUF(tmp_path / "one.gguf"), GGUF(tmp_path / "longer.gguf")
-    [rotary] = [each for each in loaded(tmp_path / "longer").modules() if hasattr(each, "inv_freq")]
-    [divided] = after.frequencies().values()
-    close(divided.inverse, rotary.inv_freq.double(), 1e-6)
-    assert rotary.attention_scaling == pytest.approx(after.facts()["attention factor"], rel=1e-6)
-    assert after.facts()["declared length"] == TO
-    tensors = [{each.name: each.data.tobytes() for each in file.reader.tensors} for file in (before, after)]
-    assert tensors[0] == tensors[1]
-    kept = {name: field.contents() for name, field in before.reader.fields.items() if not name.startswith("GGUF.")}
-    changed = {name for name, value in kept.items() if after.field(name) != value}
-    assert changed <= {f"llama.{key}" for key in ("context_length", "rope.freq_base")}
-    assert not list(tmp_path.glob(".*.gguf"))
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--method", "llama3"],
-        ["--method", "dynamic"],
-        ["--method", "yarn", "--dry-run"],
-        ["--method", "yarn", "--plan"],
-    ],
-)
-def test_a_copy_that_llama_cpp_would_read_otherwise_is_refused(more, tmp_path, command, monkeypatch) -> None:
-    write_gguf(tmp_path / "one.gguf")
-    monkeypatch.chdir(tmp_path)
-    given = ["one.gguf", "--to", TO, *more, "--no-measure", "--out", "longer", "--gguf"]
-    assert command(*given, "longer.gguf")[0] == 2 == command(tmp_path, *given[1:], "longer.gguf")[0]
-    assert command(*given[:3], "--method", "yarn", *given[-4:], "no/longer.gguf")[0] == 2  # before anything is written
-    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} <= {"one.gguf", "runs"}

@@ -49,8 +49,6 @@ class ExtendOptions:
         dry_run: Print what would change, and write nothing.
         plan: Write nothing; print tokens, FLOPs, memory and time of each part, on this machine and on one H100, from
             config.json and a few layers that are run here.
-        gguf: Also write this file, a copy of MODEL, which must be a .gguf file, with the new positions. For linear, ntk,
-            ntk-by-parts, yarn and base.
         allow_pickle: Take weights that are saved as a pickle, which can run code as it is read; they are written as
             safetensors.
     """
@@ -76,7 +74,6 @@ class ExtendOptions:
     gradient_checkpointing: bool = False
     dry_run: bool = False
     plan: bool = False
-    gguf: Path | None = None
     allow_pickle: bool = False
 
     def check(self) -> None:
@@ -97,18 +94,11 @@ class ExtendOptions:
         if self.to is not None and self.method is None:
             raise ValueError("expected --method with --to, got none; `longitude extend --help` lists the methods")
         if self.method == ALL:
-            refused = ("fine_tune", "base", "no_measure", "budget", "dry_run", "gguf")
+            refused = ("fine_tune", "base", "no_measure", "budget", "dry_run")
             for name in (name for name in refused if getattr(self, name) != getattr(type(self), name)):
                 raise UsageError(
                     "--method all", "no option but those of measuring", f"--{name.replace('_', '-')}", COMPARES
                 )
-        if self.gguf is not None:
-            self._require("--to, the new length", self.to, ("gguf",))
-            if self.fine_tune is not None or self.dry_run or self.plan:
-                got = "--fine-tune, --dry-run or --plan"
-                raise UsageError("--gguf", "the weights of MODEL, extended", got, "leave one of them out")
-            if self.gguf.exists() or not self.gguf.absolute().parent.is_dir():
-                raise UsageError("--gguf", "a new file in a folder that exists", str(self.gguf), "name another")
         if self.fine_tune is not None:
             check_sizes("--fine-tune", **{"--steps": self.steps or 0, "--batch": self.batch})
 
@@ -122,7 +112,7 @@ GROUPS = {
     "method": "to method factor base original convert_layout budget seed",
     "evaluation": "text cost_minutes no_measure",
     "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing",
-    "execution": "dry_run plan gguf allow_pickle",
+    "execution": "dry_run plan allow_pickle",
 }
 EXAMPLES = """  longitude extend models/llama --to 1024 --method all
   longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn"""
@@ -148,11 +138,7 @@ def extend(
         raise ValueError("expected MODEL, the folder of a checkpoint or a name on the hub, got an empty one")
     if config.method == ALL and out is not None:
         raise UsageError("--method all", "no --out", f"--out {out}", COMPARES)
-    if config.gguf is not None and not model.lower().endswith(".gguf"):
-        raise UsageError(
-            "--gguf", "a .gguf file as MODEL", model, "examples/write_gguf.py writes one of a Llama's folder"
-        )
-    file, model = Path(model), checkpoint_of(model)
+    model = checkpoint_of(model)
     if config.method == ALL:
         return _compare(model, config, json)
     if config.plan:
@@ -165,7 +151,7 @@ def extend(
 
     with Progress() as bar:
         bar.update("reading the checkpoint", 0)
-        return _extend(model, file, config, out, json, bar)
+        return _extend(model, config, out, json, bar)
 
 
 def _compare(model: str, config: ExtendOptions, json: bool) -> int:
@@ -194,7 +180,7 @@ def _compare(model: str, config: ExtendOptions, json: bool) -> int:
     return DONE
 
 
-def _extend(model: str, file: Path, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
+def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
     from longitude.extend import convert, extend, fine_tune, show
     from longitude.extend.units import staged
     from longitude.report.table import show as display
@@ -219,7 +205,6 @@ def _extend(model: str, file: Path, config: ExtendOptions, out: Path | None, jso
         return fine_tune(folder, str(config.fine_tune), out=out, cost_text=cost_text, **options)
 
     def planned(plan: Any) -> None:
-        _copy(plan, file, config.gguf, None)
         display(*([] if json else show.plan_parts(plan)))
 
     result: dict[str, Any] = {}
@@ -244,8 +229,6 @@ def _extend(model: str, file: Path, config: ExtendOptions, out: Path | None, jso
         )
         result = {name: getattr(extension, name) for name in ("plan", "training", "costs")}
         written = written if extension.written else None
-        if written is not None:
-            _copy(extension.plan, file, config.gguf, written)
     if is_first_process():
         _print(result, written, config, json)
     return DONE
@@ -265,22 +248,11 @@ def _print(result: dict[str, Any], written: Path | None, config: ExtendOptions, 
     if trained is not None:
         display(show.training_line(trained))
     if written is not None:
-        also = f" and {config.gguf}" if config.gguf is not None else ""
-        display(f"\nwritten: {written}{also}", *serve.terminal(result.get("plan"), str(written), trained is not None))
+        display(f"\nwritten: {written}", *serve.terminal(result.get("plan"), str(written), trained is not None))
     elif config.dry_run:
         display("\nnothing was written (--dry-run)")
     if result.get("costs"):
         display(*show.cost_parts(result["costs"]))
-
-
-def _copy(plan: Any, file: Path, out: Path | None, folder: Path | None) -> None:
-    """Write the GGUF file that --gguf names; with no folder yet, only refuse what cannot be written."""
-    from longitude.extend.gguf_copy import require_keys, write_copy
-
-    if out is not None and folder is None:
-        require_keys(plan, file)
-    elif out is not None and folder is not None:
-        write_copy(plan, file, out, folder)
 
 
 def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:

@@ -9,6 +9,16 @@ from longitude.extend.extend import Extension as Extension, extend as extend
 from longitude.extend.fine_tune import Training as Training, fine_tune as fine_tune
 from longitude.extend.plan import ExtendPlan as ExtendPlan
 from longitude.extend.search import SearchResult as SearchResult
-from longitude.extend.short_contexts import Cost as Cost
+from longitude.extend.short_contexts import ShortContextLoss as ShortContextLoss
 
-__all__ = ["Cost", "ExtendPlan", "Extension", "Parity", "SearchResult", "Training", "convert", "extend", "fine_tune"]
+__all__ = [
+    "ShortContextLoss",
+    "ExtendPlan",
+    "Extension",
+    "Parity",
+    "SearchResult",
+    "Training",
+    "convert",
+    "extend",
+    "fine_tune",
+]

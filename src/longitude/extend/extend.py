@@ -18,7 +18,7 @@ from longitude.extend.factors import rotary_pairs
 from longitude.extend.plan import ROTATED_VALUES, ExtendPlan, Target, original_length, plan_extension
 from longitude.extend.search import SearchResult, search
 from longitude.extend.serve import FILE, page
-from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement, Progress
+from longitude.extend.short_contexts import MINUTES, CostMeasurement, Progress, ShortContextLoss
 from longitude.extend.spaces import longrope, longrope2
 from longitude.extend.units import staged, working
 from longitude.extend.weights import write_checkpoint
@@ -43,7 +43,7 @@ class Extension:
     """
 
     plan: ExtendPlan
-    costs: list[Cost] = field(default_factory=list)
+    costs: list[ShortContextLoss] = field(default_factory=list)
     training: Training | None = None
     written: bool = False
 
@@ -146,7 +146,7 @@ def _written(plan: ExtendPlan, out: Path, store: Store, cost: CostMeasurement | 
     """
     extension = Extension(plan, written=True)
 
-    def write(aside: Path) -> list[Cost]:
+    def write(aside: Path) -> list[ShortContextLoss]:
         shutil.rmtree(aside, ignore_errors=True)  # a killed process left it
         limit, changed = plan.tokenizer_limit(), bool(plan.difference())
         try:
@@ -174,7 +174,7 @@ def _written(plan: ExtendPlan, out: Path, store: Store, cost: CostMeasurement | 
     if train is None:
         inputs = {"model": str(plan.source.folder), "config": sha256(repr(plan.config).encode()).hexdigest()}
         unit = Unit("checkpoint", out.name, inputs | {"measured": cost is not None})
-        [extension.costs] = store.results([unit], lambda _, folder: write(folder / "model"), list[Cost])
+        [extension.costs] = store.results([unit], lambda _, folder: write(folder / "model"), list[ShortContextLoss])
         return extension
     try:
         with store.making(Unit("checkpoint", out.name, {"trained": True})):

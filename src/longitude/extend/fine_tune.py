@@ -28,7 +28,7 @@ from longitude.checkpoints.load import differences, load, require_shards
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, open_source, require_fit, ropes_of
 from longitude.errors import check_sizes
-from longitude.extend.short_contexts import MINUTES, Cost, CostMeasurement
+from longitude.extend.short_contexts import MINUTES, CostMeasurement, ShortContextLoss
 from longitude.extend.units import TRAINING, digest_of_tokens, digest_of_weights, work_of, working
 from longitude.hf import Trainer
 from longitude.measure.sources import read_text
@@ -70,7 +70,7 @@ class Training:
     parameters: int
     seconds: float
     tokens_per_second: float
-    costs: list[Cost] = field(default_factory=list)
+    costs: list[ShortContextLoss] = field(default_factory=list)
 
 
 def fine_tune(

@@ -45,7 +45,7 @@ Progress = Callable[[str, float, float], None]
 
 
 @dataclass(frozen=True)
-class Cost:
+class ShortContextLoss:
     """Bits per byte at one length, with 95% intervals over documents.
 
     Attributes:
@@ -210,7 +210,7 @@ class CostMeasurement:
         self.documents = {n: self.excerpts(checkpoint.tokenizer, n, each.tokens) for n, each in samples.items()}
         self.before = self._sums(checkpoint, "measuring the original", must_be_finite=next(iter(samples)))
 
-    def compare(self, folder: Path | None) -> list[Cost]:
+    def compare(self, folder: Path | None) -> list[ShortContextLoss]:
         """The original compared with the checkpoint in `folder`, or alone. One model is in memory at a time."""
         after = {} if folder is None else self._sums(self.load(folder), "measuring the new one")
         costs = []
@@ -220,7 +220,7 @@ class CostMeasurement:
                 new = interval(*after[length].pair)
                 difference = paired_difference(after[length].pair, before.pair)
             found, tokens = interval(*before.pair), sum(before.tokens)
-            costs.append(Cost(length, found, new, difference, len(before.nats), tokens, self.text.source))
+            costs.append(ShortContextLoss(length, found, new, difference, len(before.nats), tokens, self.text.source))
         return costs
 
     def sample(self, length: int, minutes: float, **how: int) -> Sample:

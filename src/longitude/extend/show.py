@@ -13,7 +13,7 @@ from longitude.extend.compare import UNCHANGED, Comparison
 from longitude.extend.convert import Parity
 from longitude.extend.fine_tune import Training
 from longitude.extend.plan import ExtendPlan
-from longitude.extend.short_contexts import Cost
+from longitude.extend.short_contexts import ShortContextLoss
 from longitude.extend.weights import left_out
 from longitude.positions.scaling.base import method_of
 from longitude.report.table import table
@@ -88,7 +88,7 @@ def parity_line(parity: Parity, to: str) -> str:
     )
 
 
-def cost_parts(costs: Sequence[Cost]) -> Iterator[Any]:
+def cost_parts(costs: Sequence[ShortContextLoss]) -> Iterator[Any]:
     """A table of bits per byte, with its text, protocol and verdict."""
     compared = costs[0].after is not None
     yield f"\n{'cost on short contexts' if compared else 'what the model has'}, bits per byte"
@@ -105,7 +105,7 @@ def cost_parts(costs: Sequence[Cost]) -> Iterator[Any]:
     yield from (f"{cost.length} tokens: {verdict(cost)}." for cost in costs if compared)
 
 
-def verdict(cost: Cost) -> str:
+def verdict(cost: ShortContextLoss) -> str:
     """Whether short texts got worse, by the interval of the paired difference."""
     change, before = cost.difference, cost.before.value
     if change is None or change.value is None or not before:
@@ -175,7 +175,7 @@ def as_json(
     plan: ExtendPlan | None = None,
     training: Training | None = None,
     parity: Parity | None = None,
-    costs: Sequence[Cost] = (),
+    costs: Sequence[ShortContextLoss] = (),
     out: str | None = None,
 ) -> dict[str, Any]:
     """The results of an extension, conversion or training as JSON."""

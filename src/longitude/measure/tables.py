@@ -1,7 +1,7 @@
 """Rows of measurements as tables: one per way of measuring, models down and lengths across."""
 
-import re
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 from longitude.measure import retrieval
@@ -41,18 +41,19 @@ def tables(results: Results) -> list[Table]:
     tasks = results.question["configuration"]["tasks"]
     every = []
     if PERPLEXITY in tasks:
-        every = [
-            _perplexity(results, method, metric)
-            for method in ("non-overlapping", "sliding", SAME_TARGETS)
-            for metric in METRICS
-        ] + [_more_context(results)]
+        every += [
+            _perplexity(results, rows, method, metric)
+            for method, metric in product(("non-overlapping", "sliding", SAME_TARGETS), METRICS)
+            if (rows := [row for row in results.rows if (row.task, row.method, row.metric) == ("text", method, metric)])
+        ]
+        if changes := [row for row in results.rows if row.metric == DIFFERENCE]:
+            every.append(_more_context(results, changes))
     for task in (task for task in tasks if task != PERPLEXITY):
         every += [_retrieval(results, task), _paired(results, task)]
     return [table for table in every if any(cell is not NONE for *_, cells in table.lines for cell in cells)]
 
 
-def _perplexity(results: Results, method: str, metric: str) -> Table:
-    rows = [row for row in results.rows if (row.task, row.method, row.metric) == ("text", method, metric)]
+def _perplexity(results: Results, rows: list[Row], method: str, metric: str) -> Table:
     stride = results.question["configuration"]["stride"]
     moved = f"Windows move by {stride} tokens" if stride else "Windows move by half their length"
     windows = "Non-overlapping windows" if method == "non-overlapping" else moved
@@ -65,14 +66,12 @@ def _perplexity(results: Results, method: str, metric: str) -> Table:
 
 
 def _targets(rows: list[Row]) -> str:
-    row = next(iter(rows), None)
-    counted = row and f"{(row.position_to or 0) - (row.position_from or 0)} tokens of {row.documents} documents"
-    return f"The same last {counted}"
+    count = (rows[0].position_to or 0) - (rows[0].position_from or 0)
+    return f"The same last {count} tokens of {rows[0].documents} documents"
 
 
-def _more_context(results: Results) -> Table:
+def _more_context(results: Results, rows: list[Row]) -> Table:
     """The change of the loss of the same targets with more context."""
-    rows = [row for row in results.rows if row.metric == DIFFERENCE]
     least = f"windows of {least_context(results.question)} tokens"
     caption = f"Difference from {least}: below zero, more context helps. {_targets(rows)}. "
     caption += "Below: its 95% interval, paired over documents."
@@ -249,12 +248,12 @@ def _missing(results: Results) -> list[str]:
     models = results.question["models"]
     absent = [(models[m.model]["label"], m.part.task, m.part.length, m.reason) for m in results.measured if m.reason]
     absent += [(row.label, row.task, row.length, row.reason) for row in results.rows if row.reason is not None]
-    alike: dict[Any, list[tuple[int | None, str]]] = {}
-    for label, task, length, reason in absent:  # reasons that differ in numbers alone, by depth or length, stand once
-        alike.setdefault((label, task, re.sub(r"\d+", "", reason)), []).append((length, reason))
+    lengths: dict[tuple[str, str, str], dict[int | None, None]] = {}
+    for label, task, length, reason in absent:  # once for each depth
+        lengths.setdefault((label, task, reason), {})[length] = None
     lines = [
-        f"{label} has no {task} at {' '.join(map(str, dict(found)))}: {found[0][1]}"
-        for (label, task, _), found in alike.items()
+        f"{label} has no {task} at {' '.join(map(str, which))}: {reason}"
+        for (label, task, reason), which in lengths.items()
     ]
     whole = {(row.label, row.prefill) for row in results.rows if row.prefill and row.prefill.startswith("one pass:")}
     return lines + [f"{label}: windows are read in {prefill}" for label, prefill in sorted(whole, key=str)]

@@ -74,7 +74,7 @@ def fit(
     size = _most(lambda size: len(ids_of(written(question.text(size)))), length - new_tokens, question.smallest)
     if size is None:
         shortest = len(ids_of(written(question.text(question.smallest)))) + new_tokens
-        raise DoesNotFit(f"the shortest prompt with its answer takes {shortest} tokens, {length} are given")
+        raise DoesNotFit(f"its shortest prompt with its answer takes {shortest} tokens")
     text = written(question.text(size))
     ids = ids_of(text)
     check(replace(question, ask=question.begin) if chat else question, text, tokenizer.decode(ids))
