@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import Signature, formatannotation
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 OLDEST_TORCH = "2.11"  # pyproject.toml has these, too
 MODELS = ("transformers", "accelerate", "safetensors", "psutil")
@@ -156,6 +156,43 @@ def check_finite(who: str, **numbers: float) -> None:
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
             raise UsageError(who, f"{name} to be a finite number", repr(number))
+
+
+class Within(NamedTuple):
+    """Bounds of an option, declared beside its type: Annotated[int, Within(1)].
+
+    Args:
+        low: The least value.
+        high: The largest value.
+        above: A number that the value exceeds.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: float = -math.inf
+
+    def holds(self, number: float) -> bool:
+        return self.low <= number <= self.high and number > self.above and abs(number) < math.inf
+
+    def __str__(self) -> str:
+        if self.above > -math.inf:
+            return f"a finite number above {self.above:g}"
+        return f"{self.low:.12g} or more" if self.high == math.inf else f"{self.low:.12g} to {self.high:.12g}"
+
+
+def bounds_of(options: type) -> dict[str, Within]:
+    """The bounds that a dataclass of options declares, by field."""
+    hints = get_type_hints(options, include_extras=True).items()
+    return {
+        name: bound for name, kind in hints for bound in getattr(kind, "__metadata__", ()) if isinstance(bound, Within)
+    }
+
+
+def check_bounds(options: Any) -> None:
+    """UsageError for a field that is outside of its declared bounds. None is a field that was left out."""
+    for name, bound in bounds_of(type(options)).items():
+        if (value := getattr(options, name)) is not None and not bound.holds(value):
+            raise UsageError(f"--{name.replace('_', '-')}", str(bound), value)
 
 
 def check_flags(who: str, **flags: bool) -> None:

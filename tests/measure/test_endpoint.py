@@ -439,7 +439,6 @@ def test_requests_at_a_time() -> None:
         ["{folder}", "--model", "m"],
         ["--endpoint", "{url}", "--model", "m", "--dtype", "float32"],
         ["--endpoint", "{url}", "--model", "m", "--plan"],
-        ["--endpoint", "{url}", "--model", "m", "--concurrency", 0],
         ["--endpoint", "{url}", "--model", "m", "--thinking", 9, "--no-chat"],
         ["--endpoint", "{url}", "--model", "m", "--bos", "never"],
     ],

@@ -74,8 +74,6 @@ def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, c
         *(({name: value}, [f"--{name}", "perplexity"]) for name, value in (("depths", (0.3,)), ("trials", 3))),
         ({"depths": (0.3,), "tasks": ("common-words",)}, ["--depths", "passkey", "common-words"]),
         ({"tokens": 10}, ["--tokens", "64", "10"]),
-        ({"documents": 0}, ["--documents", "0"]),
-        ({"seed": -1}, ["--seed", "-1"]),
         ({"depths": (0.5, 0.5)}, ["--depths", "0.5 0.5"]),
         ({"lengths": (33, 48), "tasks": ("passkey",)}, ["passkey", "33"]),
     ],

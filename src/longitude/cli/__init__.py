@@ -28,7 +28,7 @@ import tyro
 
 from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
-from longitude.errors import MissingPackage, UnsupportedVersion, require_torch, unknown
+from longitude.errors import MissingPackage, UnsupportedVersion, Within, require_torch, unknown
 from longitude.runs.terminal import Cleaned
 
 PLUGIN = Parameter(
@@ -203,6 +203,8 @@ def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
     shown: dict[str, Any] = {"help": _documented(holder).get(name, "")}
     if default in (None, False, (), "", Parameter.empty):
         shown["help_behavior_hint"] = ""
+    if any(isinstance(each, Within) for each in getattr(kind, "__metadata__", ())):
+        kind = kind.__origin__  # the dataclass checks its bounds
     given = [each for each in getattr(kind, "__metadata__", ()) if each is not tyro.conf.Positional]
     if given:  # written beside the option
         return kind

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from longitude.cli.shared import DONE, checkpoint_of, print_json
-from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.errors import UsageError, Within, check_bounds
 
 ALL = "all"
 """The method that compares the others."""
@@ -55,22 +55,22 @@ class ExtendOptions:
 
     to: int | None = None
     method: str | None = None
-    factor: float | None = None
+    factor: Annotated[float | None, Within(above=1)] = None
     base: float | None = None
-    original: int | None = None
+    original: Annotated[int | None, Within(2)] = None
     convert_layout: Literal["half", "interleaved"] | None = None
     text: str = "stdlib"
-    cost_minutes: float = 1.0
+    cost_minutes: Annotated[float, Within(above=0)] = 1.0
     no_measure: bool = False
-    budget: float = 4.0
+    budget: Annotated[float, Within(above=0)] = 4.0
     seed: int = 0
     fine_tune: str | None = None
-    steps: int | None = None
+    steps: Annotated[int | None, Within(1)] = None
     lora: bool = False
     positions: Literal["contiguous", "randomized", "skipped"] = "contiguous"
     window: int | None = None
-    batch: int = 1
-    learning_rate: float = 2e-5
+    batch: Annotated[int, Within(1)] = 1
+    learning_rate: Annotated[float, Within(above=0)] = 2e-5
     gradient_checkpointing: bool = False
     dry_run: bool = False
     plan: bool = False
@@ -78,8 +78,7 @@ class ExtendOptions:
 
     def check(self) -> None:
         """ValueError for options that exclude each other."""
-        check_positive("extend", **{"--budget": self.budget, "--learning-rate": self.learning_rate})
-        check_positive("extend", **{"--cost-minutes": self.cost_minutes})
+        check_bounds(self)
         if self.convert_layout is not None and (self.to is not None or self.fine_tune is not None):
             raise ValueError("--convert-layout excludes --to and --fine-tune, got both; convert first")
         if self.plan and self.convert_layout is not None:
@@ -99,8 +98,8 @@ class ExtendOptions:
                 raise UsageError(
                     "--method all", "no option but those of measuring", f"--{name.replace('_', '-')}", COMPARES
                 )
-        if self.fine_tune is not None:
-            check_sizes("--fine-tune", **{"--steps": self.steps or 0, "--batch": self.batch})
+        if self.fine_tune is not None and self.steps is None:
+            raise UsageError("--fine-tune", "--steps, how many to train", "none")
 
     def _require(self, what: str, given: Any, names: tuple[str, ...]) -> None:
         for name in names:

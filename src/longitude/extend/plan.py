@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from longitude.checkpoints.load import differences, in_one_line, require_shards,
 from longitude.checkpoints.positions import Kind, table_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, require_fit, ropes_of
-from longitude.errors import UsageError
+from longitude.errors import UsageError, Within, check_bounds
 from longitude.extend.factors import with_scheme, writable
 from longitude.extend.layers import Layers, NotAsMeant, auto_class
 from longitude.extend.search import SearchResult
@@ -44,11 +44,11 @@ FARTHEST = 2**24
 class Target:
     """The extension that is requested; ValueError for numbers that no model could be extended by. Fields: as in `extend`."""
 
-    to: int
+    to: Annotated[int, Within(1, FARTHEST)]
     method: str
-    factor: float | None = None
+    factor: Annotated[float | None, Within(above=1)] = None
     base: float | None = None
-    original: int | None = None
+    original: Annotated[int | None, Within(2)] = None
 
     @property
     def searched(self) -> bool:
@@ -64,18 +64,12 @@ class Target:
         return BaseChange(self.base)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.to <= FARTHEST:
-            beyond = "beyond, transformers' float32 positions are no whole numbers"
-            raise ValueError(f"--to: expected a length of 1 to {FARTHEST} tokens, got {self.to}; {beyond}")
+        check_bounds(self)
         method_of(self.method)
         if self.base is not None and self.method != "base":
             raise ValueError(f"--base is the new base of --method base, got it with --method {self.method}")
-        if self.factor is not None and not self.factor > 1:
-            raise ValueError(f"--factor: expected more than 1, got {self.factor}; one below would shorten the context")
         if self.factor is not None and (self.method in ("base", "drope") or self.searched):
             raise ValueError(f"--factor is no option of --method {self.method}; leave it out")
-        if self.original is not None and self.original < 2:
-            raise ValueError(f"--original: expected a length of 2 or more tokens, got {self.original}")
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from longitude.errors import UsageError, check_sizes
+from longitude.errors import UsageError, Within, check_bounds, check_sizes
 from longitude.runs.device import Device
 
 SAME_TARGETS = "same-targets"
@@ -45,21 +45,21 @@ class MeasureConfig:
     """perplexity, and tasks of retrieval."""
     text: str = "stdlib"
     """Text for perplexity: "stdlib" (the sources of Python's standard library), a file, a folder, or "datasets:NAME"."""
-    documents: int = 20
+    documents: Annotated[int, Within(1)] = 20
     """Maximum number of documents to measure perplexity on; each gives as many tokens as the longest length."""
     tokens: int | None = None
     """Maximum tokens of text to measure perplexity on: this reduces the number of documents, not their length."""
     methods: tuple[Method, ...] = METHODS
     """Ways to measure perplexity."""
-    stride: int | None = None
+    stride: Annotated[int | None, Within(1)] = None
     """Step of sliding windows in tokens, at most the shortest length; by default half of each window."""
-    targets: int | None = None
+    targets: Annotated[int | None, Within(1)] = None
     """With --methods same-targets: tokens scored at the end of each document; by default 256, or half the shortest length."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Depths of a single needle, 0 (first) to 1 (last), for tasks that have one."""
     text_figure: bool = False
     """Draw one text in the report, each token colored by its loss, at the longest length."""
-    trials: int = 10
+    trials: Annotated[int, Within(1)] = 10
     """Questions per length and depth."""
     chat: Annotated[
         bool, arg(help="Ask in plain text; do not apply the tokenizer's chat template.", help_behavior_hint="")
@@ -71,11 +71,11 @@ class MeasureConfig:
     """Data type of the weights in memory; by default as they are saved."""
     device: Device = "auto"
     """Device; auto is an accelerator if there is one."""
-    batch: int = 1024
+    batch: Annotated[int, Within(1)] = 1024
     """Tokens of short windows per forward pass."""
-    chunk: int = 1024
+    chunk: Annotated[int, Within(1)] = 1024
     """Tokens of a long window per forward pass."""
-    seed: int = 0
+    seed: Annotated[int, Within(0, 2**32 - 1)] = 0
     """Random seed of the retrieval questions, and of the resampling for intervals."""
     endpoint: str | None = None
     """Address of an OpenAI-compatible server to measure instead of MODEL; OPENAI_API_KEY is sent if it is set."""
@@ -83,9 +83,9 @@ class MeasureConfig:
     """With --endpoint: the server's name of the model."""
     tokenizer: str | None = None
     """With --endpoint: folder or name of the model's tokenizer, in whose tokens lengths are; perplexity needs it."""
-    concurrency: int = 4
+    concurrency: Annotated[int, Within(1)] = 4
     """With --endpoint: number of parallel requests."""
-    thinking: int = 0
+    thinking: Annotated[int, Within(0)] = 0
     """With --endpoint: tokens for thinking before an answer, in addition to the length; only the answer is scored."""
     allow_pickle: bool = False
     """Load weights that are saved as a pickle, from a source you trust."""
@@ -97,17 +97,13 @@ def require_consistent(config: MeasureConfig) -> None:
     check_ascending("--depths", config.depths, 0, 1)
     check_each_once("--methods", config.methods)
     check_each_once("--tasks", config.tasks)
-    bounds = {"tokens": (config.lengths[-1], math.inf), "seed": (0, 2**32 - 1)}
-    bounds |= dict.fromkeys(("stride", "targets"), (1, config.lengths[0]))
-    bounds |= dict.fromkeys(("documents", "trials", "batch", "chunk", "concurrency"), (1, math.inf))
-    bounds["thinking"] = (0, math.inf)
-    for name, (low, high) in bounds.items():
-        value = getattr(config, name)
-        if value is not None and not low <= value <= high:
-            shortest = ", the shortest of --lengths"
-            why = {"tokens": ", the longest of --lengths", "stride": shortest, "targets": shortest}.get(name, "")
-            limits = f"{low} or more" if high == math.inf else f"{low} to {high}"
-            raise UsageError(f"--{name.replace('_', '-')}", f"{limits}{why}", value)
+    check_bounds(config)
+    shortest, longest = config.lengths[0], config.lengths[-1]
+    for name in ("stride", "targets"):
+        if (getattr(config, name) or 0) > shortest:
+            raise UsageError(f"--{name}", f"1 to {shortest}, the shortest of --lengths", getattr(config, name))
+    if config.tokens is not None and config.tokens < longest:
+        raise UsageError("--tokens", f"{longest} or more, the longest of --lengths", config.tokens)
     served = ("model", "tokenizer", "concurrency", "thinking")
     for name in served if config.endpoint is None else ("dtype", "allow_pickle"):
         if (value := getattr(config, name)) != getattr(MeasureConfig, name):
