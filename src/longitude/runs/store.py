@@ -206,7 +206,7 @@ class Store:
                         continue
                     folder = self.folder(unit)
                 try:
-                    results[i] = msgspec.convert(read_json(folder / RESULT, _remedy(folder)), kind)
+                    results[i] = msgspec.convert(read_json(folder / RESULT, _remedy(folder), object), kind)
                 except msgspec.ValidationError as error:
                     raise ValueError(f"{folder} is damaged: its {RESULT}, as $: {error}; {_remedy(folder)}") from None
                 on_result(i, results[i])
