@@ -16,7 +16,6 @@ from longitude.models.loss import CHUNK_LOGITS
 from tests.models.conftest import mixer_spec
 from tests.support import close, heads, parameter_gradients
 
-LENGTHS = [7, 9, 12, 13, 15, 16, 17, 21, 24, 31, 32, 33, 40, 45, 48, 50, 55, 58, 63, 64]
 DYNAMIC = "attention chunks gated_deltanet latent mamba2 mamba3 performer retention window".split()
 """Mixers whose exported graph holds for every length; the others' steps or chunks are counted while it is made."""
 
@@ -32,34 +31,6 @@ def _fresh():
 
 
 # ---- torch.compile ---------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", [name for name in lg.list_encodings() if "path" not in name])
-@torch.no_grad()
-def test_at_most_two_graphs(spec, build, ids):
-    """Whole (fullgraph), 20 lengths, the same logits, padded too. Reflections go token by token, so `path` is not here; with
-    padding, the lengths that xpos follows are data."""
-    model, graphs = build(spec), CompileCounter()
-    for padded in (False, True) if spec != "xpos" else (False,):
-        graphs.clear()
-        torch._dynamo.reset()
-        compiled = torch.compile(
-            lambda x, **given: model(x, use_cache=False, **given).logits, backend=graphs, fullgraph=True
-        )
-        for length in LENGTHS:
-            x, mask = ids(2, length), torch.arange(length) >= torch.tensor([[0], [3 * padded]])
-            given = {"attention_mask": mask.long()} if padded else {}
-            close(compiled(x, **given)[mask], model(x, **given).logits[mask], 1e-10)
-        assert graphs.frame_count <= 2
-
-
-@pytest.mark.slow
-def test_training_compiles(build, ids):
-    """Forward, loss and backward in one graph each: the gradients of the eager model."""
-    model = build("t5").train()
-    compiled = torch.compile(lambda x: model(x, labels=x).loss, backend="aot_eager", fullgraph=True)
-    for length in (7, 12):
-        x = ids(2, length)
-        close(parameter_gradients(compiled(x), model), parameter_gradients(model(x, labels=x).loss, model), 1e-10)
 
 
 DECODING = [
@@ -137,14 +108,6 @@ def require_exported(model, ids, lengths=(11,), free=None, strict=False):
     for tokens in lengths:
         x = ids(2, tokens)
         close(exported.module()(x, use_cache=False).logits, model(x, use_cache=False).logits, 1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.ecosystem
-@pytest.mark.parametrize("spec", lg.list_encodings())
-@torch.no_grad()
-def test_encodings_export_at_every_length(spec, build, ids):
-    require_exported(build(spec, max_position_embeddings=PAST), ids, (2, 11, 7, 23, PAST), ANY)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 import longitude as lg
 from longitude.recurrent import RWKVChannelMix
@@ -20,43 +19,12 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 with_channel_mix = pytest.mark.parametrize("kind", [kind for kind in KINDS if "rwkv" in kind])
 
 
-@every_kind
-@torch.no_grad()
-def test_chunks_steps_and_rows_alone(kind, build, ids):
-    model, x = build(**{"encoding": "auto", **KINDS[kind]}), ids(3, 13)
-    want, cache, parts = model(x).logits, DynamicCache(), []
-    for some in x.split([5, 1, 6, 1], 1):
-        parts.append(model(some, cache=cache, use_cache=True).logits)
-    close(torch.cat(parts, 1), want)
-    mask = torch.arange(13) >= torch.tensor([[0], [4], [1]])
-    padded = model(x, attention_mask=mask).logits
-    for row, start in enumerate((0, 4, 1)):
-        close(padded[row, start:], model(x[row : row + 1, start:]).logits[0])
-    documents = torch.tensor([[0] * 5 + [1] * 8] * 3)
-    close(model(x, document_ids=documents).logits[:, 5:], model(x[:, 5:]).logits)
-
-
 @with_channel_mix
 @torch.no_grad()
 def test_documents_and_refused_calls(kind, build):
     model = build(**{"encoding": "auto", **KINDS[kind]}, vocab_size=29)
     require_documents_across_calls(kind, model)
     require_refused_calls(kind, model)
-
-
-@pytest.mark.usefixtures("offloading")
-@with_channel_mix
-@torch.no_grad()
-def test_generation_with_the_cache_as_without(kind, build, ids):
-    model, x = build(**{"encoding": "auto", **KINDS[kind]}, tie_word_embeddings=False), ids(2, 7)
-    options = {"attention_mask": torch.ones_like(x), "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    for more in ({}, {"num_beams": 3, "num_return_sequences": 2}):
-        want = model.generate(x, use_cache=False, **options, **more)
-        assert torch.equal(model.generate(x, **options, **more), want)
-        assert torch.equal(model.generate(x, cache_implementation="offloaded", **options, **more), want)
-    with torch.inference_mode():
-        first = model(x, use_cache=True)
-    close(model(x[:, :1], cache=first.cache).logits, model(torch.cat([x, x[:, :1]], 1)).logits[:, -1:])
 
 
 @with_channel_mix
