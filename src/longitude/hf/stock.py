@@ -57,11 +57,15 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
     if isinstance(encoding, str) and LAYERS in encoding:
         encoding = {"layers": encoding.split(LAYERS)}
     if isinstance(encoding, Mapping) and "layers" in encoding:
-        specs, of_layer, members = by_layer(encoding, model.config, len(layers))
+        each = by_layer(encoding, model.config, len(layers))
+        specs, built = {"layers": each}, built_by_layer(each)
     else:
         specs, given = resolved(encoding, model.config)
-        of_layer, members = build_members(specs, given, len(layers))
-        require_fitting(specs, members, model.config)
+        each = [specs] * len(layers)
+        built = built_by_layer(each) if given is None else copies(given, len(layers))
+    members = list(dict.fromkeys(member for own in built for member in own))  # a shared one is there once
+    require_fitting([spec for own in each for spec in own], members, model.config)
+    of_layer = [Composed(own) for own in built]
     config = own_config(model)
     parameter = next(base.parameters())
     model.set_attn_implementation("longitude")
@@ -242,13 +246,8 @@ def resolved(
     return specs, given or None
 
 
-def by_layer(
-    encoding: Mapping[str, Any], config: PreTrainedConfig, layers: int
-) -> tuple[dict[str, Any], list[Composed], list[Encoding]]:
-    """Specs with every option written out, the encoding of each layer, and the modules of all encodings.
-
-    Layers with equal specs of an encoding that is shared have one module.
-    """
+def by_layer(encoding: Mapping[str, Any], config: PreTrainedConfig, layers: int) -> list[list[dict[str, Any]]]:
+    """For each layer its specs with every option written out."""
     if encoding.keys() != {"layers"} or not isinstance(encoding["layers"], list | tuple):
         raise UsageError("set_positions", '{"layers": [an encoding, ...]} alone', repr(dict(encoding)))
     each = []
@@ -257,12 +256,12 @@ def by_layer(
         if given is not None:
             raise UsageError("set_positions", "names and options in layers", "Encodings", "pass them by name")
         each.append(specs)
-    built = built_by_layer(each)
-    for specs, own in zip(each, built, strict=True):
-        require_fitting(specs, own, config)
-    of_layer = [Composed(own) for own in built]
-    members = list(dict.fromkeys(member for composed in of_layer for member in composed))
-    return {"layers": each}, of_layer, members
+    return each
+
+
+def copies(given: Sequence[Encoding], layers: int) -> list[list[Encoding]]:
+    """The encodings of each layer; one that is not shared is copied for the layers after the first."""
+    return [[deepcopy(own) if layer and not own.shared else own for own in given] for layer in range(layers)]
 
 
 def heads_of(config: PreTrainedConfig, layer_type: str | None = None) -> dict[str, int]:
@@ -349,18 +348,6 @@ def spec_of(member: Encoding) -> dict[str, Any]:
         f"set_positions: {type(member).__name__} does not have all its options as attributes, so it could not be loaded again; "
         "pass it by name and options"
     )
-
-
-def build_members(
-    specs: list[dict[str, Any]], given: list[Encoding] | None, layers: int
-) -> tuple[list[Composed], list[Encoding]]:
-    """The encoding of each layer, and all their modules: a shared encoding has one for all layers."""
-    if given is None:
-        built = built_by_layer([specs] * layers)
-    else:
-        built = [[deepcopy(one) if layer and not one.shared else one for one in given] for layer in range(layers)]
-    members = [one for same in zip(*built, strict=True) for one in dict.fromkeys(same)]  # a shared one is there once
-    return [Composed(own) for own in built], members
 
 
 # ---- saved and loaded ------------------------------------------------------------------------------------------------

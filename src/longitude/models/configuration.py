@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from inspect import Parameter, Signature
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -15,7 +16,7 @@ from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.attention.short_conv import conv_places
 from longitude.attention.state_mixer import StateMixer
-from longitude.errors import UsageError, check_choice, check_positive, check_sizes, unknown
+from longitude.errors import Positive, UsageError, check_choice, check_declared, unknown
 from longitude.labels import is_label, parse_encoding, parse_label, parse_mixer
 from longitude.positions.base import ENCODINGS, resolved
 from longitude.positions.rotary import Rotary
@@ -37,6 +38,8 @@ SHARED = {
 """Mixer options, with the config key that sets each for all layers, unless the mixer's spec sets it."""
 GATED = ("swiglu", "geglu_tanh")
 """Activations of MLPs with a gate."""
+TokenId = int
+"""An int of 0 or more: a size is 1 or more, where `check_declared` reads int."""
 DEFAULTS = {"encoding": "auto", "encodings": None, "mixer": "attention", "mixers": None}
 """Config keys that a label may set, with their defaults."""
 
@@ -160,24 +163,24 @@ class LongitudeConfig(PreTrainedConfig):
     encoder_encoding: str | dict | list | None = None
     norm: str = "rmsnorm"
     norm_position: str = "pre"
-    rms_norm_eps: float = 1e-6
-    layer_norm_eps: float = 1e-5
+    rms_norm_eps: Positive = 1e-6
+    layer_norm_eps: Positive = 1e-5
     mlp_bias: bool = False
     attention_bias: bool = False
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
-    initializer_range: float | None = None
+    initializer_range: Positive | None = None
     embedding_scale: float | None = None
     embedding_norm: bool = False
     attention_scale: float | None = None
     attention_backend: str = "auto"
     qk_norm: bool = False
     output_gate: bool = False
-    score_softcap: float | None = None
+    score_softcap: Positive | None = None
     short_conv: list | tuple | str | None = None
     use_cache: bool = True
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
+    pad_token_id: TokenId | None = None
+    bos_token_id: TokenId | None = None
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
 
@@ -194,16 +197,10 @@ class LongitudeConfig(PreTrainedConfig):
             self.num_key_value_heads = self.num_attention_heads
         for name in ("encoding", "mixer"):
             self._take_label(name)
-        check_sizes("LongitudeConfig", **self._given(
-            "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-            "max_position_embeddings", "intermediate_size", "num_encoder_layers",
-        ))  # fmt: skip
-        check_positive(
-            "LongitudeConfig", **self._given("rms_norm_eps", "layer_norm_eps", "initializer_range", "score_softcap")
-        )
+        check_declared("LongitudeConfig", DECLARED, (), {name: getattr(self, name) for name in DECLARED.parameters})
         self.short_conv = [*conv_places(() if self.short_conv is None else self.short_conv)]
-        for name, number in self._given("hidden_dropout", "attention_dropout").items():
-            if not 0 <= number < 1:
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= (number := getattr(self, name)) < 1:
                 raise UsageError(name, f"0 <= {name} < 1", number)
         if self.num_attention_heads % self.num_key_value_heads:
             raise UsageError(
@@ -281,9 +278,6 @@ class LongitudeConfig(PreTrainedConfig):
         if getattr(self, key) and not any(option in options_of(MIXERS[name]) for name in names):
             able = ", ".join(name for name, kind in MIXERS.items() if option in options_of(kind))
             raise UsageError(key, f"a layer with one of the mixers {able}", ", ".join(names))
-
-    def _given(self, *names: str) -> dict[str, Any]:
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def head_dim(self) -> int:
@@ -387,6 +381,12 @@ class LongitudeConfig(PreTrainedConfig):
         """For each layer, the resolved encodings that compose its own."""
         specs = self.encodings if self.encodings is not None else [self.encoding] * self.num_hidden_layers
         return [_listed(spec) for spec in specs]
+
+
+DECLARED = Signature(
+    [Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind) for name, kind in LongitudeConfig.__annotations__.items()]
+)
+"""The options with their annotations, for `check_declared`."""
 
 
 def by_pattern(name: str, pattern: Sequence[Any], layers: int) -> list[Any]:
