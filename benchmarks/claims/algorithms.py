@@ -201,16 +201,3 @@ for name, number, title, label, plain, what, source, link, there in (
             ),
         )
     )  # fmt: skip
-register(
-    Claim(
-        name="path-a5",
-        title="PaTH and RoPE on the group A5",
-        number="10d",
-        claimed="PaTH solves the word problem of the group A5 with fewer layers than RoPE.",
-        source="Yang et al. 2025, PaTH Attention",
-        link="https://arxiv.org/abs/2505.16381",
-        protocol="The task `a5` is there, and products of four elements are learned (two layers of width 128, a learned "
-        "table, 10,000 steps of 256: 20 minutes). Which encoding needs fewer layers shows at longer products: of 8 and more, "
-        "6 models of hours each, or a GPU.",
-    )
-)

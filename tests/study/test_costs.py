@@ -13,7 +13,7 @@ from longitude.cli import main
 from longitude.study.costs import costs, flops_per_token, on_meta, train_steps, wall_seconds
 from longitude.study.plan import plan
 from longitude.study.train import build_model
-from tests.study.conftest import REVERSE, TINY, run
+from tests.study.conftest import COPY, TINY, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
 
@@ -65,7 +65,7 @@ def test_products_of_linear_layers_are_those_that_torch_counts(label):
 
 
 def test_a_token_of_an_encoder_decoder_is_in_one_of_its_stacks():
-    model = build_model(REVERSE, "nope", 0).eval()
+    model = build_model(COPY, "nope", 0).eval()
     tokens = torch.zeros(3, 16, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=tokens, decoder_input_ids=tokens)

@@ -16,7 +16,7 @@ from longitude.study.results import read_run
 from longitude.study.tasks.base import TASKS, Measuring, register_task, rows_by_distance
 from longitude.study.tasks.sequences import Copy
 from longitude.study.train import build_model
-from tests.study.conftest import REVERSE, TINY, put_rows, run, values, write_answers, write_run
+from tests.study.conftest import COPY, TINY, put_rows, run, values, write_answers, write_run
 
 
 def drawn(name, analysis):
@@ -101,7 +101,7 @@ def test_answers_by_length_and_distance(tmp_path):
     for seed, exact in ((0, [1, 1, 0]), (1, [1, 0, 0])):
         answers = pd.DataFrame({"method": "greedy", "length": 8, "distance": [1, 4, 7], "exact": exact})
         rows += rows_by_distance(
-            answers, "exact_match", {"task": "reverse", "label": "rope", "seed": seed, "learning_rate": 4e-3}
+            answers, "exact_match", {"task": "copy", "label": "rope", "seed": seed, "learning_rate": 4e-3}
         )
     put_rows(tmp_path, rows)
     [figure] = drawn("by-distance", analyse(tmp_path))
@@ -117,9 +117,7 @@ def test_answers_by_length_and_distance(tmp_path):
 def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
     write_answers(tmp_path, {"rope": (1.0,)}, test_lengths=(8,), documents=4)
     answers = pd.DataFrame({"method": "greedy", "length": 64, "distance": range(1, 64), "exact": [1] * 7 + [0] * 56})
-    rows = rows_by_distance(
-        answers, "exact_match", {"task": "reverse", "label": "rope", "seed": 0, "learning_rate": 4e-3}
-    )
+    rows = rows_by_distance(answers, "exact_match", {"task": "copy", "label": "rope", "seed": 0, "learning_rate": 4e-3})
     put_rows(tmp_path, rows)
     [figure] = drawn("by-distance", analyse(tmp_path))
     spec = figure.chart.to_dict()
@@ -148,7 +146,7 @@ def test_a_task_that_writes_a_distance_has_rows_and_a_heat_map(tmp_path, monkeyp
             rows, tables = super().measure(of)
             return rows, [table.assign(distance=table["document"] % 3 + 1) for table in tables]
 
-    assert run(replace(REVERSE, task="toy", documents=6), tmp_path)[0].complete
+    assert run(replace(COPY, task="toy", documents=6), tmp_path)[0].complete
     rows = [row for row in from_frame(read_rows(tmp_path / "results.parquet")) if row.distance is not None]
     assert {(row.length, row.distance, row.count) for row in rows} == {(n, d, 2) for n in (2, 4, 6) for d in (1, 2, 3)}
     [figure] = drawn("by-distance", analyse(tmp_path))
@@ -158,7 +156,7 @@ def test_a_task_that_writes_a_distance_has_rows_and_a_heat_map(tmp_path, monkeyp
 def test_right_symbols_by_length_and_place(tmp_path):
     write_answers(tmp_path, {"rope": (1.0, 1.0)}, test_lengths=(16, 20), documents=4)
     rows = [
-        Row(task="reverse", label="rope", seed=0, length=length, metric="symbol_accuracy", method="greedy", count=4,
+        Row(task="copy", label="rope", seed=0, length=length, metric="symbol_accuracy", method="greedy", count=4,
             position_from=place, position_to=place + 1, value=float(place < 16), learning_rate=4e-3)
         for length in (16, 20) for place in range(length)
     ]  # fmt: skip

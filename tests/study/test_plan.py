@@ -12,11 +12,11 @@ from longitude.runs import files
 from longitude.study.config import Positions, StudyConfig
 from longitude.study.plan import checked, plan
 from longitude.study.tasks.base import TASKS, of_task
-from tests.study.conftest import REVERSE, TINY
+from tests.study.conftest import COPY, TINY
 from tests.support import refused
 
 pytestmark = pytest.mark.usefixtures("numbers")
-tiny, reverse = partial(replace, TINY), partial(replace, REVERSE)
+tiny, copying = partial(replace, TINY), partial(replace, COPY)
 sampled = partial(tiny, positions="randomized")
 
 
@@ -61,16 +61,16 @@ sampled = partial(tiny, positions="randomized")
         (["'random'", "'randomized'"], tiny(positions="random")),
         (["--position-range", "--positions"], tiny(position_range=48)),
         (["--position-range", "mixed"], tiny(positions="mixed", position_range=48)),
-        (["--positions", "mixed", "reverse"], reverse(positions="mixed")),
+        (["--positions", "mixed", "copy"], copying(positions="mixed")),
         (["--positions", "mixed", "masked"], of_task("masked", positions="mixed")),
         (["--position-range", "16", "15"], sampled(position_range=15)),
         (["max_length=40", "0 .. 39"], sampled(encodings=("learned:max_length=40",))),
-        (["--position-range", "4", "5"], reverse(positions="skipped", position_range=4)),
-        (["'revers'", "'reverse'"], reverse(task="revers")),
-        (["--data", "--task", "reverse"], reverse(data=("stdlib",))),
-        (["--data", "--task", "text"], reverse(task="text", methods=("sliding",))),
-        (["'sliding'", "greedy"], reverse(methods=("sliding",))),
-        (["--encodings", "FoX", "future"], reverse(encodings=("fox",))),
+        (["--position-range", "4", "5"], copying(positions="skipped", position_range=4)),
+        (["'cop'", "'copy'"], copying(task="cop")),
+        (["--data", "--task", "copy"], copying(data=("stdlib",))),
+        (["--data", "--task", "text"], copying(task="text", methods=("sliding",))),
+        (["'sliding'", "greedy"], copying(methods=("sliding",))),
+        (["--encodings", "FoX", "future"], copying(encodings=("fox",))),
         (["--encodings", "'mamba'"], of_task("masked", encodings=("mamba",))),
         (["--block", "qwen3", "--encodings", "mamba", "qk_norm"], tiny(encodings=("mamba",), block="qwen3")),
         (["--block", "inkling", "--encodings", "rope"], of_task("masked", encodings=("rope",), block="inkling")),
@@ -105,14 +105,14 @@ def test_names_and_defaults():
         config = checked(of_task(name))
         assert config.task == name and set(config.methods) <= set(task.methods)
         assert len(config.encodings) >= 3 and max(config.test_lengths) > config.train_length
-    assert of_task("reverse", steps=3).steps == 3
+    assert of_task("copy", steps=3).steps == 3
 
 
 def test_all_is_every_encoding_with_a_meaning_for_the_model():
     of_digits = {"abacus", "coupled"}
     assert checked(tiny(encodings=("all",))).encodings == tuple(n for n in list_encodings() if n not in of_digits)
     assert of_digits < {*checked(of_task("addition-reversed", encodings=("all",))).encodings}
-    everything = checked(reverse(encodings=("all",))).encodings
+    everything = checked(copying(encodings=("all",))).encodings
     assert "fox" not in everything and {"rope", "t5", "shaw", "nope"} <= set(everything)
 
 

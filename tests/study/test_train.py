@@ -19,7 +19,7 @@ from longitude.study.data import WINDOWS, Windows
 from longitude.study.plan import checked
 from longitude.study.tasks.base import of_task, sampler_of, task_of
 from longitude.study.train import LossLog, build_model, newest, seal
-from tests.study.conftest import REVERSE, SHAPE, TINY, OneTrial, dying
+from tests.study.conftest import COPY, SHAPE, TINY, OneTrial, dying
 
 TINY = replace(TINY, steps=20, batch_size=4)  # saves at steps 5, 10, 15, 20
 
@@ -80,7 +80,7 @@ def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("task", ["text", "recall", "flip-flop", "reverse"])
+@pytest.mark.parametrize("task", ["text", "recall", "flip-flop", "copy"])
 def test_a_step_in_parts_is_the_step(task, data, tmp_path):
     """Also where parts have different numbers of targets (flip-flop), and where the Trainer counts them (encoder-decoders)."""
     config = replace(TINY, encodings=("rope",), steps=3, batch_size=4)
@@ -163,10 +163,10 @@ def killed(patched, kill: str, trial: OneTrial) -> None:
 @pytest.mark.parametrize("kill", ["before the first save", "before the rows are written"])
 @pytest.mark.parametrize(
     ("task", "positions"),
-    [*product(("text", "reverse"), ("contiguous", "randomized", "skipped")), ("text", "mixed")],
+    [*product(("text", "copy"), ("contiguous", "randomized", "skipped")), ("text", "mixed")],
 )
 def test_a_killed_trial_of_every_kind(task, positions, kill, data, tmp_path, monkeypatch):
-    config = replace(REVERSE if task == "reverse" else replace(TINY, steps=8), positions=positions)
+    config = replace(COPY if task == "copy" else replace(TINY, steps=8), positions=positions)
     config = checked(replace(config, encodings=("rope",)))
     whole, trial = (OneTrial(tmp_path / name, "rope", 1, config, data) for name in ("whole", "killed"))
     notes = []

@@ -20,6 +20,8 @@ BYTE = "byte"
 """--tokenizer of models that read bytes."""
 SIZES = ("layers", "hidden")
 """Options that also accept one number for a list of one."""
+NEWER = ("accumulation", "block", "precision", "train_lengths")
+"""Options that kept studies may lack, because they are older; their defaults are what these studies did."""
 FORMER = ("split_length",)
 """Options of older studies, whose split of a text depended on lengths; ignored when a question.json is read."""
 
@@ -33,9 +35,8 @@ class StudyConfig:
 
     Args:
         task: What the models learn: text (the next byte), masked (encoders: masked bytes), or an exact answer. Decoders:
-            a5, addition, addition-hints, addition-reversed, copy-decoder, dyck, flip-flop, induction, lookback, modular-sum,
-            parity, passkey, recall, reverse-decoder, s5, selective-copy, sort-decoder, z60. Encoder-decoders: add, copy,
-            reverse, sort. Each has defaults of its own: --task reverse --help.
+            addition-reversed, copy-decoder, flip-flop, lookback, parity, passkey, recall. Encoder-decoders: copy.
+            Each has other defaults: --task copy --help. More are in examples/tasks.py, for --plugin.
         encodings: Models to compare. Encodings (see `longitude list`), variants such as "rope:base=500000", compositions
             such as rope+fox, or "all" that are defined for the task's models. With other mixers than attention:
             rope+window:size=64, mamba, rope+attention+mamba (alternating layers). With a short causal convolution: nope+conv.
@@ -122,15 +123,17 @@ class StudyConfig:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
-        """The configuration in a question.json; options that are not in it have their defaults.
+        """The configuration in a question.json; options of `NEWER` that are not in it have their defaults.
 
         Raises:
-            ValueError: An option that no release had, a value of another type or out of its range.
+            ValueError: An option that no release had, or that is missing; a value of another type or out of its range.
         """
         import msgspec  # this module is loaded for every help text
 
         saved = {name: value for name, value in saved.items() if name not in FORMER}
         saved |= {name: [saved[name]] for name in SIZES if type(saved.get(name)) is int}
+        if lacks := [name for name in cls.__dataclass_fields__ if name not in saved and name not in NEWER]:
+            raise UsageError("the configuration", "every option of a study", f"none for {lacks[0]}")
         if foreign := [name for name in saved if name not in cls.__dataclass_fields__]:
             raise unknown("option", foreign[0], cls.__dataclass_fields__, "they are those of `longitude study --help`.")
         try:

@@ -92,7 +92,7 @@ def evidence(tmp_path_factory):
     }
     write_run(root / "text", text | {"learned": (2.66, None, None, None, None)}, seeds=(0, 1, 2))
     shares = {"rope": ((1.0, 0.99, 1.0),) * 2 + ((0.0, 0.01, 0.02),) * 2, "t5": ((1.0, 1.0, 0.99),) * 4}
-    write_answers(root / "reverse", shares, seeds=(0, 1, 2))
+    write_answers(root / "copy", shares, seeds=(0, 1, 2))
     return MadeUp(root)
 
 
@@ -112,17 +112,17 @@ def evidence(tmp_path_factory):
         (statements.holds(at("learned", 512), at=256), None),
         (statements.holds(at("fire", 512), at=256), None),
         (statements.holds(at("alibi", 512, "another"), at=256), None),
-        (statements.accuracy_above(at("t5", 32, "reverse"), 0.9), HOLDS),
-        (statements.accuracy_above(at("rope", 32, "reverse"), 0.9), LOST),
-        (statements.accuracy_below(at("rope", 32, "reverse"), 0.2), HOLDS),
-        (statements.more_accurate(at("t5", 32, "reverse"), at("rope", 32, "reverse"), by=0.5), HOLDS),
-        (statements.more_accurate(at("rope", 32, "reverse"), at("t5", 32, "reverse")), LOST),
+        (statements.accuracy_above(at("t5", 32, "copy"), 0.9), HOLDS),
+        (statements.accuracy_above(at("rope", 32, "copy"), 0.9), LOST),
+        (statements.accuracy_below(at("rope", 32, "copy"), 0.2), HOLDS),
+        (statements.more_accurate(at("t5", 32, "copy"), at("rope", 32, "copy"), by=0.5), HOLDS),
+        (statements.more_accurate(at("rope", 32, "copy"), at("t5", 32, "copy")), LOST),
         (statements.reaches(at("alibi", 4096)), HOLDS),
         (statements.reaches(at("rope", 256)), HOLDS),
         (statements.reaches(at("rope", 1024)), LOST),
-        (statements.reaches(at("t5", 20, "reverse")), HOLDS),
-        (statements.reaches(at("rope", 20, "reverse")), LOST),
-        (statements.reaches_further(at("t5", 32, "reverse"), at("rope", 32, "reverse")), HOLDS),
+        (statements.reaches(at("t5", 20, "copy")), HOLDS),
+        (statements.reaches(at("rope", 20, "copy")), LOST),
+        (statements.reaches_further(at("t5", 32, "copy"), at("rope", 32, "copy")), HOLDS),
         (statements.reaches_further(at("rope", 4096), at("alibi", 4096)), LOST),
         (statements.reaches_further(at("alibi", 4096), at("alibi", 4096)), UNCLEAR),  # both may hold further
         (statements.token_time("rwkv6", below=1.5), HOLDS),
@@ -147,7 +147,7 @@ def test_statements(evidence, statement, verdict):
 
 def test_lengths_are_no_pairs_of_examples_nor_are_other_documents(evidence, tmp_path):
     with pytest.raises(ValueError, match="one length"):
-        statements.more_accurate(at("t5", 8, "reverse"), at("t5", 16, "reverse"))
+        statements.more_accurate(at("t5", 8, "copy"), at("t5", 16, "copy"))
     for source, digest in (("one", "ab"), ("other", "cd")):
         path = write_answers(tmp_path / source, {"t5": (1.0,) * 4}, seeds=(0, 1))
         edit_question(path, lambda asked, digest=digest: asked["data"].update(sha256=digest * 32))
@@ -190,11 +190,11 @@ def test_a_diverged_seed_is_named_and_the_others_are_not_judged_alone(tmp_path):
 
 def test_what_was_not_learned_says_nothing_of_longer_inputs(tmp_path):
     shares = {"t5": ((1.0, 0.99, 1.0),) * 4, "nope": ((0.9, 0.91, 0.92),) + ((0.1, 0.12, 0.11),) * 3}
-    write_answers(tmp_path / "reverse", shares, seeds=(0, 1, 2))
+    write_answers(tmp_path / "copy", shares, seeds=(0, 1, 2))
     evidence = MadeUp(tmp_path)
-    longer = statements.more_accurate(at("t5", 32, "reverse"), at("nope", 32, "reverse")).outcome(evidence)
+    longer = statements.more_accurate(at("t5", 32, "copy"), at("nope", 32, "copy")).outcome(evidence)
     assert longer.verdict == UNCLEAR and longer.remark.startswith("NoPE did not learn")
-    trained = statements.more_accurate(at("t5", 16, "reverse"), at("nope", 16, "reverse")).outcome(evidence)
+    trained = statements.more_accurate(at("t5", 16, "copy"), at("nope", 16, "copy")).outcome(evidence)
     assert trained.verdict == HOLDS
 
 

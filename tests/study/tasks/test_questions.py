@@ -1,7 +1,7 @@
 """Tasks of questions: what is drawn is right by a rule written here again, symbol by symbol; scored as a loop would."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 import pandas as pd
@@ -15,9 +15,11 @@ from longitude.study.tasks.base import TASKS, of_task, task_of
 from longitude.study.tasks.questions import NOT_ASKED, Drawn, Questions, by_distance
 from longitude.study.train import build_model
 from tests.study.conftest import SHAPE, run, units_in
+from tests.study.tasks.more import FILE, MORE, task_named
 from tests.support import refused
 
-NAMES = [name for name, kind in TASKS.items() if issubclass(kind, Questions)]
+OURS = [name for name, kind in TASKS.items() if issubclass(kind, Questions)]
+NAMES = [*OURS, *(name for name, kind in sorted(MORE.items()) if issubclass(kind, Questions))]
 LENGTHS = {"recall": (32, 80), "selective-copy": (33, 70)}
 """Two lengths of each task that are not its defaults."""
 
@@ -28,7 +30,7 @@ def lengths(name):
 
 def by_hand(name, tokens):
     """What is to be answered after each token, None where nothing is asked: a loop over the tokens, in Python."""
-    task = task_of(name)
+    task = task_named(name)
     if name == "flip-flop":
         answers, bit = [], None
         for instruction, symbol in zip(tokens[::2], tokens[1::2], strict=True):
@@ -38,7 +40,7 @@ def by_hand(name, tokens):
     if name in ("parity", "modular-sum", "z60"):
         return [sum(tokens[: t + 1]) % task.symbols for t in range(len(tokens))]
     if name in ("a5", "s5"):
-        every = [p for p in languages.permutations(range(5)) if name == "s5" or even(p)]
+        every = [p for p in permutations(range(5)) if name == "s5" or even(p)]
         product, answers = tuple(range(5)), []
         for token in tokens:
             product = tuple(product[x] for x in every[token])
@@ -91,7 +93,7 @@ def even(p):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_asked_is_what_a_loop_finds(name):
-    task = task_of(name)
+    task = task_named(name)
     for length in lengths(name):
         for method in task.methods:
             sample = task.tests(length, 20, method)
@@ -117,7 +119,7 @@ def test_what_is_asked_is_what_a_loop_finds(name):
 )
 def test_distances_lead_to_the_symbol_asked_for(name):
     for length in lengths(name):
-        sample = task_of(name).tests(length, 20)
+        sample = task_named(name).tests(length, 20)
         for row, t in zip(*np.nonzero(sample.labels != NOT_ASKED), strict=True):
             if sample.labels[row, t] == 27 and name.endswith("decoder"):
                 continue  # the end
@@ -125,7 +127,7 @@ def test_distances_lead_to_the_symbol_asked_for(name):
             assert decided_by == sample.labels[row, t] - (8 if name == "dyck" else 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OURS)
 def test_a_task_begins_with_a_label_that_solves_it_and_goes_well_past_training(name):
     config, ceiling = of_task(name), task_of(name).ceiling
     assert ceiling is None or ceiling in config.encodings
@@ -135,16 +137,17 @@ def test_a_task_begins_with_a_label_that_solves_it_and_goes_well_past_training(n
 
 
 def test_groups_are_groups():
+    symmetric = FILE["symmetric"]
     for order, table in (
         (2, languages.cyclic(2)),
-        (60, languages.symmetric(5, even=True)),
-        (120, languages.symmetric(5)),
+        (60, symmetric(5, even=True)),
+        (120, symmetric(5)),
     ):
         every = np.arange(order)
         assert (table[0] == every).all() and (table[:, 0] == every).all()
         assert all((np.sort(line) == every).all() for line in (*table, *table.T))
         assert (table[table] == table[:, table]).all()  # (a b) c = a (b c)
-    assert not (languages.symmetric(5, even=True) == languages.symmetric(5, even=True).T).all()
+    assert not (symmetric(5, even=True) == symmetric(5, even=True).T).all()
 
 
 def test_flip_flop_ignores_as_often_as_its_sets_say():
@@ -163,7 +166,7 @@ def test_keys_stand_again_by_a_power_law():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_training_examples_are_of_the_seed_and_the_step(name):
-    task, longest = task_of(name), lengths(name)[1]
+    task, longest = task_named(name), lengths(name)[1]
     drawn, again, other = (Drawn(task, longest, 6, 4, seed) for seed in (1, 1, 2))
     whole = [again[i] for i in reversed(range(len(again)))][::-1]
     tokens = 0
@@ -184,7 +187,7 @@ def test_training_examples_are_of_the_seed_and_the_step(name):
 )  # fmt: skip
 def test_lengths_that_do_not_fit_are_refused(name, length):
     with refused(name, got=str(length)):
-        task_of(name).tests(length, 2)
+        task_named(name).tests(length, 2)
 
 
 @pytest.mark.parametrize("option", ["train_length", "test_lengths"])

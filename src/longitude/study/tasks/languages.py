@@ -1,12 +1,10 @@
 """Tasks of formal languages: what a symbol means depends on where it stands among the others.
 
-Sources: flip-flop, Liu et al. 2023, arXiv:2306.00946; word problems of groups, Merrill, Petty and Sabharwal 2024,
-arXiv:2404.08819; parity and sums, Delétang et al. 2022, arXiv:2207.02098; bounded brackets, Hewitt et al. 2020,
-arXiv:2010.07515. The sizes of the defaults are ours: they train in minutes on two cores.
+Sources: flip-flop, Liu et al. 2023, arXiv:2306.00946; parity, Delétang et al. 2022, arXiv:2207.02098, one of the word problems of
+groups of Merrill, Petty and Sabharwal 2024, arXiv:2404.08819. The sizes of the defaults are ours: they train in minutes on two
+cores.
 """
 
-from functools import cache
-from itertools import permutations
 from typing import ClassVar
 
 import numpy as np
@@ -79,16 +77,6 @@ def cyclic(order: int) -> np.ndarray:
     return np.add.outer(np.arange(order), np.arange(order)) % order
 
 
-@cache
-def symmetric(points: int, even: bool = False) -> np.ndarray:
-    """The table of all permutations of some points, or the even ones: (a b)(x) = a(b(x)); element 0 changes nothing."""
-    every = list(permutations(range(points)))
-    if even:
-        every = [p for p in every if sum(p[i] > p[j] for i in range(points) for j in range(i + 1, points)) % 2 == 0]
-    number = {p: i for i, p in enumerate(every)}
-    return np.array([[number[tuple(a[x] for x in b)] for b in every] for a in every])
-
-
 @register_task("parity")
 class Parity(WordProblem):
     """Bits, and after each of them whether the ones up to it are odd in number."""
@@ -102,88 +90,3 @@ class Parity(WordProblem):
         "test_lengths": (40, 80, 160, 640),
         "steps": 1500,
     }
-
-
-@register_task("modular-sum")
-class ModularSum(WordProblem):
-    """Numbers from 0 to 4, and after each of them the sum of those up to it, modulo 5."""
-
-    ceiling = "path"
-    table, symbols = cyclic(5), 5
-    defaults = {
-        **Parity.defaults,
-        "train_length": 20,
-        "test_lengths": (20, 40, 80, 320),
-        "steps": 1500,
-        "learning_rates": (4e-3,),
-    }
-
-
-@register_task("z60")
-class Z60(WordProblem):
-    """The word problem of the cyclic group of 60 elements."""
-
-    ceiling = "learned"
-    table, symbols = cyclic(60), 60
-    defaults = {
-        **Questions.defaults,
-        "encodings": ("nope", "sinusoidal", "learned", "rope", "alibi"),
-        "train_length": 4,
-        "test_lengths": (4, 5, 6, 8, 16),
-        "hidden": 128,
-        "batch_size": 256,
-        "steps": 6000,
-    }
-
-
-@register_task("a5")
-class A5(WordProblem):
-    """The word problem of the even permutations of five points, which no fixed number of ordinary layers is thought to solve."""
-
-    ceiling = "learned"
-    table, symbols = symmetric(5, even=True), 60
-    defaults = {**Z60.defaults, "steps": 10_000}
-
-
-@register_task("s5")
-class S5(WordProblem):
-    """The word problem of all permutations of five points."""
-
-    ceiling = "learned"
-    table, symbols = symmetric(5), 120
-    defaults = A5.defaults
-
-
-@register_task("dyck")
-class Dyck(Questions):
-    """Brackets of 8 kinds, nested to depth 10 at most and all closed at the end; before each closing bracket, its kind.
-
-    While both are possible, opening and closing are equally likely.
-    """
-
-    ceiling = "rope"
-    kinds: ClassVar[int] = 8
-    depth: ClassVar[int] = 10
-    symbols = 16
-
-    def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
-        if length < 2 or length % 2:
-            raise UsageError("a length of dyck", "even, so that every bracket is closed", length)
-        tokens = random.integers(0, self.kinds, (examples, length))
-        opens = random.random((examples, length)) < 0.5
-        labels, distances = np.full_like(tokens, NOT_ASKED), np.zeros_like(tokens)
-        depth, every = np.zeros(examples, dtype=np.int64), np.arange(examples)
-        stack = np.zeros((examples, self.depth), dtype=np.int64)  # where the open brackets stand
-        for t in range(length):
-            opening = (depth == 0) | (opens[:, t] & (depth < self.depth) & (depth < length - t))
-            closing, top = every[~opening], depth[~opening] - 1
-            opened_at = stack[closing, top]
-            tokens[closing, t] = tokens[closing, opened_at] + self.kinds
-            labels[closing, t - 1] = tokens[closing, t]
-            distances[closing, t - 1] = t - 1 - opened_at
-            stack[every[opening], depth[opening]] = t
-            depth += np.where(opening, 1, -1)
-        return Sample(tokens, labels, distances)
-
-    def floor(self, length: int) -> float:
-        return 1 / self.kinds

@@ -1,8 +1,7 @@
 """Tasks of recall: write again what stood somewhere before.
 
-Sources: associative recall of several queries, Arora et al. 2023, arXiv:2312.04927; induction heads and selective copying, Gu and
-Dao 2023, arXiv:2312.00752; passkey, Mohtashami and Jaggi 2023, arXiv:2305.16300. The sizes of the defaults are ours: they train
-in minutes on two cores.
+Sources: associative recall of several queries, Arora et al. 2023, arXiv:2312.04927; passkey, Mohtashami and Jaggi 2023,
+arXiv:2305.16300. The sizes of the defaults are ours: they train in minutes on two cores.
 """
 
 from typing import ClassVar
@@ -57,58 +56,27 @@ class Recall(Questions):
         return 16 / length  # one of the values that stand in the text
 
 
-@register_task("induction")
-class Induction(Questions):
-    """Random symbols, among them a special one somewhere; at the end the special one again: what followed it?"""
+@register_task("passkey")
+class Passkey(Questions):
+    """Five symbols after a mark, somewhere among others like them; at the end they are asked for, in their order."""
 
     ceiling = "rope"
-    symbols = 16
-    defaults = {**Questions.defaults, "test_lengths": (32, 64, 128, 256, 1024), "steps": 3000}
+    whole, symbols = True, 12
+    remembered: ClassVar[int] = 5
+    defaults = {**Questions.defaults, "steps": 3000}
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
-        if length < 3:
-            raise UsageError("a length of induction", "at least 3: the special symbol, another, and it again", length)
-        tokens = random.integers(1, self.symbols, (examples, length))
-        place, every = random.integers(0, length - 2, examples), np.arange(examples)
-        tokens[every, place], tokens[:, -1] = 0, 0
-        labels, distances = np.full_like(tokens, NOT_ASKED), np.zeros_like(tokens)
-        labels[:, -1], distances[:, -1] = tokens[every, place + 1], length - 2 - place
-        return Sample(tokens, labels, distances)
-
-    def floor(self, length: int) -> float:
-        return 1 / (self.symbols - 1)
-
-
-class Copied(Questions):
-    """Symbols to remember stand somewhere in noise; at the end each is asked for by the same mark, in their order.
-
-    Attributes:
-        remembered: Number of symbols to remember.
-        together: Whether they are adjacent, after a mark, or each at a random place.
-    """
-
-    remembered: ClassVar[int]
-    together: ClassVar[bool]
-    whole = True
-    symbols = 16
-
-    def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
-        mark, noise = self.symbols - 1, self.symbols - 2
-        least = 2 * self.remembered + self.together
+        mark, others, least = self.symbols - 1, self.symbols - 2, 2 * self.remembered + 1
         if length < least:
-            raise UsageError(f"a length of {self.name}", f"at least {least}, for its {self.remembered} symbols", length)
+            raise UsageError("a length of passkey", f"at least {least}, for its {self.remembered} symbols", length)
         room = length - self.remembered
         rows, asked = np.arange(examples)[:, None], np.arange(room, length)
-        data = random.integers(0, noise, (examples, self.remembered))
-        tokens = np.full((examples, length), noise)
-        tokens[:, room:] = mark
-        if self.together:
-            begin = random.integers(1, room - self.remembered + 1, (examples, 1))
-            tokens[:, :room] = random.integers(0, noise, (examples, room))  # more of the same
-            tokens[rows, begin - 1] = mark
-            places = begin + np.arange(self.remembered)
-        else:
-            places = np.sort(distinct(random, examples, self.remembered, room), axis=1)
+        data = random.integers(0, others, (examples, self.remembered))
+        tokens = np.full((examples, length), mark)
+        begin = random.integers(1, room - self.remembered + 1, (examples, 1))
+        tokens[:, :room] = random.integers(0, others, (examples, room))
+        tokens[rows, begin - 1] = mark
+        places = begin + np.arange(self.remembered)
         tokens[rows, places] = data
         labels, distances = np.full_like(tokens, NOT_ASKED), np.zeros_like(tokens)
         labels[:, room:], distances[:, room:] = data, asked - places
@@ -116,24 +84,6 @@ class Copied(Questions):
 
     def floor(self, length: int) -> float:
         return (1 / (self.symbols - 2)) ** self.remembered
-
-
-@register_task("selective-copy")
-class SelectiveCopy(Copied):
-    """Sixteen symbols at random places among noise, then asked for in their order."""
-
-    ceiling = "rope"
-    remembered, together, symbols = 16, False, 16
-    defaults = {**Questions.defaults, "steps": 3000}
-
-
-@register_task("passkey")
-class Passkey(Copied):
-    """Five symbols after a mark, somewhere among others like them; at the end they are asked for."""
-
-    ceiling = "rope"
-    remembered, together, symbols = 5, True, 12
-    defaults = {**Questions.defaults, "steps": 3000}
 
 
 @register_task("lookback")

@@ -1,13 +1,6 @@
 """Tasks of whole answers: an encoder-decoder reads one sequence of symbols and writes another, right or wrong.
 
-An example of length n, its letters or digits independent and equally likely:
-
-* copy, reverse, sort: a word of n letters a to z -> the same word, the word from its end, its letters in the order of the
-  alphabet, each as often as in the word.
-* add: two numbers of n digits, leading zeros included, their digits alternating -> their sum in n + 1 digits. All are written
-  least significant digit first, so that a carry depends on what is already written (Lee et al. 2023 find this far easier to
-  learn than the plain order), and the two digits of a place are adjacent, wherever the numbers end.
-
+An example of length n of `copy` is a word of n letters a to z, independent and equally likely, and the same word.
 A source ends with END, an answer is written after START and ends with END. The examples of a training step have one length,
 so nothing is padded; lengths are equally likely from 1 to a limit that grows to the training length over the first half of
 the steps. Everything is drawn from the seed and held in memory alone; test examples are the same for all models.
@@ -161,48 +154,6 @@ class Copy(Sequences):
 
     def answer(self, draws: Draws, length: int) -> Draws:
         return draws
-
-
-@register_task("reverse")
-class Reverse(Sequences):
-    """A word of letters, written from its end."""
-
-    ceiling = "rope"
-
-    def answer(self, draws: Draws, length: int) -> Draws:
-        return draws[:, ::-1]
-
-
-@register_task("sort")
-class Sort(Sequences):
-    """The letters of a word in the order of the alphabet."""
-
-    ceiling = "rope"
-
-    def answer(self, draws: Draws, length: int) -> Draws:
-        return np.sort(draws, axis=1)
-
-    def floor(self, length: int) -> float:
-        return 1.0  # counting letters, also those written, needs no positions
-
-
-@register_task("add")
-class Add(Sequences):
-    """Two numbers, their digits alternating, and their sum, all from the least digit on."""
-
-    ceiling = "rope"
-    unit = "digits"
-    defaults = {**Sequences.defaults, "train_length": 6, "test_lengths": (3, 6, 7, 8, 9, 12), "steps": 2000}
-    alphabet = b"0123456789"
-    drawn = 2
-
-    def answer(self, draws: Draws, length: int) -> Draws:
-        one, other = draws[:, ::2], draws[:, 1::2]
-        digits, carry = [], np.zeros(len(draws), dtype=np.int64)
-        for place in range(length):
-            carry, digit = np.divmod(one[:, place] + other[:, place] + carry, 10)
-            digits.append(digit)
-        return np.stack([*digits, carry], axis=1)
 
 
 def answers(model: Any, source: Tensor, length: int) -> Tensor:

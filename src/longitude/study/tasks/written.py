@@ -1,19 +1,15 @@
 """Tasks of whole answers for decoders: a word or a sum and, after a mark, its answer, all in one sequence.
 
-The examples of `copy`, `reverse` and `sort` are those of the encoder-decoder's tasks. Sums are written in three ways: plain,
-most significant digit first; reversed, least significant digit first, so that a carry depends on earlier digits; and with
-hints, plain with a symbol before each digit that marks its place (Zhou et al. 2023, arXiv:2310.16028).
+Sums are written least significant digit first, so that a carry depends on earlier digits (Zhou et al. 2023, arXiv:2310.16028).
 
 Source:
     Kazemnejad et al. 2023, arXiv:2305.19466, for the tasks in decoders.
 """
 
 from abc import abstractmethod
-from typing import ClassVar
 
 import numpy as np
 
-from longitude.errors import UsageError
 from longitude.study.tasks.base import register_task
 from longitude.study.tasks.questions import NOT_ASKED, Questions, Sample
 
@@ -55,122 +51,32 @@ class Written(Questions):
         return 0.0
 
 
-class Letters(Written):
-    """Tasks on a word of n letters."""
+@register_task("copy-decoder")
+class CopyDecoder(Written):
+    """A word of letters, written again."""
 
+    ceiling = "rope"
     symbols = 28
 
     def pairs(self, random: np.random.Generator, examples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         word = random.integers(0, 26, (examples, length))
-        return word, self.answer(word)
-
-    @abstractmethod
-    def answer(self, word: np.ndarray) -> np.ndarray:
-        """[examples, letters] -> the same shape."""
-
-
-@register_task("copy-decoder")
-class CopyDecoder(Letters):
-    """A word of letters, written again."""
-
-    ceiling = "rope"
-
-    def answer(self, word: np.ndarray) -> np.ndarray:
-        return word
+        return word, word
 
     def distances(self, length: int, asked: int, read: int) -> np.ndarray:
         return np.full(read, asked)
 
 
-@register_task("reverse-decoder")
-class ReverseDecoder(Letters):
-    """A word of letters, written from its end."""
-
-    ceiling = "rope"
-
-    def answer(self, word: np.ndarray) -> np.ndarray:
-        return word[:, ::-1]
-
-    def distances(self, length: int, asked: int, read: int) -> np.ndarray:
-        return np.maximum(2 * (np.arange(read) - asked) + 1, 0)
-
-
-@register_task("sort-decoder")
-class SortDecoder(Letters):
-    """The letters of a word in the order of the alphabet."""
-
-    ceiling = "rope"
-
-    def answer(self, word: np.ndarray) -> np.ndarray:
-        return np.sort(word, axis=1)
-
-    def floor(self, length: int) -> float:
-        return 1.0  # counting letters, also those written, needs no positions
-
-
-PLUS, HINTS = 10, 100
-"""The symbol between two numbers; the number of hints."""
-
-
-class Sum(Written):
-    """Two numbers of n digits, each digit equally likely, and their sum of n + 1 digits.
-
-    Attributes:
-        least_first: Whether numbers are written least significant digit first.
-        hints: Whether a symbol before each digit marks its place: consecutive symbols from a random one on.
-    """
-
-    unit = "digits"
-    least_first: ClassVar[bool] = False
-    hints: ClassVar[bool] = False
-    symbols = 13
-    defaults = {
-        **Written.defaults,
-        "train_length": 3,
-        "test_lengths": (3, 4, 5, 6, 12),
-        "hidden": 128,
-        "batch_size": 128,
-        "steps": 4000,
-        "learning_rates": (2e-3,),
-    }
-
-    def places(self, length: int) -> int:
-        return length + 3  # of the sum's digits, of + and =, and 0
-
-    def pairs(self, random: np.random.Generator, examples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        if self.hints and length + 1 > HINTS:
-            raise UsageError(f"a length of {self.name}", f"below its {HINTS} hints", length)
-        numbers = random.integers(0, 10, (2, examples, length))  # the least digit first
-        total, carry = np.zeros((examples, length + 1), dtype=np.int64), np.zeros(examples, dtype=np.int64)
-        for place in range(length):
-            carry, total[:, place] = np.divmod(numbers[0, :, place] + numbers[1, :, place] + carry, 10)
-        total[:, length] = carry
-        first = random.integers(0, HINTS - length, (examples, 1)) if self.hints else None
-
-        def written(digits: np.ndarray) -> np.ndarray:
-            if first is not None:
-                hint = PLUS + 1 + first + np.arange(digits.shape[1])
-                digits = np.stack([digits, hint], -1).reshape(examples, -1)
-            return digits if self.least_first else digits[:, ::-1]
-
-        plus = np.full((examples, 1), PLUS)
-        return np.concatenate([written(numbers[0]), plus, written(numbers[1])], 1), written(total)
-
-
-@register_task("addition")
-class Addition(Sum):
-    """The sum of two numbers, the greatest digit first."""
-
-    ceiling = "rope"
+PLUS = 10
+"""The symbol between two numbers."""
 
 
 @register_task("addition-reversed")
-class AdditionReversed(Sum):
-    """The sum of two numbers, the least digit first."""
+class AdditionReversed(Written):
+    """The sum of two numbers, the least digit first; each digit is equally likely."""
 
+    unit = "digits"
     ceiling = "coupled:max_start=16"
-    least_first = True
-    digits = tuple(range(10))
+    symbols, digits = 13, tuple(range(10))
     defaults = {
         **Written.defaults,
         "encodings": (*Written.defaults["encodings"], ceiling),
@@ -180,10 +86,14 @@ class AdditionReversed(Sum):
         "steps": 3000,
     }
 
+    def places(self, length: int) -> int:
+        return length + 3  # of the sum's digits, of + and =, and 0
 
-@register_task("addition-hints")
-class AdditionHints(Sum):
-    """The sum of two numbers, the greatest digit first, a hint before each digit."""
-
-    ceiling = "rope"
-    hints, symbols = True, 13 + HINTS
+    def pairs(self, random: np.random.Generator, examples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        numbers = random.integers(0, 10, (2, examples, length))  # the least digit first
+        total, carry = np.zeros((examples, length + 1), dtype=np.int64), np.zeros(examples, dtype=np.int64)
+        for place in range(length):
+            carry, total[:, place] = np.divmod(numbers[0, :, place] + numbers[1, :, place] + carry, 10)
+        total[:, length] = carry
+        plus = np.full((examples, 1), PLUS)
+        return np.concatenate([numbers[0], plus, numbers[1]], 1), total
