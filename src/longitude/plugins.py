@@ -16,12 +16,19 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from re import findall
 from types import ModuleType
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 GROUP = "longitude.plugins"
 VARIABLE = "LONGITUDE_PLUGINS"
-Record = dict[str, str]
-"""A plugin in question.json: name, sha256, and path or distribution."""
+
+
+class Record(TypedDict):
+    """A plugin in the question of a run: a file has a path, an installed one its distribution."""
+
+    name: str
+    sha256: str
+    path: NotRequired[str]
+    distribution: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,12 @@ class Plugin:
     @property
     def record(self) -> Record:
         """Record of the plugin in a run."""
-        place = {"distribution": self.distribution} if self.path is None else {"path": self.path}
-        return {"name": self.name, **{key: value for key, value in place.items() if value}, "sha256": self.sha256}
+        record = Record(name=self.name, sha256=self.sha256)
+        if self.path is not None:
+            record["path"] = self.path
+        elif self.distribution is not None:
+            record["distribution"] = self.distribution
+        return record
 
 
 _loaded: dict[str, Plugin] = {}

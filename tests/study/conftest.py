@@ -35,8 +35,8 @@ WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "l
 TINY = StudyConfig(
     encodings=("nope", "rope"), train_length=16, test_lengths=(16, 32, 48), steps=4, batch_size=2, documents=4, **SHAPE
 )
-REVERSE = of_task(
-    "reverse",
+COPY = of_task(
+    "copy",
     encodings=("rope", "t5"),
     train_length=4,
     test_lengths=(2, 4, 6),
@@ -216,8 +216,8 @@ SHARES = {  # of exact answers at 8, 16, 20, 32; None: not measured at that leng
 
 
 def write_answers(path: Path, shares: dict[str, tuple[Any, ...]] = SHARES, **options: Any) -> Path:
-    """A run of --task reverse; a share may be one for each seed."""
-    return write_run(path, shares, **{"task": "reverse", "documents": 200, "test_lengths": (8, 16, 20, 32), **options})
+    """A run of --task copy; a share may be one for each seed."""
+    return write_run(path, shares, **{"task": "copy", "documents": 200, "test_lengths": (8, 16, 20, 32), **options})
 
 
 def write_run(
@@ -272,7 +272,7 @@ def write_run(
         here = [value[i] if isinstance(value, tuple) else value for value in values[label]]
         at = dict(zip(config.test_lengths, here, strict=True))
         empty = {"method": [], "length": [], "document": []}
-        sums = _exact(config, at) if config.task == "reverse" else _sums(config, at, common, noise, random)
+        sums = _exact(config, at) if config.task == "copy" else _sums(config, at, common, noise, random)
         sums = [*sums, *_quarters(config, (gains or {}).get(label), common)]
         frame = pd.concat([pd.DataFrame({"label": label, "seed": seed, **part}) for part in (empty, *sums)])
         with store.making(units.measuring) as folder:
@@ -284,7 +284,7 @@ def write_run(
                 window.to_parquet(folder / WINDOW, index=False)
     write_rows(rows, path / "results.parquet")
     with store.making(ngrams_unit(config, data)) as folder:
-        (folder / "ngrams.json").write_text(json.dumps(ngrams or {}))
+        (folder / "result.json").write_text(json.dumps(ngrams or {}))
     store.ask(
         "study",
         runner.question_for(planned) | {
@@ -310,9 +310,7 @@ def put_rows(path: Path, rows: Iterable[Row]) -> None:
 def sealed_again(folder: Path) -> None:
     """Give a finished unit the checksums of the files that it has now."""
     about = json.loads((folder / "unit.json").read_text())
-    sums = checksums(folder)
-    del sums["unit.json"]
-    (folder / "unit.json").write_text(json.dumps(about | {"files": sums}))
+    (folder / "unit.json").write_text(json.dumps(about | {"files": checksums(folder)}))
 
 
 def edit_question(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:

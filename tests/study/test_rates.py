@@ -18,7 +18,7 @@ from longitude.study.results import read_run, status_of
 from longitude.study.tasks.base import task_for
 from longitude.study.train import build_model, selection_loss
 from longitude.study.trial import Status, Trial, trials_of
-from tests.study.conftest import NUMBERS, REVERSE, TINY, assert_same_runs, conclusion, dying, printed, run
+from tests.study.conftest import COPY, NUMBERS, TINY, assert_same_runs, conclusion, dying, printed, run
 from tests.study.test_executors import Killing
 
 pytestmark = pytest.mark.usefixtures("numbers")
@@ -89,7 +89,7 @@ def test_a_choice_survives_json():
 
 
 def test_the_loss_of_a_uniform_model_is_the_log_of_its_vocabulary(data):
-    for config in (TINY, replace(REVERSE, data=("generated",))):
+    for config in (TINY, replace(COPY, data=("generated",))):
         task = task_for(config)
         model = build_model(config, "rope", 0)
         for parameter in model.parameters():
@@ -99,11 +99,11 @@ def test_the_loss_of_a_uniform_model_is_the_log_of_its_vocabulary(data):
 
 
 def test_selection_examples_are_of_the_training_length_and_nobody_elses():
-    task = task_for(REVERSE)
-    examples = task.selection(REVERSE, None)
-    assert len(examples) == REVERSE.documents
-    assert {tuple(examples[i]["input_ids"].shape) for i in range(len(examples))} == {(REVERSE.train_length + 1,)}
-    tested, _ = task.tests(REVERSE.train_length, REVERSE.documents)
+    task = task_for(COPY)
+    examples = task.selection(COPY, None)
+    assert len(examples) == COPY.documents
+    assert {tuple(examples[i]["input_ids"].shape) for i in range(len(examples))} == {(COPY.train_length + 1,)}
+    tested, _ = task.tests(COPY.train_length, COPY.documents)
     assert not any((tested == examples[i]["input_ids"]).all(1).any() for i in range(len(examples)))
 
 

@@ -12,7 +12,7 @@ from longitude.study import run_trial
 from longitude.study.plan import plan
 from longitude.study.results import read_run
 from longitude.study.units import TRAINING, ngrams_unit, units_of
-from tests.study.conftest import NUMBERS, REVERSE, TINY, edit_question, run, trial_of, units_in
+from tests.study.conftest import COPY, NUMBERS, TINY, edit_question, run, trial_of, units_in
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32))
@@ -81,7 +81,7 @@ def test_text_and_weights_are_part_of_a_key():
     assert keys(TINY, DATA | {"selection_sha256": "d"})[0] != keys(TINY)[0]
     assert len({keys(TINY, DATA | {"start_sha256": {"0": one}})[0] for one in "ab"} | {keys(TINY)[0]}) == 3
     drawn = {"sha256": "c"}  # of a task whose examples are drawn, the selection follows --documents
-    assert keys(REVERSE, drawn)[0] != keys(replace(REVERSE, documents=7), drawn)[0]
+    assert keys(COPY, drawn)[0] != keys(replace(COPY, documents=7), drawn)[0]
 
 
 def test_the_recipe_is_part_of_a_key(monkeypatch):

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import rmtree
-from time import sleep
 from typing import Any, NamedTuple
 
 from longitude.checkpoints.load import Checkpoint, load, one_line_of
@@ -35,8 +34,6 @@ WINDOWS = "windows.jsonl"
 """File of a unit in progress: the losses of its passes."""
 DIFFERENCE = "bits_per_byte_difference"
 """Metric of a row that compares two contexts."""
-POLL_SECONDS = 0.5
-"""Seconds between two checks of units that another process measures."""
 
 
 class Measured(NamedTuple):
@@ -147,13 +144,18 @@ class Run:
         self.commit = commit_of_code()
         self.failures: list[str] = []
         self.failed: set[str] = set()
+        self.last: Opened | None = None
         self.total = sum(len(plan.units(subject)) for subject in plan.subjects)
 
     def all(self) -> None:
         """Measure every missing unit; wait for the units of other processes, or take them over."""
-        waiting = list(self.plan.subjects)
-        while waiting := [subject for subject in waiting if self.measure(subject)]:
-            sleep(POLL_SECONDS)
+        jobs = {
+            (i, part): [unit]
+            for i, subject in enumerate(self.plan.subjects)
+            for part, unit in self.missing(subject).items()
+        }
+        for _ in self.store.map(jobs, self.measure):
+            pass
 
     @property
     def done(self) -> int:
@@ -170,35 +172,29 @@ class Run:
         self.watcher.note(sentence)
         self.failed |= {unit.key for unit in units}
 
-    def measure(self, subject: Subject) -> bool:
-        """Measure missing units of a checkpoint that no other process works on. Return whether units are still missing."""
-        missing = self.missing(subject)
-        units = {part: unit for part, unit in missing.items() if not self.store.is_busy(unit)}
-        if not units:
-            return bool(missing)
-        try:
-            opened = self.opened(subject)
-        except BusyError:
-            return True
-        except ValueError as error:
-            if len(self.plan.subjects) == 1:
-                raise
-            self.fail(f"{subject.label} was not measured: {one_line_of(error)}", *units.values())
-            return False
-        if not opened.reading.finite and (
-            asking := [part for part in units if part.task != PERPLEXITY]
-        ):  # 0% would be no answer
+    def measure(self, job: tuple[int, Part]) -> None:
+        """Measure one unit of a checkpoint, by its number, unless it is there or cannot be measured."""
+        subject, part = self.plan.subjects[job[0]], job[1]
+        if part not in (missing := self.missing(subject)):
+            return
+        if self.last is None or self.last.subject is not subject:
+            self.last = None  # its memory is free before the next one is loaded
+            try:
+                self.last = self.opened(subject)
+            except ValueError as error:
+                if len(self.plan.subjects) == 1:
+                    raise
+                self.fail(f"{subject.label} was not measured: {one_line_of(error)}", *missing.values())
+                return
+        if part.task != PERPLEXITY and not self.last.reading.finite:  # 0% would be no answer
             reason = f"{subject.label}: its logits are not finite, so it is not measured; look at its weights"
-            self.fail(reason, *(units.pop(part) for part in asking))
-        done = self.done
-        for part, unit in units.items():
-            self.attempt(opened, part, unit, done)
-            done += 1
-        return bool(self.missing(subject))
+            self.fail(reason, *(unit for part, unit in missing.items() if part.task != PERPLEXITY))
+            return
+        self.attempt(self.last, part, missing[part])
 
-    def attempt(self, opened: Opened, part: Part, unit: Unit, done: int) -> None:
+    def attempt(self, opened: Opened, part: Part, unit: Unit) -> None:
         """Measure one unit. If it fails, the next may succeed, and the same command tries it again."""
-        label = opened.subject.label
+        label, done = opened.subject.label, self.done
         what = " ".join(str(word) for word in (label, *part) if word)
         try:
             with self.store.making(unit) as folder:
@@ -207,10 +203,8 @@ class Run:
                 write_json(folder / RESULT, result)
                 (folder / WINDOWS).unlink(missing_ok=True)
             self.watcher.note(f"{what}: done; {done + 1} of {self.total}")
-        except OSError:  # of the directory, which the next unit needs, too
+        except (OSError, BusyError):  # of the directory, which the next unit needs, too; or the unit is not ours
             raise
-        except BusyError:
-            pass
         except Unreachable as error:  # the next unit would fail, too
             raise UsageError("--endpoint", SUCH, str(error), "the same command continues") from None
         except Exception as error:
@@ -333,7 +327,7 @@ def _question(plan: MeasurePlan) -> dict[str, Any]:
 def is_measured(run: Path) -> bool:
     """Whether the last question in a directory is of `longitude measure`."""
     question = Store(run).question()
-    return isinstance(question, dict) and question.get("verb") == VERB
+    return question is not None and question.get("verb") == VERB
 
 
 def read_results(run: Path) -> Results:
@@ -384,13 +378,9 @@ def _compared(measured: list[Measured], question: Mapping[str, Any]) -> Iterator
 
 def _measured(folder: Path, model: str, label: str, part: Part) -> Measured:
     """A unit's result, with the name and the label that its model has in the question."""
-    remedy = f"move {folder} away, and the same command measures it again"
-    saved = read_json(folder / RESULT, remedy)
-    try:
-        rows = [replace(Row(**row), model=model, label=label) for row in saved["rows"]]
-        answers = [{"model": label, **answer} for answer in saved.get("answers", ())]
-    except (TypeError, KeyError, AttributeError):
-        raise ValueError(f"{folder / RESULT} is damaged; {remedy}") from None
+    saved = read_json(folder / RESULT)
+    rows = [replace(Row(**row), model=model, label=label) for row in saved["rows"]]
+    answers = [{"model": label, **answer} for answer in saved.get("answers", ())]
     return Measured(model, part, rows, saved.get("reason"), saved.get("documents"), answers, saved.get("window"))
 
 

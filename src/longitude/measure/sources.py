@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import sysconfig
+from codecs import getincrementaldecoder
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,11 +14,15 @@ from pathlib import Path
 
 from longitude.checkpoints.load import one_line_of
 from longitude.errors import UsageError
+from longitude.runs.files import LARGEST, regular
 
 # Not text a programmer wrote for a reader: tests, character tables, generated topics; and what others installed.
 NOT_STDLIB = {
     "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "lib-dynload", "__pycache__",
 }  # fmt: skip
+
+BLOCK = 2**20
+"""Bytes that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ def read_text(data: str, option: str = "--data") -> Text:
         return _package(data, option)
     if data.startswith("datasets:"):
         return _dataset(data, option)
+    if not data:
+        raise UsageError(option, "a file, a folder or the name of a text", "nothing", "a dot names the current folder")
     path = Path(data)
     if path.is_dir():
         return _folder(path, option)
@@ -60,8 +67,7 @@ def read_text(data: str, option: str = "--data") -> Text:
             f"{option} {data}: there is no such file or folder; a Hugging Face dataset is written datasets:NAME, an installed "
             f"package package:NAME, and stdlib is the sources of Python's standard library"
         )
-    content = _read(path)
-    if not _is_text(content):
+    if (content := _read(path)) is None:
         raise UsageError(f"{option} {data}", "UTF-8 text", "a binary file", "convert it to UTF-8 text first")
     return Text(data, [(path.name, content)])
 
@@ -85,7 +91,7 @@ def read_texts(data: Sequence[str], option: str = "--data") -> Text:
 def _stdlib(option: str) -> Text:
     root = Path(sysconfig.get_path("stdlib"))
     contents = _contents(root, NOT_STDLIB, ".py")
-    documents = [(name, content) for name, content in contents.items() if content and _is_text(content)]
+    documents = [(name, content) for name, content in contents.items() if content]
     documents = [(name, content) for name, content in documents if not Path(name).name.startswith("_sysconfigdata")]
     if not documents:
         raise ValueError(f"{option} stdlib: no .py files under {root}; give a text file or a folder with {option}")
@@ -100,7 +106,7 @@ def _package(data: str, option: str) -> Text:
     except (ImportError, ValueError):
         folders = []
     contents = _contents(Path(folders[0]), NOT_STDLIB, ".py") if folders else {}
-    documents = [(path, content) for path, content in contents.items() if content and _is_text(content)]
+    documents = [(path, content) for path, content in contents.items() if content]
     if not documents:
         raise UsageError(
             f"{option} {data}",
@@ -117,9 +123,9 @@ def _package(data: str, option: str) -> Text:
 
 def _folder(root: Path, option: str) -> Text:
     contents = _contents(root)
-    full = {name: content for name, content in contents.items() if content}
-    documents = [(name, content) for name, content in full.items() if _is_text(content)]
-    other, empty = [name for name in full if name not in dict(documents)], len(contents) - len(full)
+    documents = [(name, content) for name, content in contents.items() if content]
+    other = [name for name, content in contents.items() if content is None]
+    empty = len(contents) - len(documents) - len(other)
     if not documents:
         what = f"{len(other)} binary and {empty} empty files" if contents else "no files"
         raise UsageError(f"{option} {root}", "files of UTF-8 text in this folder", what)
@@ -148,18 +154,35 @@ def _dataset(data: str, option: str) -> Text:
     return Text(f"{data}, split {part}", [(f"row {i}", content) for i, content in enumerate(contents)])
 
 
-def _contents(root: Path, skipped: Collection[str] = (), suffix: str = "") -> dict[str, bytes]:
-    """Name -> content of all files under `root`, in order; hidden files and folders, and those of `skipped`, are left out."""
-    found = []
+def _contents(root: Path, skipped: Collection[str] = (), suffix: str = "") -> dict[str, bytes | None]:
+    """Name -> content of all files under `root`, in order, None if it is no text.
+
+    Hidden files and folders, and those of `skipped`, are left out.
+    """
+    paths = []
     for folder, names, files in os.walk(root, onerror=_unreadable):
         names[:] = [name for name in names if not name.startswith(".") and name not in skipped]
-        found += [Path(folder, name) for name in files if not name.startswith(".") and name.endswith(suffix)]
-    return {path.relative_to(root).as_posix(): _read(path) for path in sorted(found) if path.is_file()}
+        paths += [Path(folder, name) for name in files if not name.startswith(".") and name.endswith(suffix)]
+    return {path.relative_to(root).as_posix(): _read(path) for path in sorted(paths) if path.is_file()}
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> bytes | None:
+    """The content of a file of UTF-8 text; None if it is no text, which is known before all of it is in memory."""
     try:
-        return path.read_bytes()
+        with regular(path, links=True) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            decoder, blocks = getincrementaldecoder("utf-8")(), []
+            while block := file.read(BLOCK):
+                if "\0" in decoder.decode(block):
+                    return None
+                if not blocks and (size := os.fstat(descriptor).st_size) > LARGEST:
+                    from longitude.runs.memory import available_memory, require_memory  # it loads torch
+
+                    require_memory(size, available_memory(), f"{path} takes", "give less text")
+                blocks.append(block)
+            decoder.decode(b"", final=True)
+            return b"".join(blocks)
+    except UnicodeDecodeError:
+        return None
     except OSError as error:
         _unreadable(error)
         raise
@@ -167,10 +190,3 @@ def _read(path: Path) -> bytes:
 
 def _unreadable(error: OSError) -> None:
     raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        return "\0" not in content.decode("utf-8")
-    except UnicodeDecodeError:
-        return False

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 import altair as alt
 import pandas as pd
 
-from longitude.runs.files import atomic
+from longitude.runs.files import atomic, make_folder
 
 # Okabe and Ito's colors, distinct for color-blind readers, less yellow and black, the light ones darkened so that
 # words in them can be read on white. A second round of them is dashed, a third dotted, and labels show it, too.
@@ -165,7 +165,7 @@ def _visible(spec: Any) -> Any:
 
 def save_figures(figures: Sequence[Figure], folder: Path) -> None:
     """NAME.svg and NAME.png of every figure; pictures of figures that are not made any more are removed."""
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     kept = {folder / f"{figure.name}.{kind}": figure for figure in figures for kind in ("svg", "png")}
     for path, figure in kept.items():
         save(figure.sized(WIDTH), path)

@@ -27,8 +27,8 @@ except ImportError:  # Windows, where only commands that write a run directory f
 LOCK = ".lock"
 SYSTEM = re.compile(r"\(os error (\d+)\)")
 """Message of Rust libraries such as safetensors for an error of the operating system."""
-COMPLETE = "complete.json"
-"""Written last into a checkpoint of a training: the checksums of its other files."""
+COMPLETE, UNIT = "complete.json", "unit.json"
+"""Written last, into a checkpoint of a training and into a unit: they have the checksums of the other files."""
 FULL = 2**20
 """With fewer bytes free, a disk is full."""
 LARGEST = 2**28
@@ -231,26 +231,44 @@ def place(folder: Path, out: Path) -> None:
     flush(out.parent)
 
 
-def checksums(folder: Path) -> dict[str, int]:
-    """CRC-32 of each file except hidden ones and COMPLETE.
+def checksums(folder: Path) -> dict[str, list[int]]:
+    """Size and CRC-32 of each file, except of hidden ones, COMPLETE and unit.json.
 
     torch.load ignores those of its zip files, and safetensors has none.
     """
-    sums = {}
-    for path in sorted(folder.rglob("[!.]*")):
-        if path.name != COMPLETE and (path.is_symlink() or not path.is_dir()):
-            number = 0
-            with regular(path) as descriptor:
-                while block := os.read(descriptor, 2**20):
-                    number = zlib.crc32(block, number)
-            sums[path.relative_to(folder).as_posix()] = number
-    return sums
+    return {name: [path.lstat().st_size, _crc32(path)] for name, path in _sealed(folder).items()}
+
+
+def changed_file(folder: Path, sums: Any) -> str | None:
+    """Name of the first file that is new, lost, or not as it was for `checksums`; None if there is none."""
+    paths, sums = _sealed(folder), sums if isinstance(sums, dict) else {}
+    for name in sorted(paths.keys() | sums.keys()):
+        if name not in paths or name not in sums:
+            return name
+        size = paths[name].lstat().st_size
+        if sums[name][:1] != [size] or sums[name] != [size, _crc32(paths[name])]:  # the size first: it may be huge
+            return name
+    return None
+
+
+def _sealed(folder: Path) -> dict[str, Path]:
+    """Name -> path of everything in a folder that has a checksum."""
+    paths = [path for path in folder.rglob("[!.]*") if path.name not in (COMPLETE, UNIT)]
+    return {path.relative_to(folder).as_posix(): path for path in paths if path.is_symlink() or not path.is_dir()}
+
+
+def _crc32(path: Path) -> int:
+    number = 0
+    with regular(path) as descriptor:
+        while block := os.read(descriptor, 2**20):
+            number = zlib.crc32(block, number)
+    return number
 
 
 def is_as_sealed(folder: Path) -> bool:
     """Whether a folder's files match the checksums in its COMPLETE."""
     try:
-        return read_json(folder / COMPLETE) == checksums(folder)
+        return changed_file(folder, read_json(folder / COMPLETE)) is None
     except ValueError:  # no JSON any more
         return False
 

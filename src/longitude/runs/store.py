@@ -18,11 +18,13 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from time import sleep
-from typing import Any
+from typing import Any, TypeVar
 
 from longitude.errors import UsageError
 from longitude.runs.files import (
     LOCK,
+    UNIT,
+    changed_file,
     checksums,
     lock,
     make_folder,
@@ -36,10 +38,10 @@ from longitude.runs.files import (
     write_json,
 )
 
-QUESTION, UNITS, UNIT, RESULT = "question.json", "units", "unit.json", "result.json"
+QUESTION, UNITS, RESULT = "question.json", "units", "result.json"
 FORMAT = 1
 """Version of the files of a unit; raise it with a change that an older release would read wrongly."""
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.2
 """Seconds between two checks of units that another process computes."""
 KEY_DIGITS = 12
 """Hexadecimal digits of a key: 48 bits, so that a million units collide once in 500 runs."""
@@ -87,6 +89,21 @@ class BusyError(Exception):
     """Another process works on the unit."""
 
 
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+Ends = Iterator[tuple[Job, Result | BusyError]]
+"""Each job as soon as it ends, with its result, or with the BusyError that it raised."""
+
+
+def one_by_one(run: Callable[[Job], Result], jobs: Sequence[Job]) -> Ends[Job, Result]:
+    """The executor that runs one job after the other in this process."""
+    for job in jobs:
+        try:
+            yield job, run(job)
+        except BusyError as busy:
+            yield job, busy
+
+
 class Store:
     """The units of a run directory, for any number of processes at once.
 
@@ -127,11 +144,8 @@ class Store:
         if (form := saved.get("format", 1)) != FORMAT:
             expected = f"a unit of format {FORMAT}, which this release reads"
             raise UsageError(str(folder), expected, f"format {form}", f"install a newer longitude, or {remedy}")
-        sums = checksums(folder)
-        sums.pop(UNIT)
-        if wrong := sorted(name for name, _ in sums.items() ^ saved.get("files", {}).items()):
-            what = f"is damaged: {wrong[0]} is not as it was when the unit was finished"
-            raise ValueError(f"{folder} {what}; {remedy}")
+        if (name := changed_file(folder, saved.get("files"))) is not None:
+            raise ValueError(f"{folder} is damaged: {name} is not as it was when the unit was finished; {remedy}")
         self._sound[kind, key] = folder
         return folder
 
@@ -172,6 +186,32 @@ class Store:
                 write_json(unfinished / UNIT, about | {"files": checksums(unfinished), "made": made})
                 place(unfinished, self.folder(unit))
 
+    def map(
+        self,
+        jobs: Mapping[Job, Sequence[Unit]],
+        run: Any,
+        executor: Callable[[Any, Sequence[Job]], Ends[Job, Result]] = one_by_one,
+    ) -> Iterator[tuple[Job, Result]]:
+        """Run jobs that no process works on; wait for those of other processes, or take them over if these processes die.
+
+        Args:
+            jobs: The units that each job finds or makes. Jobs are independent of each other.
+            run: What the executor runs for a job. It raises BusyError if another process works on a unit of the job.
+            executor: executor(run, jobs) runs the jobs in an order, and on processes and machines, of its choice.
+
+        Yields:
+            Each job as soon as it ended here, with its result.
+        """
+        waiting = dict(jobs)
+        while waiting:
+            free = [job for job, units in waiting.items() if not any(map(self.is_busy, units))]
+            if not free:
+                sleep(POLL_SECONDS)
+            for job, result in executor(run, free):
+                if not isinstance(result, BusyError):
+                    del waiting[job]
+                    yield job, result
+
     def results(
         self,
         units: Sequence[Unit],
@@ -179,7 +219,7 @@ class Store:
         kind: Any,
         on_result: Callable[[int, Any], object] = lambda i, result: None,
     ) -> list[Any]:
-        """The result of each unit. Compute those that no process works on; wait for the others, or take them over.
+        """The result of each unit, of which those that are not finished are computed.
 
         Args:
             units: Independent of each other.
@@ -188,30 +228,24 @@ class Store:
             on_result: Called with i and a result as soon as it is known.
 
         Raises:
-            ValueError: A unit is damaged.
+            ValueError: A unit is damaged, or its result is of another type.
         """
         import msgspec  # `longitude report` of a run directory does not need it
 
+        def folder_of(i: int) -> Path:
+            if (folder := self.find(units[i].kind, units[i].key)) is not None:
+                return folder
+            with self.making(units[i]) as unfinished:
+                write_json(unfinished / RESULT, msgspec.to_builtins(run(i, unfinished)))
+            return self.folder(units[i])
+
         results: dict[int, Any] = {}
-        while len(results) < len(units):
-            before = len(results)
-            for i, unit in enumerate(units):
-                if i in results:
-                    continue
-                if (folder := self.find(unit.kind, unit.key)) is None:
-                    try:
-                        with self.making(unit) as unfinished:
-                            write_json(unfinished / RESULT, msgspec.to_builtins(run(i, unfinished)))
-                    except BusyError:
-                        continue
-                    folder = self.folder(unit)
-                try:
-                    results[i] = msgspec.convert(read_json(folder / RESULT, _remedy(folder), object), kind)
-                except msgspec.ValidationError as error:
-                    raise ValueError(f"{folder} is damaged: its {RESULT}, as $: {error}; {_remedy(folder)}") from None
-                on_result(i, results[i])
-            if len(results) == before:
-                sleep(POLL_SECONDS)
+        for i, folder in self.map({i: [unit] for i, unit in enumerate(units)}, folder_of):
+            try:
+                results[i] = msgspec.convert(read_json(folder / RESULT, _remedy(folder), object), kind, str_keys=True)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{folder / RESULT}, as $: {error}; {_remedy(folder)}") from None
+            on_result(i, results[i])
         return [results[i] for i in range(len(units))]
 
     @contextmanager

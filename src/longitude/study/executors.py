@@ -8,13 +8,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Protocol
 
 from longitude import plugins
-from longitude.runs.store import BusyError
+from longitude.runs.store import BusyError, Ends
 from longitude.study.trial import Status
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Executor(Protocol):
         trials: "Sequence[TrialUnits]",
         on_progress: "Callable[[TrialUnits, float, str], None]",
         note: "Note",
-    ) -> "Iterator[tuple[TrialUnits, Ended]]":
+    ) -> "Ends[TrialUnits, Status | str]":
         """Run every trial once.
 
         Args:

@@ -5,17 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import pandas as pd
 
 from longitude import plugins
+from longitude.errors import UsageError
 from longitude.measure.rows import Row, from_frame, read_rows, to_frame
 from longitude.positions.samplers import Mixed
 from longitude.report.wording import count
-from longitude.runs.files import atomic, read_json, write_json
-from longitude.runs.store import QUESTION, Store
+from longitude.runs.files import atomic, read_bytes, read_json, write_json
+from longitude.runs.store import QUESTION, RESULT, Store
 from longitude.statistics.estimates import Sums
 from longitude.study.config import StudyConfig
 from longitude.study.copies import COPIES, FAR, NEAR
@@ -27,12 +28,10 @@ from longitude.study.units import Keys
 
 VERB, KEPT = "study", "study.json"
 """The command of a study's question.json; the file of a study that is kept without its models."""
-STATUS, FAILURE, ROWS, DOCUMENTS, NGRAMS, WINDOW = (
-    "status.json", "failure.json", "results.parquet", "documents.parquet", "ngrams.json", "one-text.parquet",
+STATUS, FAILURE, ROWS, DOCUMENTS, WINDOW = (
+    "status.json", "failure.json", "results.parquet", "documents.parquet", "one-text.parquet",
 )  # fmt: skip
 """Files of units."""
-PARTS = ("configuration", "data", "recipe", "train_steps", "trials")
-"""Keys that every question has."""
 TRIALS, DIGESTS, SCHEMA = "trials", "digests", 3
 """Keys of the file of a study that is kept, and its version."""
 NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
@@ -40,6 +39,55 @@ FIRST, LAST = "first quarter", "last quarter"
 """Methods of documents.parquet: the losses at a quarter of the positions of windows of the training length."""
 BY_POSITION = "per-position"
 """The method with several values per length."""
+
+
+class Data(TypedDict):
+    """What every question has of its data."""
+
+    source: str
+    sha256: str
+
+
+class Question(TypedDict):
+    """What every question has, asked or kept; others: the questions of other sizes and training lengths."""
+
+    begun: str
+    commit: str | None
+    configuration: dict[str, Any]
+    data: Data
+    machine: dict[str, Any]
+    others: NotRequired[list["Question"]]
+    plugins: list[plugins.Record]
+    recipe: dict[str, Any]
+    train_steps: dict[str, int]
+    versions: dict[str, str | None]
+
+
+class TrialAsked(TypedDict):
+    """A trial of a question, with the keys of its units."""
+
+    label: str
+    seed: int
+    rate: float
+    steps: int
+    training: str
+    measuring: str
+
+
+class QuestionAsked(Question):
+    """A question.json."""
+
+    ngrams: str
+    trials: list[TrialAsked]
+
+
+class QuestionKept(Question):
+    """The file of a study that is kept."""
+
+    choices: dict[str, dict[str, Any]]
+    digests: dict[str, str]
+    ngrams: dict[str, float]
+    trials: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -220,19 +268,20 @@ def question_of(run: Path) -> dict[str, Any] | None:
         ValueError: The file is damaged, of another release, or was edited into a configuration that does not exist.
     """
     kept = is_kept(run)
-    path = run / (KEPT if kept else QUESTION)
-    question = read_json(path, "copy the folder again" if kept else "give the command again with its options")
-    if not isinstance(question, dict) or not (kept or question.get("verb") == VERB):
+    path, remedy = (
+        (run / KEPT, "keep the study again") if kept else (run / QUESTION, "give the command again with its options")
+    )
+    question = read_json(path, remedy)
+    if question is None or not (kept or question.get("verb") == VERB):
         return None
-    try:
-        if kept and question.get("schema") != SCHEMA:
-            raise ValueError(f"it has schema {question.get('schema')}, this release reads {SCHEMA}")
-        if lacks := [name for name in PARTS if name not in question]:
-            raise ValueError(f"it lacks {', '.join(lacks)}")
-        StudyConfig.of(question["configuration"])
-    except ValueError as error:
-        remedy = "keep the study again" if kept else "give the `longitude study` command again with its options"
-        raise ValueError(f"{path}: {error}; {remedy}") from None
+    if kept and question.get("schema") != SCHEMA:
+        raise UsageError(str(path), f"schema {SCHEMA}, which this release reads", question.get("schema"), remedy)
+    _converted(question, QuestionKept if kept else QuestionAsked, path, remedy)
+    for part in (question, *question.get("others", [])):
+        try:
+            StudyConfig.of(part["configuration"])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}; {remedy}") from None
     return question
 
 
@@ -243,8 +292,7 @@ def is_kept(folder: Path) -> bool:
 
 def is_study(folder: Path) -> bool:
     """Whether a folder has a study, with its models or kept without them."""
-    asked = read_json(folder / QUESTION) if (folder / QUESTION).is_file() else None
-    return is_kept(folder) or (isinstance(asked, dict) and asked.get("verb") == VERB)
+    return is_kept(folder) or (read_json(folder / QUESTION) or {}).get("verb") == VERB
 
 
 def read_run(run: Run | Path | str) -> Run:
@@ -270,21 +318,22 @@ def read_run(run: Run | Path | str) -> Run:
 
 def _read_kept(folder: Path, study: dict[str, Any]) -> Run:
     """Read a kept study, whose trials have no training losses and no models."""
-    for name, digest in study[DIGESTS].items():
-        if not (folder / name).exists() or digest_of(folder / name) != digest:
+    for name in (ROWS, DOCUMENTS):
+        if not (folder / name).exists() or digest_of(folder / name) != study[DIGESTS].get(name):
             what = f"not the table that its {KEPT} was written with"
             raise ValueError(f"{folder / name} is {what}; copy the folder again")
     documents, trials = pd.read_parquet(folder / DOCUMENTS), []
     for saved in study[TRIALS]:
         own = documents.loc[(documents["label"] == saved["label"]) & (documents["seed"] == saved["seed"])]
-        trials.append(TrialResult(**saved, folder=folder, losses=[], documents=own))
+        status = _converted(saved, Status, folder / KEPT, "copy the folder again")
+        trials.append(TrialResult(**asdict(status), folder=folder, losses=[], documents=own))
     others = tuple(_read_kept(folder / str(i), each) for i, each in enumerate(study.get("others", []), 1))
     return Run(folder, study, tuple(trials), from_frame(read_rows(folder / ROWS)), others)
 
 
 def digest_of(path: Path) -> str:
     """A hash of the contents of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(path, limit=path.lstat().st_size)).hexdigest()
 
 
 def keys_of(question: Mapping[str, Any]) -> list[Keys]:
@@ -302,7 +351,7 @@ def run_of(store: Store, question: Mapping[str, Any], known: Sequence[Mapping[Tr
     found = choices(statuses)
     study = {**question, "choices": {label: choice.as_json for label, choice in found.items()}}
     counted = store.find("ngrams", question["ngrams"])
-    study["ngrams"] = {} if counted is None else read_json(counted / NGRAMS)
+    study["ngrams"] = {} if counted is None else read_json(counted / RESULT)
     kept = {*shown(statuses, found)}
     trials, rows = [], []
     for keys in every:
@@ -329,13 +378,19 @@ def status_of(store: Store, keys: Keys) -> Status:
 
 
 def read_status(folder: Path, name: str = STATUS) -> Status:
-    """Read the status of a trial from a unit or a failure. ValueError if it is damaged."""
+    """Read the status of a trial from a unit or a failure. ValueError if it is of another type."""
     path, remedy = folder / name, f"move {folder} away, and the same `longitude study` makes it again"
-    saved = read_json(path, remedy)
+    return _converted(read_json(path, remedy), Status, path, remedy)
+
+
+def _converted(value: Any, kind: Any, path: Path, remedy: str) -> Any:
+    """JSON as a type; keys of other releases are ignored. ValueError for a value of another type."""
+    import msgspec  # the options of a study, which need this module, do not need it
+
     try:
-        return Status(**{field: value for field, value in saved.items() if field != "trace"})
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); {remedy}") from None
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}, as $: {error}; {remedy}") from None
 
 
 def _read_trial(store: Store, keys: Keys, status: Status) -> tuple[TrialResult, list[Row]]:
@@ -344,17 +399,10 @@ def _read_trial(store: Store, keys: Keys, status: Status) -> tuple[TrialResult, 
     losses = LossLog(folder / LOSSES).read()
     if status.status != "done":
         return TrialResult(**asdict(status), folder=folder, losses=losses, documents=NOTHING_MEASURED), []
-    remedy = f"move {folder} away, and the same `longitude study` trains this one again"
-    if len(losses) != keys.trial.steps:
-        raise ValueError(f"{folder / LOSSES} ends at step {len(losses)} of {keys.trial.steps}; {remedy}")
     measured = store.find("measure", keys.measuring)
     assert measured is not None  # a trial that is done is measured
-    remedy = f"move {measured} away, and the same `longitude study` measures this one again"
-    try:
-        documents, rows = pd.read_parquet(measured / DOCUMENTS), from_frame(read_rows(measured / ROWS))
-        window = pd.read_parquet(measured / WINDOW) if (measured / WINDOW).exists() else None
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{measured} is damaged ({error}); {remedy}") from error
+    documents, rows = pd.read_parquet(measured / DOCUMENTS), from_frame(read_rows(measured / ROWS))
+    window = pd.read_parquet(measured / WINDOW) if (measured / WINDOW).exists() else None
     return TrialResult(**asdict(status), folder=folder, losses=losses, documents=documents, window=window), rows
 
 

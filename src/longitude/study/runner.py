@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from math import log
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 from longitude import plugins
@@ -14,14 +14,14 @@ from longitude.measure import write_rows
 from longitude.native import load
 from longitude.runs.files import out_of_space, write_json
 from longitude.runs.provenance import commit_of_code, provenance
-from longitude.runs.store import BusyError, Store
+from longitude.runs.store import Ends, Store
 from longitude.study import rates
 from longitude.study.config import listed
 from longitude.study.data import BLOCKS
 from longitude.study.executors import Executor, InProcess
 from longitude.study.ngrams import ngrams_of
 from longitude.study.rates import candidates, choices, chosen, is_candidate, models_trained
-from longitude.study.results import FAILURE, NGRAMS, ROWS, VERB, Run, run_of, status_of
+from longitude.study.results import FAILURE, ROWS, VERB, Run, run_of, status_of
 from longitude.study.run_trial import Note, TrialRunner, ignore
 from longitude.study.tasks.base import task_for
 from longitude.study.train import recipe
@@ -31,8 +31,6 @@ from longitude.study.units import StudyPlan, TrialUnits, plain
 ENDED = ("done", "diverged")
 FEW = 3
 """With fewer seeds, intervals over seeds are wide or missing."""
-POLL_SECONDS = 1.0
-"""Seconds between two checks of trials that another process runs."""
 Watch = Callable[[Mapping[str, float], float, float], None]
 """Called with the running parts and the share done of each, the amount of work done, and the whole amount."""
 
@@ -72,7 +70,9 @@ def study(
             store.remove(unit for part in parts for units in part.trials for unit in (units.training, units.measuring))
         statuses = []
         for part in parts:
-            _count_ngrams(part, store)
+            store.results(
+                [part.ngrams], lambda i, folder, part=part: ngrams_of(part.config, part.data), dict[int, float]
+            )
             if not statuses and (missing := load.without_kernels()) is not None:
                 note(missing)
             note(_introduction(part))
@@ -139,33 +139,24 @@ class Trials:
 
     def complete(self, part: Sequence[TrialUnits], ended: Callable[[Status], bool], train_only: bool) -> None:
         """Run the trials that have not ended. Those of another process come last, and are taken over if it dies."""
-        waiting = [units for units in part if not ended(self.statuses[units.trial])]
-        self.done += len(part) - len(waiting)
-        config, data = self.planned.config, self.planned.data
-        runner = TrialRunner(config, data, self.store, self.commit, train_only)
-        while waiting:
-            free = [units for units in waiting if not self.is_busy(units)]
-            if not free:
-                sleep(POLL_SECONDS)
-                continue
-            for units, status in self.executor.map(runner, free, self.report, self.note):
-                if self.end(units, status):
-                    waiting.remove(units)
+        jobs = {units: (units.training, units.measuring) for units in part if not ended(self.statuses[units.trial])}
+        self.done += len(part) - len(jobs)
+        runner = TrialRunner(self.planned.config, self.planned.data, self.store, self.commit, train_only)
 
-    def is_busy(self, units: TrialUnits) -> bool:
-        return any(self.store.is_busy(unit) for unit in (units.training, units.measuring))
+        def execute(runner: TrialRunner, trials: Sequence[TrialUnits]) -> Ends[TrialUnits, Status | str]:
+            return self.executor.map(runner, trials, self.report, self.note)
+
+        for units, status in self.store.map(jobs, runner, execute):
+            self.end(units, status)
 
     def report(self, units: TrialUnits, share: float, words: str) -> None:
         self.running[units.trial] = share, f"{units.trial.title}  {words}"
         parts = {line: done for done, line in self.running.values()}
         self.on_progress(parts, self.done + sum(parts.values()), self.total)
 
-    def end(self, units: TrialUnits, status: Status | str | BusyError) -> bool:
-        """Record the end of a trial; a string is the reason why nothing is recorded. Return whether it ended here."""
+    def end(self, units: TrialUnits, status: Status | str) -> None:
+        """Record the end of a trial; a string is the reason why nothing is recorded."""
         trial = units.trial
-        if isinstance(status, BusyError):
-            self.running.pop(trial, None)
-            return False
         if isinstance(status, str):
             status = self.record_failure(units, status)
         self.statuses[trial] = status
@@ -176,7 +167,6 @@ class Trials:
         self.ended += 1
         left = minutes / self.ended * (self.total - self.done)
         self.note(f"{self.sentence(trial)}; {self.done} of {self.total}, about {left:.0f} min left")
-        return True
 
     def sentence(self, trial: Trial) -> str:
         """How a trial ended; its loss is that on the selection text, which no result of the study uses."""
@@ -196,17 +186,6 @@ class Trials:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / FAILURE, asdict(status))
         return status
-
-
-def _count_ngrams(planned: StudyPlan, store: Store) -> None:
-    """Make the unit with the bits per byte of n-grams on held-out text, which is empty for tasks without n-grams."""
-    while not store.holds(planned.ngrams):
-        try:
-            with store.making(planned.ngrams) as folder:
-                found = ngrams_of(planned.config, planned.data)
-                write_json(folder / NGRAMS, {str(order): bits for order, bits in found.items()})
-        except BusyError:
-            sleep(POLL_SECONDS)
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------

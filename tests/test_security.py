@@ -1,0 +1,148 @@
+"""The promises of SECURITY.md about folders that somebody sent: a command ends with one line that names the file."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from longitude.cli import main
+from longitude.measure.sources import read_text
+from longitude.study.results import question_of
+from tests.study.conftest import edit_question, sealed_again, units_in, write_run
+from tests.support import refused
+
+ELSEWHERE = "elsewhere"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return write_run(
+        tmp_path_factory.mktemp("whole") / "run", {"rope": (2.6, 2.7), "t5": (2.6, 2.6)}, test_lengths=(256, 512)
+    )
+
+
+@pytest.fixture
+def sent(whole, tmp_path) -> Path:
+    """A study's folder that somebody sent, beside a folder that is none of its business."""
+    (tmp_path / ELSEWHERE).mkdir()
+    (tmp_path / ELSEWHERE / "mine.svg").write_text("mine")
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.parents[len(path.parts) - path.parts.index("run") - 1] / ELSEWHERE)
+
+
+def sparse(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(2**40)
+
+
+STRANGE = {
+    "a link": link,
+    "a pipe": os.mkfifo,
+    "a terabyte": sparse,
+    "another type": lambda path: path.write_text("[]"),
+}
+"""What stands in the place of a file that a report reads."""
+
+
+def replaced(path: Path, kind: str) -> Path:
+    if path.exists():
+        path.unlink()
+    STRANGE[kind](path)
+    return path
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize(
+    "name", ["question.json", "train/unit.json", "train/losses.jsonl", "measure/documents.parquet"]
+)
+def test_a_strange_file_in_a_study_is_named(kind, name, sent, capsys):
+    """It is neither followed, nor waited for, nor read into memory, whatever its name promises."""
+    folder, _, file = name.rpartition("/")
+    path = replaced((units_in(sent, "rope")[folder] if folder else sent) / file, kind)
+    assert main(["report", str(sent)]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert path.name in line and str(path.parent) in line
+    assert_elsewhere_is_as_before(sent)
+
+
+@pytest.mark.parametrize("kind", ["a link", "a pipe"])
+def test_losses_of_a_training_that_has_not_ended(kind, tmp_path, capsys):
+    sent = write_run(tmp_path / "run", {"rope": (2.6,)}, {("rope", 0): {"status": "running"}}, test_lengths=(256,))
+    path = replaced(units_in(sent, "rope")["train"] / "losses.jsonl", kind)
+    assert main(["report", str(sent)]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
+def test_figures_are_not_written_or_removed_elsewhere(sent, capsys):
+    link(sent / "figures")
+    assert main(["report", str(sent)]) == 2
+    assert str(sent / "figures") in capsys.readouterr().err
+    assert_elsewhere_is_as_before(sent)
+
+
+def assert_elsewhere_is_as_before(sent: Path) -> None:
+    elsewhere = sent.parent / ELSEWHERE
+    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == {"mine.svg": "mine"}
+
+
+QUESTIONS = {
+    "a plugin without a name": lambda asked: asked["plugins"].append({"sha256": "ab"}),
+    "plugins of another type": lambda asked: asked.update(plugins="ab"),
+    "no encodings": lambda asked: asked["configuration"].pop("encodings"),
+    "a configuration of another type": lambda asked: asked.update(configuration=[]),
+    "a trial without a seed": lambda asked: asked["trials"][0].pop("seed"),
+    "a trial of another type": lambda asked: asked["trials"].append("rope"),
+    "no data": lambda asked: asked.pop("data"),
+    "data without a hash": lambda asked: asked["data"].pop("sha256"),
+    "steps of another type": lambda asked: asked.update(train_steps={"rope": "many"}),
+    "another size without trials": lambda asked: asked.update(others=[{}]),
+}
+
+
+@pytest.mark.parametrize("edit", QUESTIONS)
+def test_a_question_of_other_types_is_named(edit, sent):
+    edit_question(sent, QUESTIONS[edit])
+    with refused("question.json"):
+        question_of(sent)
+
+
+@pytest.mark.parametrize("value", [{}, {"status": "done"}, {"status": "best"}, []])
+def test_a_status_of_other_types_is_named(value, sent, capsys):
+    folder = units_in(sent, "rope")["measure"]
+    (folder / "status.json").write_text(json.dumps(value))
+    sealed_again(folder)
+    assert main(["report", str(sent)]) == 2
+    assert "status.json" in capsys.readouterr().err
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
+def test_a_text_is_known_to_be_binary_before_it_is_read(tmp_path):
+    sparse(tmp_path / "text")
+    for data in (tmp_path / "text", tmp_path):
+        with refused("binary"):
+            read_text(str(data))
+    (tmp_path / "text").write_bytes(b"a" * 2**20 + b"\xc3")  # half a letter at the end of a block
+    with refused("binary"):
+        read_text(str(tmp_path / "text"))
+    (tmp_path / "text").write_bytes(b"a" * (2**20 - 1) + "é".encode())
+    assert read_text(str(tmp_path / "text")).documents[0][1].endswith("aé".encode())
+
+
+def test_a_text_larger_than_memory_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("longitude.runs.memory.available_memory", lambda: 2**20)
+    monkeypatch.setattr("longitude.measure.sources.LARGEST", 2**10)
+    (tmp_path / "text").write_text("a" * 2**21)
+    with refused("memory", str(tmp_path / "text")):
+        read_text(str(tmp_path / "text"))
+
+
+def test_a_pipe_and_no_name_are_no_text(tmp_path):
+    os.mkfifo(tmp_path / "text")
+    for data in (str(tmp_path / "text"), ""):
+        with refused("--data"):
+            read_text(data)
