@@ -1,4 +1,4 @@
-"""Builds what is published, into dist/: `make dist`. An sdist, a pure wheel, and a wheel for each machine.
+"""Builds what is published, into dist/: `make dist`. An sdist, wheels, and a list of packages (SBOM).
 
 A wheel's machine and the oldest glibc it runs with are read off its libraries by auditwheel, and stand in its name.
 """
@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 COMPILERS = {"x86_64": ("gcc", "x86_64-linux-gnu-gcc"), "aarch64": ("gcc", "aarch64-linux-gnu-gcc")}
+EXTRAS = ("models", "study", "gpu", "peft", "ray")
 LIMIT = 3 * 2**20
 
 
@@ -28,12 +30,24 @@ def main() -> int:
         (wheel,) = raw.glob("*.whl")
         run("-m", "auditwheel", "repair", "--wheel-dir", str(DIST), str(wheel))
         shutil.rmtree(raw)
+    write_sbom()
     for path in sorted(DIST.iterdir()):
         print(f"{path.stat().st_size / 2**20:5.2f} MB  {path.name}")
         if path.suffix == ".whl" and path.stat().st_size >= LIMIT:
             print(f"expected less than {LIMIT / 2**20:.0f} MB")
             return 1
     return 0
+
+
+def write_sbom() -> None:
+    """What the wheels need, with and without the extras of users, in CycloneDX beside them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs = [*project["dependencies"], *(need for extra in EXTRAS for need in project["optional-dependencies"][extra])]
+    (DIST / "requirements.txt").write_text("\n".join(need for need in needs if not need.startswith("longitude[")))
+    name = next(DIST.glob("*.tar.gz")).name.removesuffix(".tar.gz")
+    run("-m", "cyclonedx_py", "requirements", str(DIST / "requirements.txt"), "--pyproject", str(ROOT / "pyproject.toml"),
+        "--output-reproducible", "--output-file", str(DIST / f"{name}.cdx.json"))  # fmt: skip
+    (DIST / "requirements.txt").unlink()
 
 
 def build(*arguments: str, **environment: str) -> None:

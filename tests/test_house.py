@@ -21,7 +21,7 @@ OPTIONAL = (
 
 
 # ---- imports -------------------------------------------------------------------------------------------------------
-ALLOWED = {"longitude", "jaxtyping", "numpy"}  # numpy.typing, which jaxtyping reads; numpy itself comes with torch
+ALLOWED = {"longitude", "jaxtyping", "numpy", "importlib"}  # numpy comes with torch; jaxtyping reads numpy.typing
 MODULES = 100  # 96 today; benchmarks/import_time.py says what they take
 
 
