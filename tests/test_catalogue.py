@@ -75,23 +75,3 @@ def test_source():
     assert BY_NAME["path_fox"].source.split("; ")[0].startswith("Yang et al. 2025, https://")
     assert {name for name, facts in BY_NAME.items() if not facts.source} <= {"clipped"}  # a table that has no paper
     assert all(entry["source"] for entry in FACTS["scaling"])
-
-
-def test_options_and_machine():
-    yarn = next(entry for entry in FACTS["scaling"] if entry["name"] == "yarn")
-    assert yarn["required"] == ["factor", "original_max_length"] and yarn["options"]["beta_fast"] == 32
-    assert yarn["options"].keys() >= {*yarn["required"], "attention_factor", "mscale", "truncate"}
-    [skipped] = [entry for entry in FACTS["samplers"] if entry["name"] == "skipped"]
-    assert (skipped["options"], skipped["required"]) == ({"max_length": None, "chunks": 2}, ["max_length"])
-    assert (
-        torch.__version__.startswith(FACTS["machine"]["torch"])
-        and FACTS["machine"]["threads"] == torch.get_num_threads()
-    )
-    assert {"threads", "gpu", "mps", "transformers", "python"} <= FACTS["machine"].keys()
-
-
-def test_when_to_use_an_option():
-    """Of each part around attention; of mixers whose docstring says nothing, nothing."""
-    uses = {entry["name"]: entry["use"] for entry in FACTS["mixers"]}
-    options = [use.partition(" when ")[0] for use in uses["attention"].split("; ")]
-    assert options == ["qk_norm", "output_gate", "softcap", "short_conv"] and uses["mamba"] is None

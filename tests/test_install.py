@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from longitude import cli, errors
-from longitude.cli.shared import PLAIN, print_json
+from longitude.cli.shared import print_json
 from tests.support import printed
 
 ROOT = Path(__file__).parents[1]
@@ -85,12 +85,6 @@ def test_the_command_without_its_extra_is_one_line(arguments: list[str], code: i
         assert done.stderr == ""
 
 
-def test_the_command_is_the_module():
-    """Which loads the rest within reach of what is said of a missing package or of Ctrl-C."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"longitude": "longitude.__main__:main"}
-
-
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("package", "arguments"), [("torch", ["list"]), ("tyro", ["list"]), ("rich", ["list"])])
 def test_ctrl_c_while_modules_are_loaded_is_one_line(package: str, arguments: list[str], tmp_path: Path):
@@ -125,23 +119,6 @@ def test_signs_that_a_terminal_lacks_are_written_plainly(encoding: str, monkeypa
     wanted = {"ascii": "1.5 +- 0.2 - 3 x 2 - ... | ?", "latin-1": "1.5 ± 0.2 - 3 × 2 - ... | ?"}
     assert shown == wanted.get(encoding, "1.5 ± 0.2 − 3 × 2 – … │ 位")
     assert json.loads(data) == {"é": "±"}
-
-
-def test_every_sign_that_we_write_has_a_plain_one():
-    """In what our code prints, other letters than ASCII's are among these."""
-    used = {
-        sign for path in (ROOT / "src").rglob("*.py") for sign in path.read_text(encoding="utf-8") if ord(sign) > 127
-    }
-    letters = {sign for sign in used if sign.isalpha()}
-    assert used - letters - set("╭╮╰╯┬┤└⠀") <= set(PLAIN)
-
-
-def test_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def refused(arguments: list[str]) -> int:
-        raise errors.UnsupportedVersion("this is another version")
-
-    monkeypatch.setattr(cli, "_dispatch", refused)
-    assert cli.main(["check", "alibi"]) == 2 and capsys.readouterr().err == "longitude: this is another version\n"
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.100.0", "2.13.0+cpu", "3.0.0a0+git1", torch.__version__])

@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import longitude as lg
 
 ROOT = Path(__file__).parents[1]
 RELEASE = runpy.run_path(str(ROOT / ".ci" / "release.py"))
-JOBS = runpy.run_path(str(ROOT / ".ci" / "jobs.py"))
 FILES = ("CHANGELOG.md", "CITATION.cff", "src/longitude/__init__.py")
 
 
@@ -66,13 +64,6 @@ def test_links_of_the_readme_work_on_another_page() -> None:
     assert not re.search(r'(\]\(|src(set)?=")(?!http|#)', page)
 
 
-def test_a_tagged_commit_is_a_release() -> None:
-    """Where this commit has a tag of a version, it is the right one."""
-    done = subprocess.run(["git", "-C", str(ROOT), "tag", "--points-at", "HEAD"], capture_output=True, text=True)
-    tags = [tag for tag in done.stdout.split() if re.match(r"v\d", tag)] if done.returncode == 0 else []
-    assert [problem for tag in tags for problem in RELEASE["problems"](tag)] == []
-
-
 # ---- the citation ----------------------------------------------------------------------------------------------------
 def test_the_citation_says_what_the_package_says() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
@@ -89,21 +80,6 @@ def workflow() -> dict[str, Any]:
     return yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
 
 
-def test_a_tag_runs_everything_and_then_publishes() -> None:
-    ci = workflow()
-    assert ci[True]["push"]["tags"] == ["v*"]  # YAML reads `on` as true
-    jobs = ci["jobs"]
-    build, publish = jobs["build"], jobs["publish"]
-    commands = [step.get("run", "") for step in build["steps"]]
-    assert any(".ci/release.py" in each for each in commands) and any("make dist" in each for each in commands)
-    after = {"publish", "announce", "site"}
-    assert set(publish["needs"]) == set(jobs) - after  # every other job
-    assert jobs["announce"]["needs"] == "publish"
-    assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
-    assert publish["permissions"] == {"id-token": "write"} and "secrets" not in str(publish)
-    assert ci["permissions"] == {"contents": "read"}
-
-
 def test_actions_are_pinned_by_hash() -> None:
     """By hash, with the version beside it, so that nobody moves a tag under a workflow that may publish."""
     texts = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
@@ -111,21 +87,6 @@ def test_actions_are_pinned_by_hash() -> None:
     assert len(uses) > 20 and all(re.match(r"[\w/-]+@[0-9a-f]{40} # v\d", each) for each in uses)
     updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
     assert {each["package-ecosystem"] for each in updates} == {"github-actions", "pip"}
-
-
-@pytest.mark.slow
-def test_the_jobs_that_run_here_say_why_others_do_not() -> None:
-    """Each `run:` is tried by .ci/jobs.py, or named."""
-    reasons = {job.title: [JOBS["why_not"](job, step) for step in job.steps] for job in JOBS["jobs"]()}
-    assert any(reasons["publish"]) and any(reasons["browser"])
-
-
-def test_what_ci_makes_exists() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    asked = {"conformance", "ecosystem"} | set(
-        re.findall(r"\bmake ([a-z-]+)", (ROOT / ".github/workflows/ci.yml").read_text())
-    )
-    assert asked - targets == set()
 
 
 # ---- what is trusted -------------------------------------------------------------------------------------------------
@@ -138,16 +99,3 @@ def test_the_page_of_security_names_what_there_is() -> None:
     for option in re.findall(r"`--([a-z-]+)", page):
         assert option.replace("-", "_") in code, option
     assert "http" not in page  # a place that is not there
-
-
-@pytest.mark.slow
-def test_near_tests_are_those_that_a_change_can_break() -> None:
-    """Of a room that few import, of one that all import, of a page that none reads, and of a name's laws."""
-    near = runpy.run_path(str(ROOT / ".ci" / "near.py"))["near"]
-    few = near(["src/longitude/statistics/seeds.py"])
-    assert {"tests/statistics/test_seeds.py", "tests/study/test_analysis.py"} <= {*few}
-    assert not [name for name in few if name.startswith(("tests/positions", "tests/attention", "tests/recurrent"))]
-    assert {"tests/measure/test_run.py", "tests/study/test_runner.py"} <= {*near(["src/longitude/positions/base.py"])}
-    assert near(["docs/start.md"]) == [] and near(["tests/support.py"]) == ["tests"]
-    laws = [name for name in near(["src/longitude/recurrent/rwkv7.py"]) if "::" in name]
-    assert laws and all("rwkv7" in name for name in laws)

@@ -3,15 +3,12 @@
 import json
 import re
 import sys
-from itertools import pairwise
 
 import pytest
 import torch
 
 import decode
-import decode_chart
-from decode import Decoder, all_labels, exponent
-from longitude.attention.mixer import list_mixers
+from decode import Decoder, exponent
 from longitude.testing.mixers import bytes_held
 from target import Session
 
@@ -61,16 +58,6 @@ def test_growth_and_bytes_are_those_of_the_cache(measured):
         assert (row["ratio"] is None) == (row["context"] == 20) and row["against"] == "20"
 
 
-def test_all_is_every_mixer_and_a_hybrid_grows_as_its_steepest():
-    labels = all_labels()
-    assert [name for name in list_mixers() if not any(name in label for label in labels)] == []
-    assert "rope+attention" in labels and len(labels) == len(list_mixers())
-    assert all(decode.configuration(label, 16) for label in labels)
-    assert (
-        Decoder("retention+window:size=4", 16).growth == "O(1)" and Decoder("retention+attention", 16).growth == "O(N)"
-    )
-
-
 @pytest.mark.slow
 def test_decode_ends_with_table_json_and_chart(tmp_path, monkeypatch, capsys):
     out = tmp_path / "deep" / "one.json"
@@ -87,29 +74,3 @@ def test_decode_ends_with_table_json_and_chart(tmp_path, monkeypatch, capsys):
     assert found["configuration"]["contexts"] == [16, 33] and "prefill" in found["protocol"]
     assert all(row["bytes_per_token"] * row["context"] == row["cache_bytes"] for row in found["rows"])
     assert found["lines"][0]["mixers"][0]["name"] == "attention" and found["lines"][0]["growth"] == "O(N)"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ("--mixers mambo", "unknown mixer 'mambo': did you mean 'mamba'"),
-        ("--mixers retention retention", "each once"),
-        ("--contexts 64 32", "64 32"),
-    ],
-)
-def test_wrong_use_is_refused(arguments, reason, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["decode.py", *arguments.split()])
-    with pytest.raises(ValueError, match=reason):
-        decode.main()
-
-
-def test_names_at_the_ends_do_not_overlap():
-    """Twenty lines that end at nearly one height: names a line of letters apart, within the panel, in the order of the lines."""
-    points = [{"label": f"m{n}", "ms": 5 * 1.001**n} for n in range(20)]
-    exponents = {point["label"]: -0.001 for point in points}
-    ends = decode_chart.ends(points, "ms", [1.0, 100.0], exponents)
-    heights = [end["at"] for end in ends]
-    gap = (100.0 / 1.0) ** (decode_chart.LETTERS / decode_chart.HEIGHT)
-    assert [end["name"] for end in ends] == [f"{point['label']}  0.00" for point in points]
-    assert all(above / below == pytest.approx(gap) for below, above in pairwise(heights))
-    assert heights[0] >= 1.0 and heights[-1] <= 100.0

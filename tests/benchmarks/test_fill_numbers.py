@@ -7,7 +7,6 @@ import pytest
 import draw
 import draw_study
 import fill_numbers
-import pictures
 
 
 def test_documents_have_what_the_results_have() -> None:
@@ -15,11 +14,6 @@ def test_documents_have_what_the_results_have() -> None:
     for path in fill_numbers.documents():
         text = path.read_text(encoding="utf-8")
         assert text.count("<!-- numbers: ") == text.count("<!-- end -->") == len(fill_numbers.blocks(text)), path
-
-
-def test_the_picture_that_is_drawn_by_hand_has_the_style_of_the_others() -> None:
-    where = fill_numbers.ROOT / "src" / "longitude" / "explore" / "where.svg"
-    assert pictures.STYLE in where.read_text(encoding="utf-8")
 
 
 def test_pictures_are_those_of_the_results() -> None:
@@ -49,16 +43,3 @@ def test_a_block_is_filled_from_the_newest_result(name, tmp_path, monkeypatch) -
     assert "4.57" in text and "0.12 |" not in text
     assert text.startswith("before\n<!-- numbers") and text.endswith("<!-- end -->\nafter\n")
     assert fill_numbers.filled(text) == text
-
-
-@pytest.mark.parametrize(
-    ("row", "cells"),
-    [
-        (["t5", 0.0, True, 1.1], ["t5", "0", "yes", "1.10"]),
-        (["learned", 0.0123, False, 1.0], ["learned", "0.012", "no", "1.00"]),
-        (["cope", "content", True, 1.0], ["cope", "content", "yes", "1.00"]),
-    ],
-)
-def test_rows_of_properties(row, cells) -> None:
-    names = ("encoding", "codes", "relative", "cost")
-    assert fill_numbers.property_cells(dict(zip(names, row, strict=True))) == cells

@@ -41,17 +41,6 @@ def test_waves(encoding, frequencies):
     assert properties.separation(codes(encoding)) == pytest.approx(of_waves(frequencies), rel=1e-9)
 
 
-def test_every_encoding_has_codes_or_content():
-    """0 where two positions look alike; None where content decides, at any width."""
-    separations = {name: properties.separation(codes(lg.testing.example(name)())) for name in lg.list_encodings()}
-    assert all(each == "content" or 0 <= each < 2 for each in separations.values())
-    assert {"cope", "fox", "path", "path_fox"} <= {name for name, each in separations.items() if each == "content"}
-    for encoding in (lg.NoPosition(), lg.T5Bias(HEADS), lg.Shaw(HEAD_DIM, max_distance=16)):
-        assert properties.separation(codes(encoding)) == 0.0, encoding
-    assert codes(lg.Composed([lg.ALiBi(HEADS), lg.FoX(DIM, HEADS)])) is None
-    assert properties.codes(lg.encoding("fox", dim=24, num_heads=2), N, 24, 12) is None
-
-
 def test_codes_are_what_the_encoding_makes_of_a_position():
     positions = torch.arange(N)
     learned = lg.testing.example("learned", max_length=50)()

@@ -1,14 +1,10 @@
 """What benchmarks/retrieval.py says of extended models."""
 
-import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import retrieval
-from retrieval import TASKS, kept, mean_score, runs_of
+from retrieval import kept, mean_score
 
 
 def of(bits: dict[int, float], scores: dict[int, float]) -> dict[str, Any]:
@@ -38,21 +34,3 @@ def test_a_mean_counts_every_question() -> None:
         {"length": 1024, "value": 0.0, "count": 10},
     ]
     assert list(mean_score(rows, 512).values()) == pytest.approx([0.5, 0.2993, 0.7007], abs=1e-4)
-
-
-def test_another_checkpoint_or_protocol_has_runs_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Answers of one are never taken for those of another."""
-    model = torch.nn.Linear(3, 2)
-    first = runs_of(model, tmp_path)
-    assert runs_of(model, tmp_path) == first
-    monkeypatch.setattr(retrieval, "TRIALS", retrieval.TRIALS + 1)
-    second = runs_of(model, tmp_path)
-    with torch.no_grad():
-        model.weight += 1
-    assert len({first, second, runs_of(model, tmp_path)}) == 3
-
-
-def test_what_is_asked_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmark asks what examples/skills.py teaches."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-    assert importlib.import_module("skills").LEARNED == TASKS

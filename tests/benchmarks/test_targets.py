@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import kinds
 import longitude as lg
 import rotation
 import target as command
@@ -46,22 +45,7 @@ def test_a_target_is_measured(target):
     assert outcome["how"] and any(row.kind == "plain" for row in rows)
 
 
-@pytest.mark.slow
-def test_a_target_in_a_process_of_its_own():
-    target = next(target for target in targets.TARGETS if target.environment)
-    rows = target.rows(replace(SESSION, peers=True, on_progress=print))
-    assert not [row.note for row in rows if row.note]
-    assert {row.name for row in rows if row.kind == "ours"} == {"longitude, half", "longitude, interleaved"}
-    assert {row.passed for row in rows} == {"forward", "forward+backward"}
-
-
 # ---- what is compared is the same work -----------------------------------------------------------------------------------
-def test_kinds_of_encodings():
-    fixed, learned, rotations = {*kinds.offset_biases(False)}, {*kinds.offset_biases(True)}, {*kinds.rotations()}
-    assert {"alibi", "sandwich"} <= fixed and {"t5", "clipped", "kerple_log", "kerple_power"} <= learned
-    assert {*kinds.offset_biases()} == fixed | learned and not fixed & learned
-    assert {"rope", "xpos", "axial_rope", "mrope"} <= rotations
-    assert not {"nope", "sinusoidal", "fire", "fox", "path", "shaw"} & (fixed | learned | rotations)
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
@@ -130,16 +114,6 @@ def test_measured_is_the_worst_of_ours():
     assert (outcome["measured"], outcome["met"], outcome["worst"]) == (1.5, False, "a, fwd, 1")
     scored = [replace(ONE, score=1.4), replace(ONE, name="b", score=0.3, ratio=7.0)]
     assert target.outcome(scored)["measured"] == 1.4 and target.outcome(scored)["met"] is True
-
-
-def test_a_target_that_raises_is_a_row_with_its_reason():
-    def broken(session):
-        raise RuntimeError("no such kernel")
-
-    target = Target("t", 1.0, "plain", broken)
-    rows = target.rows(SESSION)
-    assert [row.note for row in rows] == ["failed: RuntimeError: no such kernel"]
-    assert target.outcome(rows)["met"] is None
 
 
 @pytest.mark.slow

@@ -6,30 +6,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import longitude as lg
-import make_gallery
 import make_laws
 import make_pages
 import make_site
 from longitude.attention.mixer import MIXERS
 from longitude.positions.base import ENCODINGS
-from make_words import as_rst
 from tests.study.test_report import launched
 
-PAGES = (
-    "index",
-    "gallery",
-    "encodings/rope",
-    "mixers/hierarchical",
-    "api",
-    "api/attention",
-    "claims",
-    "search",
-    "choose",
-)
 NOTEBOOK, PROSE = "examples/1-relative-encodings", "concepts/where-position-enters"
 
 
@@ -57,40 +43,6 @@ def test_every_claim_is_on_the_page_of_its_number() -> None:
     assert sum(page.count("\n## ") for page in pages.values()) == text.count("\n## ") - 1
 
 
-def test_names_of_a_table_lead_to_their_pages() -> None:
-    row = "| `t5`, `alibi` | `T5Bias` | a `bias` |"
-    assert make_site.indexed(row, "encodings") == (
-        "| [`t5`](/encodings/t5.md), [`alibi`](/encodings/alibi.md) | `T5Bias` | a `bias` |"
-    )
-
-
-def test_a_small_picture_has_the_lines_of_the_large_one() -> None:
-    x, y = np.arange(500.0), np.random.default_rng(0).normal(size=500).cumsum()
-    kept = np.array([*make_gallery._thinned(x, y)])
-    assert len(kept) < len(x) and np.abs(np.interp(x, *kept.T) - y).max() <= make_gallery.NEAR
-    drawn = make_gallery.thumbnail("ALiBi", make_pages.shown("alibi").drawings)
-    ends = [float(path.split()[-1]) for path in re.findall(r'd="M([^"]+)"', drawn)]  # of the heads, from steep to flat
-    assert len(ends) == 8 and ends == sorted(ends, reverse=True) and ends[0] > ends[-1]
-
-
-@pytest.mark.parametrize(
-    ("plain", "rst"),
-    [
-        ("-m |i - j|, H_i H_(i-1), x_ and *this*", r"-m \|i - j\|, H_i H\_(i-1), x\_ and \*this\*"),
-        ("`attend` of a_b", "``attend`` of a_b"),
-        ("* a point", "* a point"),
-    ],
-)
-def test_plain_words_stay_as_they_are(plain: str, rst: str) -> None:
-    assert as_rst([plain]) == [rst]
-
-
-def test_indented_lines_are_code_but_in_sections() -> None:
-    lines = ["Words.", "", "    lg.attend(q)  # |x|", "", "Args:", "    q: |x|", "", "    k: y"]
-    code = ["::", "", "    lg.attend(q)  # |x|"]
-    assert as_rst(lines) == ["Words.", "", *code, "", "Args:", r"    q: \|x\|", "", "    k: y"]
-
-
 # ---- what a page is made of --------------------------------------------------------------------------------------------
 def test_laws_that_are_kept_are_those_of_today() -> None:
     """docs/make_laws.py tries what is lacking; what is kept has its name still, and none is broken."""
@@ -102,49 +54,11 @@ def test_laws_that_are_kept_are_those_of_today() -> None:
     assert kept["alibi"]["places"]["status"] == "not applicable" and kept["abacus"]["places"]["status"] == "passed"
 
 
-def test_a_page_has_the_rows_of_its_name() -> None:
-    assert make_pages.property_row("learned") == ["0.82", "no", "0.71"]
-    tests = [(test, passed) for test, passed, _, _ in make_pages.bench_rows("t5")]
-    assert len({*tests}) == len(tests) > 5  # each once, with the range over its lengths
-    assert {row["label"] for row in make_pages.decode_rows("window")} == {"window:size=512"}
-    assert {row["label"] for row in make_pages.decode_rows("attention")} == {"rope+attention"}
-    claims = {row["anchor"]: row for row in make_pages.claim_rows()}
-    assert "alibi" in claims["2a-alibi-holds"]["about"] and claims["2a-alibi-holds"]["verdict"].startswith("undecided")
-    assert "rope" not in claims["1b-tables-fail"]["about"] and len(claims) > 30
-
-
 def test_everything_that_is_ours_has_a_text_by_hand() -> None:
     ours = {
         name for kinds in (ENCODINGS, MIXERS) for name, own in kinds.items() if own.__module__.startswith("longitude")
     }
     assert ours == {*make_pages.notes()}
-
-
-def test_a_label_has_the_options_that_nothing_else_gives() -> None:
-    assert make_pages.label_of("window", lg.attention.WindowAttention) == "window:size=128"
-    assert make_pages.label_of("rope", lg.Rotary) == "rope"
-    assert (
-        make_pages.label_of("hierarchical", lg.attention.HierarchicalAttention) == "hierarchical"
-    )  # its window has a default
-
-
-def test_signs_of_markdown_are_escaped_but_in_code_and_addresses() -> None:
-    plain = "a_b |i| `x_y` https://a.b/c_d [1]"
-    assert make_pages.plain(plain) == r"a\_b \|i\| `x_y` https://a.b/c_d \[1\]"
-
-
-@pytest.mark.slow
-def test_an_encoding_of_a_plugin_has_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Halving(lg.ALiBi):
-        """A bias that halves: score_h(i, j) += -|i - j| / 2^h."""
-
-    monkeypatch.setitem(ENCODINGS.factories, "halving", Halving)
-    monkeypatch.setattr(make_pages, "MIXERS", {})
-    monkeypatch.setattr(make_pages, "ENCODINGS", {"halving": Halving})
-    name, text = next(make_pages.pages(tmp_path))
-    assert name == "encodings/halving" and "`longitude check halving` runs these" in text
-    assert len(re.findall(r"!\[Line chart: .+\]\(/pictures/halving-\S+\.svg\)", text)) == 3
-    assert "No [tested claim]" in text and "It has not been measured" in text
 
 
 # ---- built -------------------------------------------------------------------------------------------------------------
@@ -220,17 +134,6 @@ def test_it_asks_no_network_and_every_picture_has_words(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_names_lead_to_their_docstrings(site: Path) -> None:
-    assert '<a class="reference internal" href="api/attention.html#longitude.attend"' in html(site, "performance")
-    reference = html(site, "api/attention")
-    main = re.sub(r"<script.*?</script>", "", reference.partition("<main")[2].partition("</main>")[0], flags=re.DOTALL)
-    words = re.sub(r"<[^>]+>", "", main)
-    assert 'id="longitude.attend"' in main and "Float[Tensor" in words and "~" not in words
-    assert "https://arxiv.org/abs/2108.12409" in html(site, "api/positions")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_links_of_pictures_lead_somewhere(site: Path) -> None:
     """Sphinx does not read these."""
     for page in ("claims", "choose", "concepts/where-position-enters", "gallery"):
@@ -270,25 +173,6 @@ def opened(browser, path: Path, width: int, scheme: str):
 @pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", [*PAGES, NOTEBOOK, PROSE])
-def test_axe_finds_nothing(site: Path, browser, page: str) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    for width in (1280, 360):
-        for scheme in ("light", "dark"):
-            shown = opened(browser, site / f"{page}.html", width, scheme)
-            if page == "search":
-                shown.goto(f"{(site / 'search.html').as_uri()}?q=alibi")
-                shown.wait_for_selector("#search-results li")
-            found = {each["id"]: each["nodes"][0]["html"] for each in Axe().run(shown).response["violations"]}
-            assert found == {}, (width, scheme)
-            assert shown.evaluate("document.documentElement.scrollWidth") <= width
-            shown.context.close()
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.timeout(900)
 def test_a_typed_word_is_found_offline(site: Path, browser) -> None:
     page = opened(browser, site / "index.html", 1280, "light")
     page.keyboard.press("Control+k")
@@ -300,36 +184,3 @@ def test_a_typed_word_is_found_offline(site: Path, browser) -> None:
     page.click("#search-results li > a")
     page.wait_for_load_state()
     assert "kerple" in page.inner_text("main").lower()
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.timeout(900)
-def test_the_gallery_is_sorted_by_a_heading(site: Path, browser) -> None:
-    page = opened(browser, site / "gallery.html", 1280, "light")
-    years = "[...document.querySelectorAll('.sortable tbody tr')].map(row => +row.cells[3].textContent)"
-    assert page.evaluate(years) != sorted(page.evaluate(years))
-    page.click("th button:text('year')")
-    assert page.evaluate(years) == sorted(page.evaluate(years)) and len(page.evaluate(years)) == len(ENCODINGS)
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.timeout(900)
-def test_the_page_to_play_with_is_a_click_away(site: Path, browser) -> None:
-    page = opened(browser, site / "exploring.html", 1280, "light")
-    page.click("text=Open the page")
-    page.wait_for_load_state()
-    assert page.url.partition("#")[0].endswith("/explore.html") and page.locator("h1").count() >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("scheme", "hidden"), [("light", "only-dark"), ("dark", "only-light")])
-def test_a_picture_is_shown_in_the_colors_of_the_page(site: Path, browser, scheme: str, hidden: str) -> None:
-    page = opened(browser, site / "encodings/alibi.html", 360, scheme)
-    shown = page.locator("main img:visible")
-    assert shown.count() == page.locator(f"main img.{hidden}").count() > 0
-    assert page.locator(f"main img.{hidden}:visible").count() == 0
-    assert shown.first.evaluate("image => image.naturalWidth > 0 && image.clientWidth >= 600")  # and scrolls

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, list_claims
+from claims.base import CONFIRMED, REFUTED, UNDECIDED, list_claims
 from claims.evidence import Evidence, Measured, NotRun
 from claims.protocol import preset_of
 from longitude.statistics.estimates import Sums
@@ -254,13 +254,3 @@ def test_what_a_claim_reads_is_in_its_preset(claim):
         config = preset_of(each.study, {})
         assert each.label in config.encodings and each.length in config.test_lengths
         assert each.method is None or each.method in config.methods
-
-
-@pytest.mark.parametrize("claim", list_claims(), ids=lambda claim: claim.name)
-def test_every_claim_says_whose_it_is_and_how_it_was_tested(claim):
-    assert claim.source and claim.protocol.endswith(".") and claim.claimed.endswith(".")
-    assert claim.link.startswith("https://") or claim.link == "hierarchical.md"
-    if not claim.statements:
-        assert (
-            claim.protocol.startswith(("It takes", "There:", "The task")) and claim.judged(World(1)).verdict == NOT_RUN
-        )

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import nullcontext
 from itertools import combinations
 from pathlib import Path
 
@@ -12,27 +11,19 @@ import pytest
 import claims
 import make_claims
 from claims import protocol
-from claims.__main__ import main
 from claims.base import list_claims
 from claims.evidence import KEPT, Evidence
 from claims.page import anchor, charts, heading, order, page
 from claims.tables import frame
-from longitude.cli import main as longitude
-from longitude.study.results import is_kept, keep, read_run
+from longitude.study.results import keep, read_run
 from tests.study.conftest import write_run
 
-LARGE = 1_000_000
 """Bytes of a committed study."""
 
 
 @pytest.mark.slow
 def test_the_page_and_its_charts_are_what_the_results_say():
     assert make_claims.differing(*make_claims.made()) == []
-
-
-def test_committed_results_are_small():
-    for folder in KEPT.glob("*/"):
-        assert is_kept(folder) and sum(path.stat().st_size for path in folder.iterdir()) < LARGE
 
 
 def test_pairs_that_keep_their_order_are_counted_from_the_rows():
@@ -121,13 +112,6 @@ def judged(root):
 
 
 @pytest.mark.slow
-def test_without_models_the_verdicts_are_the_same(root, kept):
-    (_, one), (_, other) = judged(root), judged(kept)
-    assert one == other
-    assert {path.name for path in (kept / "base").iterdir()} == {"study.json", "results.parquet", "documents.parquet"}
-
-
-@pytest.mark.slow
 def test_a_page_lists_every_claim_and_study_once_and_its_charts_hold_their_numbers(kept, tmp_path):
     found, verdicts = judged(kept)
     drawn = charts(verdicts, found)
@@ -146,66 +130,3 @@ def test_a_page_lists_every_claim_and_study_once_and_its_charts_hold_their_numbe
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["results.parquet", "documents.parquet"])
-def test_results_that_were_half_copied_are_refused(kept, name):
-    path = kept / "base" / name
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=f"{name} is not the table that its study.json was written with"):
-        read_run(kept / "base")
-    path.unlink()
-    with pytest.raises(ValueError, match=f"{name} is not the table"):
-        read_run(kept / "base")
-    with pytest.raises(ValueError, match=f"{name} is not the table"):  # not: it was not run
-        Evidence(kept).run("base")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"steps": 30}, "--steps 30, not 20"),
-        ({"test_lengths": [128, 256]}, None),
-        ({"train_length": 64}, "--train-length 64, not 128"),
-        ({"learning_rates": [0.1]}, "--learning-rates 0.1, not 0.005"),
-        ({"threads": 2}, None),
-    ],
-)
-def test_results_of_other_options_are_refused_by_name(kept, change, words):
-    path = kept / "base" / "study.json"
-    study = json.loads(path.read_text())
-    study["configuration"] |= change
-    path.write_text(json.dumps(study))
-    with pytest.raises(ValueError, match=words) if words else nullcontext() as error:
-        assert Evidence(kept).run("base").labels
-    assert error is None or ("another protocol" in str(error.value) and str(kept / "base") in str(error.value))
-
-
-def test_results_of_an_older_schema_or_recipe_are_refused_by_name(kept):
-    path = kept / "base" / "study.json"
-    study = json.loads(path.read_text())
-    for change, words in (
-        ({"schema": 2}, "schema 2"),
-        ({"recipe": {"optim": "sgd"}}, "optim sgd, not adamw_torch_fused"),
-        ({"schema": 9}, "schema 9"),
-    ):
-        path.write_text(json.dumps(study | change))
-        with pytest.raises(ValueError, match=words):
-            Evidence(kept).run("base")
-
-
-def test_a_line_for_each_statement(kept, capsys):
-    assert main([str(kept), "--csv"]) == 0
-    csv = capsys.readouterr().out
-    assert csv.startswith("claim,verdict,statement,") and "alibi-holds" in csv
-
-
-@pytest.mark.slow
-def test_reports_of_claims(kept, capsys):
-    assert main([str(kept), "--markdown"]) == 0
-    assert capsys.readouterr().out.startswith("# Claims of the literature")
-    assert main([str(kept), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == sum(len(claim.statements) + len(claim.varied) + len(claim.larger) for claim in list_claims())
-    assert longitude(["report", str(kept / "base")]) == 0  # prints, and writes nothing
-    assert "Report" not in capsys.readouterr().out and len([*(kept / "base").iterdir()]) == 3
