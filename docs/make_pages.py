@@ -18,7 +18,7 @@ import make_laws
 from claims.base import list_claims
 from fill_numbers import WORDS, newest, property_cells
 from longitude.attention.mixer import MIXERS
-from longitude.cli.check import STATUSES
+from longitude.cli.check import COLORS
 from longitude.labels import parse_label
 from longitude.positions.base import ENCODINGS
 from longitude.registry import Registry, options_of
@@ -92,7 +92,7 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "decode": [*decode_rows(name)] if kind == "mixer" else [],
         "laws": (laws := law_rows(kind, name)),
         "counts": counted(laws),
-        "statuses": {status: word for status, (word, _) in STATUSES.items()},
+        "statuses": {status: status for status in COLORS},
         "tried": make_laws.read().get("made"),
         "claims": [row for row in claim_rows() if name in row["about"]],
     }
@@ -226,7 +226,7 @@ def law_rows(kind: str, name: str) -> list[tuple[str, str, dict[str, Any] | None
 def counted(laws: list[tuple[str, str, dict[str, Any] | None]]) -> str:
     """29 passed, 2 not applicable; empty where none was tried."""
     found = [result["status"] for _, _, result in laws if result]
-    return ", ".join(f"{found.count(status)} {word}" for status, (word, _) in STATUSES.items() if status in found)
+    return ", ".join(f"{found.count(status)} {status}" for status in COLORS if status in found)
 
 
 # ---- what papers say -------------------------------------------------------------------------------------------------
