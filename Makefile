@@ -134,7 +134,7 @@ laws: $(VENV)/test.stamp ## try the laws that the pages of the site lack results
 docs: $(VENV)/docs.stamp ## make the site, build/docs/index.html: searched offline, warnings are errors (a few minutes)
 	PYTHONPATH=benchmarks $(BIN)/python docs/make_site.py
 
-dist: $(VENV)/dist.stamp ## an sdist, a pure wheel, and wheels with prebuilt C kernels: dist/ (needs gcc; a few minutes)
+dist: $(VENV)/dist.stamp ## an sdist, wheels with and without C kernels, an SBOM: dist/ (needs gcc for both machines; a few minutes)
 	$(BIN)/python release/build.py
 
 dist-test: $(VENV)/test.stamp ## install each wheel of dist/ without a compiler, and use it (minutes)
@@ -158,7 +158,7 @@ $(VENV)/torch.stamp: constraints.txt $(NEW_TORCH) | $(BIN)/pip
 	@touch $@
 
 # The C kernels for this processor, if gcc is here: in less than a second if no C source changed.
-native: | $(BIN)/pip
+native: | $(BIN)/pip ## the C kernels for this processor, in place; other targets run it first
 	@$(BIN)/python src/longitude/native/build.py
 
 $(VENV)/study.stamp: $(VENV)/torch.stamp pyproject.toml | native
