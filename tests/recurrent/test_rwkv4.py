@@ -1,5 +1,7 @@
 """RWKV-4: the weighted mean against its formula and transformers', and the published blocks."""
 
+import math
+
 import pytest
 import torch
 
@@ -131,4 +133,11 @@ def test_channel_mix_is_transformers():
 
 
 def test_initial_values_are_the_published():
-    assert RWKV4(8).time_decay[[0, -1]].tolist() == [-5, 3]
+    """The authors' code at ratios of a half, the middle layer of many. transformers fills time_first with ones."""
+    layer, place = RWKV4(9), torch.arange(9) / 9
+    assert layer.time_decay[[0, -1]].tolist() == [-5, 3]
+    close(layer.time_decay.detach(), -5 + 8 * (torch.arange(9) / 8) ** 1.35, 1e-5)
+    close(layer.time_first.detach(), math.log(0.3) + torch.tensor([0.0, 0.5, -0.5]).repeat(3), 1e-6)
+    mixes = {"key": place**0.5, "value": place**0.5 + 0.15, "receptance": place**0.25}
+    for name, mix in mixes.items():
+        close(layer.get_parameter(f"time_mix_{name}").detach().flatten(), mix, 1e-6)

@@ -40,6 +40,13 @@ def test_flops_are_six_for_each_weight_of_a_product_and_those_of_attention():
         ("s4d:state_size=6", 2 * 32 * 6),
         ("performer:features=24", 4 * 2 * 24 * 16),
         ("rwkv4", 0),
+        ("gated_deltanet", 3 * 2 * 16 * 32),  # two reads and a write
+        ("kda", 3 * 2 * 16 * 16),
+        ("mamba3:state_size=8,head_dim=16", 3 * 64 * 8),  # each token is written twice
+        ("rwkv6:mix_rank=4,decay_rank=4", 2 * 2 * 16 * 16 + 2 * 5 * 4 * 32 + 2 * 4 * 32),
+        ("rwkv7:decay_rank=4,rate_rank=4,gate_rank=8", 4 * 2 * 16 * 16 + 2 * (4 + 4 + 8) * 32),
+        ("hierarchical:window=4", 2 * (4 + 3) * 32),  # a window, and a block for each doubling of 8
+        ("indexed:k_top=4,index_heads=2,index_dim=8", 2 * 4 * 32 + 8 * 2 * 8),
         ("parallel:state.state_size=8,state.head_dim=16", 2 * 8 * 32 + 2 * 64 * 8),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -184,10 +184,9 @@ def traced(rule: Rule, tokens: Tokens, encoding: Composed, documents: Int[Tensor
     """The output in operations that do not depend on where documents end, as compilers need it."""
     places = tokens.places.expand(len(tokens.q), -1)
     begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
-    given = [x for x in tokens[:-1] if x is not None]
-    found, _, back = nan_in_its_document(2, given, (), begins, documents >= 0)
-    clean = iter(found)
-    q, k, rotated, v, gate, _ = Tokens._make([*(x if x is None else next(clean) for x in tokens[:-1]), places])
+    by_heads = tokens.by_heads()
+    finite, _, back = nan_in_its_document(2, [*by_heads.values()], (), begins, documents >= 0)
+    q, k, rotated, v, gate, _ = tokens._replace(**dict(zip(by_heads, finite, strict=True)))
     mask = Window(rule.window) & Documents(begins.cumsum(1)) & Padding(documents >= 0)
     keys = k if rotated is None else rotated
     r = raw_request(q, keys, v, encoding, None, mask, places, places, rule.scale, rule.dropout, False)
@@ -248,8 +247,8 @@ class Group(NamedTuple):
         """Documents as rows; after a document's end its last token is repeated, at the next positions."""
         at = rows[:, None], self.tokens
         places = tokens.places.expand(len(tokens.q), -1)[at] + self.beyond
-        picked: list[Any] = [None if x is None else x.transpose(1, 2)[at].transpose(1, 2) for x in tokens[:-1]]
-        return Tokens._make([*picked, places])
+        picked = {name: x.transpose(1, 2)[at].transpose(1, 2) for name, x in tokens.by_heads().items()}
+        return tokens._replace(**picked, places=places)
 
 
 def groups_of(valid: Bool[Tensor, "B L"], reset: Bool[Tensor, "B L"], counts: list[int]) -> list[Group]:

@@ -330,6 +330,10 @@ class Tokens(NamedTuple):
     gate: Float[Tensor, "B H L"] | None
     places: Int[Tensor, "B L"]
 
+    def by_heads(self) -> dict[str, Tensor]:
+        """The tensors with heads, by name."""
+        return {name: x for name, x in self._asdict().items() if x is not None and name != "places"}
+
 
 class State(NamedTuple):
     """After `seen` tokens: the last W of them, token i in slot i mod W, and for each digit 1 of seen - W its block.
