@@ -127,22 +127,21 @@ def load(
         problem = f"its weights are quantized ({method}), and cannot be loaded here"
         if where is not None:
             require_quantized(path, where, make, config)
-    with (
-        quiet(),
-        refusing_code(path),
-        _config_to_blame(path, make, config),
-        in_one_line(f"{path}: {problem}"),
-    ):
-        loaded: Any = kinds.from_pretrained(
-            path,
-            config=config,
-            dtype=kind,
-            attn_implementation=attn_implementation,
-            use_safetensors=None if allow_pickle else True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+    try:
+        with quiet(), in_one_line(f"{path}: {problem}"):
+            loaded: Any = kinds.from_pretrained(
+                path,
+                config=config,
+                dtype=kind,
+                attn_implementation=attn_implementation,
+                use_safetensors=None if allow_pickle else True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except ValueError:
+        built_without_weights(path, make, config)  # raises if config.json is to blame
+        raise
     model, info = loaded
     unused, untied = held_against(path, model, info)
     require_finite(path, model)
@@ -154,7 +153,7 @@ def require(name_or_path: str | Path, allow_pickle: bool = False) -> None:
     """ValueError, in one line, for files of a local folder for which `load` raises it, without reading the weights."""
     where = local_folder(str(name_or_path))
     if where is not None:
-        _require_config(where)
+        require_config(where)
         require_weights(where, allow_pickle)
         require_shards(where)
 
@@ -178,9 +177,9 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
     """The configuration of a checkpoint or of a config.json, without weights. ValueError, in one line, if there is none."""
     path, raw = str(name_or_path), None
     if path.endswith(".json"):
-        raw = _require_configuration(Path(path).expanduser())
+        raw = require_config(Path(path).expanduser())
     elif (where := local_folder(path)) is not None:
-        raw = _require_config(where)
+        raw = require_config(where)
     problem = "its configuration cannot be read" if raw else "there is no such folder, and no such name on the hub"
     try:
         with quiet(), in_one_line(f"{path}: {problem}"):
@@ -423,35 +422,23 @@ def require_own_files(folder: Path) -> None:
             raise ValueError(f"{path} is {what}; remove it, or put the file in its place")
 
 
-def _require_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    if not file.is_file() and (folder / ADAPTER).is_file():
-        _refuse_adapter(folder)
-    if not file.is_file():
-        raise ValueError(f"{folder}: there is no config.json; expected the folder of a Hugging Face checkpoint")
-    return _require_configuration(file)
-
-
-def _require_configuration(file: Path) -> dict[str, Any]:
-    """Read a config.json. ValueError for a file that is no configuration of an architecture in transformers."""
-    if not file.is_file():
-        raise ValueError(f"{file}: there is no such file; expected the config.json of a Hugging Face checkpoint")
-    plain = read_json(file, "restore the file", object, links=True)
-    if not isinstance(plain, dict) or not isinstance(plain.get("model_type"), str):
-        raise ValueError(f'{file} names no model_type; expected a configuration of transformers, with "model_type"')
-    if plain["model_type"] not in CONFIG_MAPPING:
-        if "auto_map" in plain:
-            raise ValueError(
-                f"{file.parent}: its model ({plain['model_type']}) is code that comes with the checkpoint, and such code is "
-                f"never run; take a checkpoint of an architecture that transformers has"
-            )
+def require_config(place: Path) -> dict[str, Any]:
+    """The content of a config.json, or of that in a folder. ValueError unless it is one of an architecture in transformers."""
+    file = place / "config.json" if place.is_dir() else place
+    if not file.exists() and (place / ADAPTER).is_file():
+        _refuse_adapter(place)
+    if (raw := read_json(file, links=True)) is None:
+        raise ValueError(f"{place}: there is no config.json; expected the folder of a Hugging Face checkpoint")
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         expected = f"a model_type that transformers {transformers.__version__} has"
-        raise UsageError(str(file), expected, repr(plain["model_type"]), "if a newer one has it, upgrade")
+        newer = "if a newer one has it, upgrade; code that comes with a checkpoint (trust_remote_code) is never run"
+        raise UsageError(str(file), expected, repr(kind), newer)
     try:
-        require_numbers(plain)
+        require_numbers(raw)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    return plain
+    return raw
 
 
 def require_weights(folder: Path, allow_pickle: bool) -> None:
@@ -593,25 +580,15 @@ def in_one_line(problem: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        subject = problem.partition(": ")[0]
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY.search(str(error)):
-            problem = f"{problem.partition(': ')[0]}: there is not enough memory; {SMALLER}"  # the files may be right
+            problem = f"{subject}: there is not enough memory; {SMALLER}"  # the files may be right
+        if "weights_only" in str(error):  # torch advises to load the file anyway
+            code = re.search(r"GLOBAL (\S+)", str(error))
+            held = f"{code[1]}, which is code" if code else "more than tensors"
+            remedy = "only tensors are read from a pickle, so ask for safetensors"
+            raise ValueError(f"{subject}: its pickled weights have {held}; {remedy}") from error
         raise ValueError(f"{problem} ({one_line_of(error)})") from error
-
-
-@contextmanager
-def refusing_code(path: str) -> Iterator[None]:
-    """Replace errors of torch's restricted pickle reader by a sentence, without torch's advice to load the file anyway."""
-    try:
-        yield
-    except ValueError as error:
-        said = str(error.__cause__ or error)
-        if "weights_only" not in said:
-            raise
-        name = re.search(r"GLOBAL (\S+)", said)
-        held = f"{name[1]}, which is code" if name else "more than tensors"
-        raise ValueError(
-            f"{path}: its pickled weights have {held}; only tensors are read from a pickle, so ask for safetensors"
-        ) from error
 
 
 def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) -> Any:
@@ -622,13 +599,3 @@ def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) ->
     except Exception as error:
         why = fault_of(config) or lost_type(text_part(config), error) or one_line_of(error)
         raise ValueError(f"{path}: config.json: no model can be built of it ({why})") from error
-
-
-@contextmanager
-def _config_to_blame(path: str, make: Callable[[Any], Any], config: Any) -> Iterator[None]:
-    """Replace an error of loading by the error of building the model without weights, if the config causes it."""
-    try:
-        yield
-    except ValueError:
-        built_without_weights(path, make, config)
-        raise
