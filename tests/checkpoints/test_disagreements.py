@@ -10,6 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 import longitude as lg
 from longitude.check import check
 from longitude.checkpoints.compare import Disagreement, difference, read
+from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.declared import with_ropes
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
@@ -197,3 +198,16 @@ def test_a_difference_has_both_numbers():
         assert difference(Frequencies(torch.tensor(inverse).double(), factor), wanted, 2 * size).text == ""
     assert difference(Frequencies(torch.tensor([1.0, float("nan"), 0.0]).double(), 1.0), wanted, 1e9).text
     assert "2 pairs" in difference(Frequencies(torch.ones(2).double(), 1.0), wanted, 1e9).text
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "windows"),
+    [
+        ("dory", {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 2}, [8, 8, 8, None]),
+        ("deepseek_v4", {"head_dim": 16, "qk_rope_head_dim": 8, "q_lora_rank": 24, "o_lora_rank": 16}, [8, 8, 8, 8]),
+    ],
+)
+def test_windows_of_classes_with_other_types_of_layers(kind, more, windows):
+    """Dory's to_dict() has other layer types than its layers; every layer of DeepSeek V4 has a window, beside keys it adds."""
+    config = AutoConfig.for_model(kind, **{**SHAPE, "num_key_value_heads": 1, "sliding_window": 8, **more})
+    assert [layer.window for layer in positions_of_layers(config, "half")] == windows

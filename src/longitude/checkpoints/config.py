@@ -11,6 +11,7 @@ from longitude.checkpoints.declared import Ropes, class_of, declared_length, tex
 from longitude.checkpoints.lint import contradictions, two_values, unread_keys
 from longitude.checkpoints.observed import MANY, TOKENS, observe
 from longitude.errors import UsageError, check_choice
+from longitude.positions.config_keys import FULL, WINDOWED
 from longitude.positions.hugging_face import NotUnderstood, as_mapping, not_understood, unread_words
 from longitude.positions.layers import LayerPositions, layers_of
 from longitude.positions.layouts import Layout
@@ -110,6 +111,11 @@ def positions_of_layers(config: Mapping[str, Any] | Any, layout: Layout) -> list
         warnings.warn(words, stacklevel=2)
     if found.layers is None:
         return layers_of(keys, layout, found.ropes)
-    return layers_of(
-        keys, layout, found.ropes, [None if one is None else one[:2] for one in found.layers], found.attends
-    )
+    rotations = [None if one is None else one[:2] for one in found.layers]
+    layers = layers_of(keys, layout, found.ropes, rotations, found.attends)
+    if isinstance(size := keys.get("sliding_window"), int):  # of layers whose type is unknown here, its class decides
+        known = (FULL, *WINDOWED)
+        for n, kind in enumerate(keys.get("layer_types") or ()):
+            if kind not in known and layers[n].attends:
+                layers[n] = layers[n]._replace(window=observe(class_of(config))[n].window(2 * size))
+    return layers

@@ -462,7 +462,7 @@ def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
     raw = text_part(raw)
     inside = dict(strangers_inside(raw, config))
     strangers = {key: raw[key] for key in _strangers(raw, keys_of(config))} | inside
-    known = READ if has_key(config, SCHEMAS[0]) else set()
+    known = {*LENGTHS, *(READ if has_key(config, SCHEMAS[0]) else ())}
     about = [
         key
         for key, value in strangers.items()

@@ -167,6 +167,16 @@ class Layer:
             return "queries are multiplied by something that depends on their position"
         return HIDDEN if self.hidden and not self.tables else None
 
+    def window(self, length: int) -> int | None:
+        """Keys in sight of the last of `length` queries, if they are the nearest ones; None without a mask of positions alone."""
+        if self.visible is None or self.hidden:
+            return None
+        keys, none = torch.arange(length), torch.zeros(length, dtype=torch.long)
+        with Zeros():
+            seen = self.visible(none, none, none + length - 1, keys).expand_as(keys)
+        count = int(seen.sum())
+        return count if 0 < count < length and bool(seen[-count:].all()) else None
+
     def not_as(self, declared: LayerPositions, length: int) -> str | None:
         """Difference between its visible keys at `length` tokens and the declared ones: earlier tokens, a window or a chunk."""
         if not declared.attends:

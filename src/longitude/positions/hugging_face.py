@@ -13,6 +13,7 @@ from longitude.positions.composed import Composed
 from longitude.positions.config_keys import (
     ALL_KEYS,
     BASES,
+    BY_LAYER,
     COMMON,
     EXTRA,
     KEYS,
@@ -133,7 +134,8 @@ def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
         if not hasattr(config, "to_dict"):
             raise UsageError("", "a config as a mapping or an object with to_dict()", repr(config))
         usual = {name: getattr(config, name, None) for name in getattr(config, "attribute_map", {})}
-        config = usual | config.to_dict()
+        by_layer = {key: value for key in BY_LAYER if isinstance(value := getattr(config, key, None), list | tuple)}
+        config = usual | config.to_dict() | by_layer  # Dory's to_dict() has other entries than its layers
     return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
 
 
