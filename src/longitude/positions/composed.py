@@ -133,11 +133,14 @@ class Composed(Encoding):
             )
 
     def require_loaded(self, device: torch.device) -> None:
-        """UsageError for a parameter on the meta device: a product with it is unwritten memory on others, not an error."""
+        """UsageError for a parameter on the meta device: a product with it is unwritten memory on others, not an error.
+
+        Layers inside of an encoding are not looked at: offloading gives them their parameters while they are called themselves.
+        """
         if not self.learned or device.type == "meta":
             return
         for m in self.each:
-            if any(p.is_meta for p in m.parameters()):
+            if any(p.is_meta for p in m.parameters(recurse=False)):
                 raise UsageError(
                     f"encoding {type(m).__name__}",
                     f"parameters on {device}",
