@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from longitude.errors import UsageError, nearest, unknown
 
@@ -21,6 +21,33 @@ CONV = "conv"
 """Part of a label that gives its mixers a short causal convolution: nope+conv, rope+conv:at=qkv."""
 LAYERS = ".."
 """Separator of the labels of successive layers."""
+PARTS = re.compile(r"\+(?=[A-Za-z_])")
+"""Separator of the parts of a layer; a "+" before a digit belongs to a number: 5e+5."""
+
+
+class Part(NamedTuple):
+    """A part of a label as it is written, whether its name is registered or not.
+
+    Attributes:
+        name: Name of an encoding or a mixer.
+        options: Each option with its value, such as "sections=2,1,1".
+    """
+
+    name: str
+    options: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name + (f":{','.join(self.options)}" if self.options else "")
+
+
+def layers_in(label: str) -> list[list[Part]]:
+    """The parts of each layer of a label; of one layer, if the label names none."""
+
+    def part(text: str) -> Part:
+        name, _, options = text.partition(":")
+        return Part(name, tuple(re.split(r",(?=[\w.]+=)", options)) if options else ())  # a value may be a list
+
+    return [[*map(part, PARTS.split(layer))] for layer in label.split(LAYERS)]
 
 
 @dataclass(frozen=True)
@@ -166,7 +193,7 @@ def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:
 
     require_characters(label)
     valid = {**ENCODINGS, **mixers}
-    parts = re.split(r"\+(?=[A-Za-z_])", label)  # a "+" before a digit belongs to a number: 5e+5
+    parts = PARTS.split(label)
     parts = [re.sub(r"^[^:]+", lambda name: ENCODINGS.canonical(name[0]), part) for part in parts]
     for name in (part.partition(":")[0] for part in parts):
         if name not in valid:

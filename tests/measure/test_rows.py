@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from contextlib import suppress
 
 import pandas as pd
 import pytest
@@ -93,3 +94,13 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(path, monkeypat
         write_rows(ROWS[:1], path)
     assert [file.name for file in path.parent.iterdir()] == ["results.parquet"]
     assert from_frame(read_rows(path)) == ROWS
+
+
+def test_a_flipped_bit_is_never_read_as_a_number(tmp_path):
+    path = tmp_path / "results.parquet"
+    write_rows([Row(task="text", metric="perplexity", length=64, value=1 + i / 7) for i in range(100)], path)
+    whole = path.read_bytes()
+    for place in range(4, len(whole) // 2, 97):  # the pages; the second half has names and statistics
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with suppress(ValueError):
+            assert read_rows(path)["value"].tolist() == pytest.approx([1 + i / 7 for i in range(100)], abs=0, rel=0)

@@ -5,12 +5,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pandas as pd
 
 from longitude.errors import UsageError, unknown
-from longitude.runs.files import atomic
+from longitude.runs.files import atomic, regular
 
 SCHEMA = 2
 """Version of the table; reading a table of another version raises ValueError."""
@@ -199,7 +199,7 @@ def write_rows(rows: Iterable[Row], path: str | os.PathLike) -> None:
         path: The file, which is replaced.
     """
     with atomic(Path(path)) as unfinished:
-        to_frame(rows).to_parquet(unfinished, index=False)
+        to_frame(rows).to_parquet(unfinished, index=False, write_page_checksum=True)
 
 
 def read_rows(path: str | os.PathLike) -> pd.DataFrame:
@@ -217,7 +217,9 @@ def read_rows(path: str | os.PathLike) -> pd.DataFrame:
     """
     if not Path(path).exists():
         raise FileNotFoundError(f"no results at {path}")
+    options: Any = {"dtype_backend": "numpy_nullable", "page_checksum_verification": True}
     try:
-        return check_frame(pd.read_parquet(path, dtype_backend="numpy_nullable"))
+        with regular(Path(path), links=True):  # a pipe would be waited for
+            return check_frame(pd.read_parquet(path, **options))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} has no rows that can be read ({error}); measure again") from error

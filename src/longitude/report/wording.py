@@ -1,10 +1,12 @@
 """Numbers and names in sentences."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
+
+from longitude.labels import LAYERS, Part, layers_in
 
 PAPERS = {
     "nope": "NoPE",
@@ -70,36 +72,42 @@ ROPE_BASE = 10_000
 """The base of `rope` without options."""
 FITS = 30
 """Characters of the longest name that has room at the end of a line in a chart."""
-PART = re.compile(r"([A-Za-z_]\w*)((?::[^+]*?)?)(?=\+|\.\.|$)")
-"""A part of a label: a name and its options."""
 
 
 def paper(label: str, options: bool = True) -> str:
     """The paper's name for a label: rope:base=500+fox -> RoPE (base=500) + FoX; options: with or without them."""
 
-    def part(found: re.Match[str]) -> str:
-        return PAPERS.get(found[1], found[1]) + (f" ({found[2][1:]})" if options and found[2] else "")
+    def named(part: Part) -> str:
+        return PAPERS.get(part.name, part.name) + (f" ({','.join(part.options)})" if options and part.options else "")
 
-    if "/" in label:
-        return label
-    return by_layer(label, lambda layer: re.sub(r" *\+ *", " + ", PART.sub(part, layer)))
+    return label if "/" in label else by_layer(label, lambda parts: " + ".join(map(named, parts)))
 
 
-def by_layer(label: str, write: Callable[[str], str] = str) -> str:
+def as_written(parts: Sequence[Part]) -> str:
+    """The label of a layer of these parts."""
+    return "+".join(map(str, parts))
+
+
+def by_layer(label: str, write: Callable[[list[Part]], str] = as_written) -> str:
     """A label with equal layers in a row counted: rope..rope..rope..nope -> 3 × rope / nope; write: how each is written."""
-    rows = [(layer, len([*same])) for layer, same in groupby(label.split(".."))]
+    rows = [(layer, len([*same])) for layer, same in groupby(layers_in(label))]
     return " / ".join((f"{count} × " if count > 1 else "") + write(layer) for layer, count in rows)
+
+
+def with_parts(label: str, change: Callable[[Part], Part]) -> str:
+    """A label with each of its parts changed."""
+    return LAYERS.join(as_written([*map(change, parts)]) for parts in layers_in(label))
 
 
 def with_base(label: str) -> str:
     """A label whose rope says its base: rope+fox -> rope:base=10000+fox."""
 
-    def part(found: re.Match[str]) -> str:
-        if found[1] != "rope" or re.search(r"[:,]base=", found[2]):
-            return found[0]
-        return f"rope:base={ROPE_BASE}" + (f",{found[2][1:]}" if found[2] else "")
+    def based(part: Part) -> Part:
+        if part.name != "rope" or any(option.startswith("base=") for option in part.options):
+            return part
+        return part._replace(options=(f"base={ROPE_BASE}", *part.options))
 
-    return PART.sub(part, label)
+    return with_parts(label, based)
 
 
 def papers(labels: Sequence[str]) -> dict[str, str]:
@@ -107,8 +115,8 @@ def papers(labels: Sequence[str]) -> dict[str, str]:
     often = Counter(paper(label, options=False) for label in labels)
 
     def name(label: str) -> str:
-        full = with_base(label)
-        return paper(full, options=bool(re.search(r"\brope:", full)) or often[paper(label, options=False)] > 1)
+        rotates = any(part.name == "rope" for parts in layers_in(label) for part in parts)
+        return paper(with_base(label), options=rotates or often[paper(label, options=False)] > 1)
 
     return {label: name(label) for label in labels}
 
@@ -118,19 +126,15 @@ def short_papers(labels: Sequence[str]) -> dict[str, str]:
 
     rope:scaling=yarn,factor=4,original_max_length=128 -> RoPE (base=10000,scaling=yarn).
     """
+
+    def first(most: int, part: Part) -> Part:
+        return part._replace(options=part.options[:most])
+
     whole = papers(labels)
     if max(map(len, whole.values())) <= FITS:
         return whole
-
-    def first(label: str, most: int) -> str:
-        def part(found: re.Match[str]) -> str:
-            options = re.split(r",(?=\w+=)", found[2][1:])  # a value may be a list: sections=2,1,1
-            return found[1] + (f":{','.join(options[:most])}" if found[2] else "")
-
-        return PART.sub(part, with_base(label))
-
     for most in range(2, 2 + max(label.count("=") for label in labels)):
-        cut = papers([first(label, most) for label in labels])
+        cut = papers([with_parts(with_base(label), partial(first, most)) for label in labels])
         if len(set(cut.values())) == len(labels):
             return dict(zip(labels, cut.values(), strict=True))
     return whole

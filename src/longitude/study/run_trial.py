@@ -19,6 +19,7 @@ from longitude.report.wording import and_
 from longitude.runs.device import device_of, threads
 from longitude.runs.files import atomic, out_of_space, write_json
 from longitude.runs.store import Store, Unit
+from longitude.runs.training import drop_unfinished, remove_checkpoints
 from longitude.study.config import StudyConfig
 from longitude.study.costs import flops_per_token, tokens_read
 from longitude.study.data import StudyData
@@ -26,10 +27,8 @@ from longitude.study.results import DOCUMENTS, FAILURE, NOTHING_MEASURED, ROWS, 
 from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_distance, task_for
 from longitude.study.tokens import reader
 from longitude.study.train import (
-    drop_unfinished,
     first_model,
     measurable,
-    remove_checkpoints,
     save,
     selection_loss,
     train,
@@ -131,14 +130,14 @@ class TrialRunner:
         start = time.perf_counter()
         trained = train(model, self.config, trial, self.data, folder, on_step, note)
         if trained.diverged is not None:
-            remove_checkpoints(folder)
+            remove_checkpoints(folder / "trainer")
             reason = f"the loss was not finite at step {trained.diverged}"
             return trial.status("diverged", trained.diverged, reason=reason)
         seconds = time.perf_counter() - start if trained.first == 0 else None
         loss = selection_loss(model, self.task.selection(self.config, self.data))
         more = {"parameters": sum(each.numel() for each in model.parameters()), "untrained": trained.untrained}
         save(model, folder, reader(self.config.tokenizer).tokenizer)
-        remove_checkpoints(folder)
+        remove_checkpoints(folder / "trainer")
         if not math.isfinite(loss):
             return trial.status("diverged", trial.steps, reason=NOT_FINITE, training_seconds=seconds, **more)
         return trial.status("trained", trial.steps, selection=loss, training_seconds=seconds, **more)

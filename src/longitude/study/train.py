@@ -5,13 +5,9 @@ by file: it is complete if it has `COMPLETE`, which is written last. Incomplete 
 the run continues, so that a training killed at any moment and run again ends with the files of one never killed.
 """
 
-import json
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +23,8 @@ from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.models.loss import IGNORED
 from longitude.positions.base import Encoding
-from longitude.runs.files import COMPLETE, appending, atomic, checksums, flush, is_as_sealed, read_bytes, write_json
+from longitude.runs.files import flush
+from longitude.runs.training import LOSSES, LossLog, newest, seal, step_of
 from longitude.study.blocks import block_options, in_block
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData
@@ -35,7 +32,6 @@ from longitude.study.tasks.base import task_of
 from longitude.study.trial import Trial
 from longitude.training import RULE
 
-LOSSES = "losses.jsonl"
 SAVES = 4
 """Checkpoints during training, evenly over its steps."""
 SECONDS = 120
@@ -57,76 +53,6 @@ MODEL = (
     "vocab_size",
 )  # fmt: skip
 """Keys of LongitudeConfig that are equal in every model of a study."""
-
-
-# ---- resuming --------------------------------------------------------------------------------------------------------
-
-
-def seal(checkpoint: Path) -> None:
-    """Mark a checkpoint as complete: flush all its files to the disk, then write `COMPLETE` with their checksums."""
-    for path in checkpoint.rglob("*"):
-        if path.is_file():
-            flush(path)
-    write_json(checkpoint / COMPLETE, checksums(checkpoint))
-
-
-def newest(folder: Path, logged: int) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint with all its steps in the log of losses, and a message for each removed checkpoint."""
-    messages = []
-    for step, checkpoint in sorted(_checkpoints(folder), reverse=True):
-        reason = f"losses are logged to step {logged} only" if step > logged else "it was not finished"
-        if step <= logged and (checkpoint / COMPLETE).exists():
-            if is_as_sealed(checkpoint):
-                return checkpoint, messages
-            reason = "its files were damaged after it was saved"
-        messages.append(f"dropped {checkpoint.name}: {reason}")
-        shutil.rmtree(checkpoint)
-    return None, messages
-
-
-def drop_unfinished(folder: Path) -> None:
-    """Remove incomplete checkpoints, from which no training can continue, to free their space."""
-    for _, checkpoint in _checkpoints(folder):
-        if not (checkpoint / COMPLETE).exists():
-            shutil.rmtree(checkpoint)
-
-
-def step_of(checkpoint: Path | None) -> int:
-    return 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint-"))
-
-
-def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    paths = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
-    return [(step_of(path), path) for path in paths]
-
-
-class LossLog:
-    """losses.jsonl: one line per step, appended; `cut` removes later steps."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def read(self) -> list[dict[str, Any]]:
-        """The entries of steps 1, 2, ... up to the first that is missing, half-written or damaged."""
-        entries: list[dict[str, Any]] = []
-        lines = read_bytes(self.path, "remove it").split(b"\n") if os.path.lexists(self.path) else []
-        with suppress(ValueError, RecursionError):  # a line that is no JSON
-            for line in lines:
-                entry = json.loads(line)
-                if not isinstance(entry, dict) or entry.get("step") != len(entries) + 1:
-                    break
-                entries.append(entry)
-        return entries
-
-    def cut(self, step: int) -> None:
-        """Keep the entries up to and including `step`."""
-        entries = self.read()[:step]
-        with atomic(self.path) as unfinished:
-            unfinished.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
-
-    def append(self, entry: dict[str, Any]) -> None:
-        with appending(self.path) as file:
-            file.write((json.dumps(entry) + "\n").encode())
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -352,12 +278,3 @@ def save(model: Any, folder: Path, tokenizer: Any = None) -> None:
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a training that has ended, except the Trainer's state."""
-    folder = folder / "trainer"
-    for state in folder.glob("checkpoint-*/trainer_state.json"):
-        os.replace(state, folder / state.name)
-    for path in folder.glob("checkpoint-*"):
-        shutil.rmtree(path)
