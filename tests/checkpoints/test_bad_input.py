@@ -346,3 +346,13 @@ def test_a_full_disk(verb, whole, text, tmp_path, command, full_at):
     left = {path.name for path in (tmp_path / "deep").rglob("*")}
     assert left <= ({"out", ".lock"} if verb == "measure" else set())  # a run, which the same command continues
     assert command(*arguments[verb])[0] == 0
+
+
+def test_links_that_lead_to_themselves_are_one_sentence(tmp_path):
+    (tmp_path / "config.json").symlink_to("config.json")
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for name in ("a", "b", "config.json"):
+        with pytest.raises(ValueError, match=f"{tmp_path / name} is a link"):
+            require_own_files(tmp_path)
+        (tmp_path / name).unlink()

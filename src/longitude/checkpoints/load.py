@@ -408,7 +408,7 @@ def require_own_files(folder: Path) -> None:
     for path in sorted((*folder.iterdir(), *folder.glob("*/*"))):
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue  # nothing reads them
-        target = path.resolve()
+        target = Path(os.path.realpath(path))  # resolve() has a traceback for a link that leads to itself
         if path.is_symlink() and not any(target.is_relative_to(place) for place in (own, *blobs)):
             raise ValueError(
                 f"{path} is a link to {target}, outside of the checkpoint's folder, and is not followed; put a copy in its place"
