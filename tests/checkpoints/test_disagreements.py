@@ -211,3 +211,9 @@ def test_windows_of_classes_with_other_types_of_layers(kind, more, windows):
     """Dory's to_dict() has other layer types than its layers; every layer of DeepSeek V4 has a window, beside keys it adds."""
     config = AutoConfig.for_model(kind, **{**SHAPE, "num_key_value_heads": 1, "sliding_window": 8, **more})
     assert [layer.window for layer in positions_of_layers(config, "half")] == windows
+
+
+def test_a_small_share_of_a_head_is_written():
+    """extend passes the rotated dimensions: a fourth of 4 is odd, and matters to no scheme but NTK."""
+    written = lg.to_hugging_face(RopeConfig(1e4, YaRN(4.0, 64), 0.25), 4)["rope_parameters"]
+    assert written["rope_type"] == "yarn" and written["partial_rotary_factor"] == 0.25

@@ -455,7 +455,8 @@ def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling
         return "proportional", rope.base, rope.scaling
     if rope.scaling is None:
         return "default", rope.base, None
-    return rope.scaling.written(rope.base, None if head_dim is None else rope.rotary_dim(head_dim))
+    # A share of few dimensions may be odd, which only matters to NTK, whose base depends on it.
+    return rope.scaling.written(rope.base, None if head_dim is None else int(head_dim * rope.partial_rotary_factor))
 
 
 def write_layers(rope: RopeConfig, inner: dict[str, Any], outside: dict[str, Any]) -> None:
