@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from longitude.cli import main
+from longitude.extend.units import work_of, working
 from longitude.measure.sources import read_text
 from longitude.study.results import question_of
 from tests.study.conftest import edit_question, sealed_again, units_in, write_run
@@ -83,6 +84,18 @@ def test_figures_are_not_written_or_removed_elsewhere(sent, capsys):
     assert main(["report", str(sent)]) == 2
     assert str(sent / "figures") in capsys.readouterr().err
     assert_elsewhere_is_as_before(sent)
+
+
+@pytest.mark.parametrize("place", ["", "extended", "training-ab", "units", "units/.search-ab"])
+def test_an_extension_writes_and_removes_nothing_elsewhere(place, tmp_path):
+    elsewhere, path = tmp_path / ELSEWHERE, work_of(tmp_path / "out") / place
+    elsewhere.mkdir()
+    (elsewhere / "mine.svg").write_text("mine")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(elsewhere)
+    with refused(str(path)), working(tmp_path / "out"):
+        pass
+    assert_elsewhere_is_as_before(tmp_path / "out")
 
 
 def assert_elsewhere_is_as_before(sent: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from longitude.runs.files import LOCK, lock, opened
+from longitude.runs.files import LOCK, lock, make_folder, opened, require_plain
 from longitude.runs.store import Store
 
 PASSES = "passes.jsonl"
@@ -37,7 +37,8 @@ def working(out: Path) -> Iterator[Store]:
     """The store of intermediate results for `out`. The last process removes it, unless the same command can continue it."""
     folder, kept = work_of(out), True
     made = [each for each in out.parents if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    require_plain(folder)  # a link would lead what is written or removed elsewhere
     store = Store(folder)
     try:
         with opened(folder) as descriptor:

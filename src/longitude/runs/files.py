@@ -152,7 +152,7 @@ def require_folder(path: Path) -> None:
 
 def require_plain(folder: Path) -> None:
     """ValueError if a folder has anything besides folders and regular files, at any depth."""
-    with os.scandir(folder) as entries:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:  # another process may remove what it holds
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 require_plain(Path(entry.path))
