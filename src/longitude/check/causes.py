@@ -74,8 +74,8 @@ def in_parts(subject: Subject, parts: Mapping[str, Part]) -> Measurement:
     if not measured:
         raise DoesNotApply("; ".join(dict.fromkeys(idle.values())))
     worst = max(measured.values(), key=lambda part: part.measured / (part.threshold or 1.0))
-    notes = [f"{name}: {part.note}" for name, part in measured.items() if part.note]
-    return replace(worst, note="; ".join([*notes, *(f"{name}: not applicable" for name in idle)]))
+    notes = [part.note for part in measured.values() if part.note]
+    return replace(worst, note="; ".join([*notes, *([f"not applicable: {', '.join(idle)}"] if idle else [])]))
 
 
 # ---- where and by what two answers differ ----------------------------------------------------------------------------------

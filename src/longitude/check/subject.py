@@ -315,7 +315,9 @@ def patched(kind: type) -> str:
         for name in sorted(vars(holder).keys() & defined):
             function = vars(holder)[name]
             code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-            if code is not None and not any(Path(code.co_filename).is_relative_to(package) for package in packages):
+            if code is None or code.co_filename.startswith("<"):  # made by exec, as methods of a dataclass are
+                continue
+            if not any(Path(code.co_filename).is_relative_to(package) for package in packages):
                 return f"{holder.__name__}.{name}"
     return ""
 

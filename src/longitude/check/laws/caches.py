@@ -82,19 +82,19 @@ def of_kinds(
     Classes that the model or transformers does not support are named in the note, and break no law.
     """
     errors: dict[str, Tensor] = {}
-    refused = []
+    refused: list[str] = []
     kinds = kinds_of(subject.model.config, places, subject.device.type != "cpu")
     for name, make in kinds.items():
         try:
             with without_rounding():
                 errors |= {f"{name}{way}": error for way, error in errors_of(make).items()}
         except REFUSALS as error:
-            refused.append(f"{name} ({type(error).__name__})")
+            refused.append(f"{name} cache ({type(error).__name__})")
     if not errors:
         raise DoesNotApply(f"every class of cache refuses that: {', '.join(refused)}")
     broken = [name for name, error in errors.items() if subject.first_above(error) is not None]
     found = subject.measurement(torch.stack(list(errors.values())).amax(0), f"{cause} ({'; '.join(broken)})")
-    return replace(found, note=f"not supported: {', '.join(refused)}" if refused else "")
+    return replace(found, note=f"not taken: {', '.join(refused)}" if refused else "")
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "rotary_frequencies"))
@@ -112,7 +112,8 @@ def cached_keys(subject: Subject) -> Measurement:
         after = in_parts(subject, moved)
     except DoesNotApply:
         return found
-    return replace(after, note=f"{found.note}; {after.note}") if after.holds else after
+    notes = dict.fromkeys(note for measured in (found, after) for note in measured.note.split("; ") if note)
+    return replace(after, note="; ".join(notes)) if after.holds else after
 
 
 def classes(subject: Subject) -> Measurement:
