@@ -221,6 +221,12 @@ def joined_to_the_next(positions: Tensor, past: int) -> Tensor:
     return positions + nn.functional.pad(alone, (2, 0)).cumsum(-1)
 
 
+def watches(named: dict[str, Any]) -> None:
+    """A memo of the mask that asks whether it was changed."""
+    if named.get("attention_mask") is not None:
+        (named["attention_mask"] > 0)._version  # noqa: B018
+
+
 # ---- tables --------------------------------------------------------------------------------------------------------------
 def short(right: Any, x: Tensor, positions: Tensor) -> Any:
     return right(x, positions.to(torch.int16).long())
@@ -593,6 +599,9 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "window one key narrower": (lambda: with_masks(narrower, mistral()), "layer_masks", "attends to 7 keys, expected 8"),
     "window ignored behind a cache": (full_behind_cache, "layer_masks", "behind its cache"),
+    "tensors that are made in inference_mode": (
+        lambda: changed(llama(), watches), "cached_decoding", "Inference tensors do not track version counter",
+    ),
     "an indexer numbers the keys of each call": (numbered_by_call, "cached_decoding", "also if the first of equal scores"),
     "a norm after the rotation": (normed_after, "attention_outputs", "queries and keys are normalized after the rotation"),
     "one position of many wrong": (partial(with_tables, one_wrong), "served_positions", "at 21, the first of 1"),

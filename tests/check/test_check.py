@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -747,6 +748,11 @@ def test_what_shows_nothing_is_not_called_right(monkeypatch):
     model = llama()
     model.config.rope_interleave = True
     assert result("layer_rotations", model).status == "passed"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/checking.md"])
+def test_the_number_of_laws_on_our_pages(page):
+    assert f"{len(laws())} automatic tests" in (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
 
 
 def test_laws_are_chosen_by_name():

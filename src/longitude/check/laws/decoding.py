@@ -88,8 +88,8 @@ def relative_positions(subject: Subject) -> Measurement:
 def cached_decoding(subject: Subject) -> Measurement:
     """A token at a time = a whole pass.
 
-    With the model's own positions, with mask and positions given, and inside generate(); of a sparse attention with all keys
-    chosen, and with as many as its config says. The first 64 tokens and the last 64 come one by one.
+    With the model's own positions, with mask and positions given, in inference_mode, and inside generate(); of a sparse attention
+    with all keys chosen, and with as many as its config says. The first 64 tokens and the last 64 come one by one.
     """
     require_one_way(subject)
     tokens = subject.tokens(subject.length)
@@ -122,6 +122,8 @@ def one_by_one(subject: Subject, tokens: Tensor, want: Tensor) -> dict[str, Tens
     if subject.attends:  # a recurrent model masks the tokens of a call, and none before them
         ways[GIVEN] = torch.maximum(*(error(sizes, want, given=True) for sizes in parts.values()))
         subject.on_progress(0.6)
+    with torch.inference_mode():  # its tensors have no version, and code that asks for one raises
+        ways["in inference_mode"] = error([length - FEW, *[1] * FEW], want, given=subject.attends)
     if hasattr(subject.model, "generate"):
         off = subject.error(subject.generated(tokens, prompt), want[:, prompt - 1 : length - 1])
         ways["generate()"] = pad(off, (prompt - 1, 1))

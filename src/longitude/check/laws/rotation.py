@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
-from longitude.checkpoints.compare import border_of, frequencies_of, head_dim_of, read, ropes as config_ropes
+from longitude.checkpoints.compare import (
+    Disagreement,
+    border_of,
+    difference,
+    frequencies_of,
+    head_dim_of,
+    read,
+    ropes as config_ropes,
+)
 from longitude.checkpoints.declared import declared_length, unread
 from longitude.checkpoints.positions import is_rotary, last_position, table_of
 from longitude.checkpoints.quiet import quiet
@@ -57,6 +65,8 @@ def ropes(config: Any) -> dict[str | None, RopeConfig]:
     """Rotary parameters of a config by the layer types in use (None: one for all layers). Unknown if they are not understood."""
     try:
         found, layers = config_ropes(config), read(config).layers or []
+    except Disagreement as reason:
+        raise NotShown(f"the law `files` has it: {reason}") from reason
     except NotUnderstood as reason:
         raise Unknown(str(reason)) from reason
     except ValueError as reason:
@@ -94,6 +104,12 @@ class Tables(NamedTuple):
             raise OtherWidth(2 * width, 2 * count)
         take = slice(count) if halves >= neighbors else slice(0, None, 2)
         return Tables(self.cos[:, take], self.sin[:, take])
+
+    def frequencies(self) -> Frequencies:
+        """What tables that begin at positions 0, 1 turn by, and their factor."""
+        return Frequencies(
+            torch.atan2(self.sin[1], self.cos[1]).cpu(), float(torch.hypot(self.cos[0], self.sin[0]).max())
+        )
 
     def errors(self, angles: Tensor, want: Frequencies) -> Tensor:
         """Larger error of cos and sin for angles [L, pairs]; infinite if a value is not finite."""
@@ -134,18 +150,10 @@ def tables_of(subject: Subject, tokens: Tensor, **options: Any) -> dict[str | No
 
 def measured(
     seen: Mapping[str | None, Tables], layer: str | None, rope: RopeConfig, subject: Subject, length: int
-) -> tuple[Tensor, float, Frequencies]:
-    """(frequency of each pair, attention factor, what both should be), from a pass that begins at positions 0, 1."""
+) -> tuple[Frequencies, Frequencies]:
+    """(frequencies and factor of tables, what both should be), from a pass that begins at positions 0, 1."""
     want = expected(subject.config, layer, rope, length)
-    cos, sin = seen[layer].pairs(len(want.inverse))
-    return torch.atan2(sin[1], cos[1]).cpu(), float(torch.hypot(cos[0], sin[0]).max()), want
-
-
-def deviation(frequency: Tensor, factor: float, want: Frequencies) -> float:
-    """The largest relative error of frequencies and attention factor."""
-    inverse = want.inverse.cpu().double()
-    off = torch.where(inverse > 0, frequency / inverse - 1, frequency).abs().max()
-    return max(float(off), abs(factor / want.attention_factor - 1))
+    return seen[layer].pairs(len(want.inverse)).frequencies(), want
 
 
 def require_tables(tables: Mapping[str | None, Tables]) -> None:
@@ -170,14 +178,15 @@ def rotary_frequencies(subject: Subject) -> Measurement:
     for length, tables in lengths.items():
         for layer in read.keys() & tables.keys():
             try:
-                got, factor, want = measured(tables, layer, read[layer], subject, length)
+                got, want = measured(tables, layer, read[layer], subject, length)
             except OtherWidth as other:
                 return Measurement(other.measured, FREQUENCIES, cause=str(other))
-            if not (off := deviation(got, factor, want)) <= FREQUENCIES:
-                why = difference(got, factor, want, read[layer], subject.config.hidden_size, length)
-                cause = cause or f"{layer or 'the model'} does not rotate as its config declares: {why}"
+            off = difference(got, want, FREQUENCIES)
+            if off.text:
+                why = mistake_of(got, want, read[layer], subject.config.hidden_size, length)
+                cause = cause or f"{layer or 'the model'} does not rotate as its config declares: {why or off.text}"
                 wrong.append(length)
-            worst = max(worst, off)
+            worst = max(worst, off.relative)
     if border is not None and wrong:
         cause += (
             f" (in sequences of {', '.join(map(str, dict.fromkeys(wrong)))} tokens; the original length is {border})"
@@ -226,18 +235,16 @@ def same(one: Mapping[str | None, Tables], other: Mapping[str | None, Tables]) -
     return all(torch.equal(one[layer].sin[:2], other[layer].sin[:2]) for layer in one)
 
 
-def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, width: int, length: int = 8) -> str:
-    """Description of a difference, with the known mistake that gives these numbers; width: width of hidden states."""
+def mistake_of(found: Frequencies, want: Frequencies, rope: RopeConfig, width: int, length: int) -> str:
+    """The known mistake that gives these numbers, in words; empty if there is none. width: width of hidden states."""
+    got, factor = found
 
     def is_of(frequencies: Tensor) -> bool:
         return bool((got / frequencies.cpu() - 1).abs().max() <= FREQUENCIES)
 
     if abs(factor / want.attention_factor - 1) > FREQUENCIES:
-        of = {
-            "an attention factor that is ignored": 1.0,
-            "an attention factor that is applied twice": want.attention_factor**2,
-        }
-        known = [f"; {why}" for why, one in of.items() if abs(factor / one - 1) <= EQUAL]
+        factors = {"ignored": 1.0, "applied twice": want.attention_factor**2}
+        known = [f"; an attention factor that is {why}" for why, of in factors.items() if abs(factor / of - 1) <= EQUAL]
         return f"cos and sin are multiplied by {factor:.4f}, expected {want.attention_factor:.4f}{''.join(known)}"
     if is_of(-want.inverse):
         return "in the other direction: sin has the wrong sign"
@@ -258,11 +265,9 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig, 
         other = rope_frequencies(2 * len(got), base=rope.base, scaling=replace(rope.scaling, **lists), length=length)
         if is_of(other.inverse):
             return "as of the other of short_factor and long_factor"
-    pair = int((got / want.inverse.cpu() - 1).abs().argmax())
-    plain = rope.scaling is not None and is_of(rope_frequencies(2 * len(got), base=rope.base).inverse)
-    return f"pair {pair} by {float(got[pair]):.4g} rad a position, expected {float(want.inverse[pair]):.4g}" + (
-        f"; as without {rope.scaling}" if plain else ""
-    )
+    if rope.scaling is not None and is_of(rope_frequencies(2 * len(got), base=rope.base).inverse):
+        return f"{difference(found, want, FREQUENCIES).text}; as without {rope.scaling}"
+    return ""
 
 
 @CHECKPOINT_LAWS.law(threshold=0, rests_on=("files",))
@@ -461,9 +466,8 @@ def why_far(subject: Subject, layer: str | None, positions: Tensor, dtype: torch
         return tables_at(subject, at)[layer].pairs(len(want.inverse)), want
 
     start, want = both(torch.tensor([0, 1, length - 1]))
-    frequency, factor = torch.atan2(start.sin[1], start.cos[1]), float(torch.hypot(start.cos[0], start.sin[0]).max())
-    if not deviation(frequency, factor, want) <= FREQUENCIES:
-        why = difference(frequency, factor, want, rope, subject.config.hidden_size, length)
+    if off := difference(start.frequencies(), want, FREQUENCIES).text:
+        why = mistake_of(start.frequencies(), want, rope, subject.config.hidden_size, length) or off
         return f": in a sequence of {length} tokens it does not rotate as declared: {why}"
     places = [(at, *both(at)) for at in (positions, positions * 2 // 3 + 1)]
     for kind in dict.fromkeys((dtype, torch.bfloat16)):  # code that rounds angles may round cos and sin as well

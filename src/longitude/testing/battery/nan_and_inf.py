@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -188,18 +189,26 @@ def nan_in_documents(build: MixerExample, paddings: tuple[str, ...] | None = Non
     of_encoding = isinstance(build.encoding, Example)
     backends = [*BACKENDS] if of_encoding else []
     paddings = paddings or (tuple(DOCUMENTS) if of_encoding else ("between",))
-    values = NOT_FINITE  # all in the first form, NaN alone in the others
-    for words, options in build.forms((5,), backends).items():
-        for loops in (nullcontext, without_loops) if build.has("mode") else (nullcontext,):
-            for padding in paddings:
-                with loops(), suppress(*[ValueError] * of_encoding):  # of a backend that does not support the call
-                    net = LayerStack(build, **options)
-                    _stays_in_its_document(f"{words}, {loops.__name__}", net, DOCUMENTS[padding], values)
-                    values = NOT_FINITE[:1]
+    kernels = (nullcontext, without_loops) if build.has("mode") else (nullcontext,)
+    values = {True: NOT_FINITE, False: NOT_FINITE[:1]}  # all in the first form, NaN alone in the others
+    first = True
+    for (words, options), loops, padding in product(build.forms((5,), backends).items(), kernels, paddings):
+        with loops():
+            net, documents = LayerStack(build, **options), DOCUMENTS[padding]
+            try:
+                clean = _everything(net, numbers(*documents.shape, DIM), documents)
+            except ValueError:
+                if not of_encoding:
+                    raise
+                continue  # the backend does not support the call
+            _stays_in_its_document(f"{words}, {loops.__name__}", net, documents, clean, values[first])
+            first = False
 
 
-def _stays_in_its_document(here: str, net: LayerStack, documents: Tensor, values: tuple[float, ...]) -> None:
-    clean = _everything(net, x := numbers(*documents.shape, DIM), documents)
+def _stays_in_its_document(
+    here: str, net: LayerStack, documents: Tensor, clean: Named, values: tuple[float, ...]
+) -> None:
+    x = numbers(*documents.shape, DIM)
     second, padding = documents == 1, documents < 0
     bad = second & (second.cumsum(1) == 2)  # a token in the middle of each
     behind = second & (second.cumsum(1) >= 2)
