@@ -303,7 +303,7 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
 REASONS = {  # what the law gives as the reason
     "a table begins again": "12 of 32 positions have another row: position 20 has that of 0",
     "drafts counted one by one": "(behind a cache)",
-    "frequencies in bfloat16": "inv_freq itself is rounded",
+    "frequencies in bfloat16": "frequencies are rounded to bfloat16",
     "attention factor twice": "applied twice",
     "cache off by one": "the position of a token behind a cache is 1 too large",
     "sin has the wrong sign": "in the other direction: sin has the wrong sign",

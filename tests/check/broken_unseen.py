@@ -618,8 +618,8 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "cos and sin swapped": (partial(copied, Swapped), "attention_outputs", "cos and sin are swapped"),
     "keys turn the other way": (partial(copied, Opposite), "attention_outputs", "keys turn the other way"),
     "rotated twice in one layer": (partial(copied, Twice, (1,)), "attention_outputs", "twice their positions"),
-    "half of the channels rotated": (partial(copied, FirstHalf), "attention_outputs", "half of the channels"),
-    "causal corner at the upper left": (partial(copied, CornerTopLeft), "chunked_prefill", "do not depend on all before them"),
+    "half of the channels rotated": (partial(copied, FirstHalf), "attention_outputs", "none of the known mistakes"),
+    "causal corner at the upper left": (partial(copied, CornerTopLeft), "chunked_prefill", "continues behind a cache"),
     "one key ahead": (partial(copied, OneAhead), "causality", "tokens that come later"),
     "no query sees itself": (partial(copied, NotItself), "attention_outputs", "its own token"),
     "positions in int16": (partial(with_tables, short), "far_positions", "wrapped"),
@@ -734,26 +734,26 @@ def neighbours(right: Any) -> Any:
 REPLACED: dict[str, tuple[Callable[[], Any], Any, str, Callable[[Any], Any], str, str]] = {
     "the last numbers of a head rotate": (
         partial(built_of, "gpt_neox"), modeling_gpt_neox, "apply_rotary_pos_emb", last_numbers,
-        "layer_rotations", "numbers 12 to 15 of a head turn, declared are 0 to 3",
+        "layer_rotations", "queries and keys of all layers are not rotated",
     ),
     "a factor of queries alone": (
         partial(llama, YARN), modeling_llama, "apply_rotary_pos_emb", factor_of_queries,
-        "layer_rotations", "it is rotated as declared, and multiplied by 0.878",
+        "layer_rotations", "keys of all layers are not rotated",
     ),
     "weights behind the rotation": (
         partial(built_of, "qwen3"), modeling_qwen3, "apply_rotary_pos_emb", weighed_behind,
-        "layer_rotations", "something follows the rotation",
+        "layer_rotations", "queries and keys of all layers are not rotated",
     ),
     "keys the other way": (
         llama, modeling_llama, "apply_rotary_pos_emb", keys_backwards, "layer_rotations", "it turns the other way",
     ),
     "tables of one layout, pairs of the other": (
         llama, modeling_llama, "rotate_half", neighbours,
-        "layer_rotations", "cos and sin are in the layout 'half', and its pairs in the layout 'interleaved'",
+        "layer_rotations", "queries and keys of all layers are not rotated",
     ),
     "padding in a short convolution": (
         partial(built_of, "lfm2", layer_types=["conv", "full_attention"]), modeling_lfm2, "apply_mask_to_padding_states",
-        lambda right: lambda hidden, mask: hidden, "left_padding", "the padding is read, with zeros in place of what attention",
+        lambda right: lambda hidden, mask: hidden, "left_padding", "padding on the left changes a row",
     ),
     "one layer in pairs of neighbours": (
         partial(llama, num_hidden_layers=3), modeling_llama, "apply_rotary_pos_emb", third_in_pairs,
@@ -761,11 +761,11 @@ REPLACED: dict[str, tuple[Callable[[], Any], Any, str, Callable[[Any], Any], str
     ),
     "a cap behind the mask": (
         partial(built_of, "gemma2", eager=True, attn_logit_softcapping=5.0), modeling_gemma2, "eager_attention_forward",
-        capped_behind_the_mask, "causality", "without attn_logit_softcapping they agree",
+        capped_behind_the_mask, "causality", "tokens that come later",
     ),
     "no sinks while decoding": (
         partial(built_of, "gpt_oss", eager=True, drawn="sinks"), modeling_gpt_oss, "eager_attention_forward",
-        no_sinks_at_decode, "cached_decoding", "self_attn; without sinks they agree",
+        no_sinks_at_decode, "cached_decoding", "self_attn",
     ),
 }  # fmt: skip
 """A model, a function of a module of transformers and its replacement; the law that breaks, alone, and words of its cause."""

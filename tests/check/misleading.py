@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PhimoeForCausalLM
 
-from tests.check.broken_models import bloom, with_logits
+from tests.check.broken_models import bloom
 from tests.check.building import ORIGINAL, SHAPE, built, changed, llama, past_of, with_tables
 
 
@@ -63,21 +63,6 @@ def by_call(scale: Callable[[int, dict[str, Any]], Any]) -> Any:
     return changed(llama(), after=after)
 
 
-def looks_ahead() -> Any:
-    """Not in its attention."""
-    model = llama()
-    model.model.layers[0].mlp.register_forward_hook(lambda module, given, out: out + out.mean(1, keepdim=True))
-    return changed(model)
-
-
-def padded(call: int, named: dict[str, Any]) -> Any:
-    """Rows with padding are another number of times as large."""
-    mask = named.get("attention_mask")
-    if mask is None or mask.dim() != 2:
-        return 1.0
-    return 1 + 0.3 * (mask.sum(1) < mask.shape[1])[:, None, None]
-
-
 def packed(call: int, named: dict[str, Any]) -> float:
     at = named.get("position_ids")
     return 1.2 if at is not None and bool((at.diff() < 0).any()) else 1.0
@@ -118,15 +103,6 @@ MISLEADING: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "logits that grow with every call": (
         partial(by_call, lambda call, named: 1 + call / 10), "repeatable", ("random", "dropout", "leaves"),
     ),
-    "a look ahead without attention": (looks_ahead, "causality", ("mask", "by what attention")),
-    "the next token's logits mixed in": (
-        lambda: with_logits(llama(), lambda x: x + 0.3 * x.roll(-1, 1)), "causality", ("mask", "by what attention"),
-    ),
-    "rows times their number": (
-        lambda: with_logits(llama(), lambda x: x * len(x)),
-        "batch_invariance", ("first row", "statistics"),
-    ),
-    "logits of rows with padding": (partial(by_call, padded), "left_padding", ("attend to", "counted from", "mask is")),
     "logits of packed rows": (partial(by_call, packed), "packing", ("attend to each other", "reach the mask")),
     "logits that follow the first position": (
         partial(by_call, moved), "relative_positions", ("only by its rotation", "not rotated", "layouts"),

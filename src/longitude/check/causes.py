@@ -6,19 +6,14 @@ file declares, or than itself in another way), and the rule (the published metho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 
-import torch
 import transformers
 from torch import Tensor, nn
 
-from longitude.check.recorder import apart, recorded, recorder, unrotated, with_attributes
+from longitude.check.recorder import apart
 from longitude.check.subject import Subject
-from longitude.checkpoints.compare import which_layers
-from longitude.checkpoints.positions import is_rotary
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown, from_outside, in_words
 
 FILE, RULE = "the file", "the rule"
@@ -79,41 +74,12 @@ def in_parts(subject: Subject, parts: Mapping[str, Part]) -> Measurement:
 
 
 # ---- where and by what two answers differ ----------------------------------------------------------------------------------
-SWITCHES = {"attn_logit_softcapping": None, "attn_temperature_tuning": False}
-"""Attributes of attention modules, and the values that turn them off."""
-NO_SINK = -1e4
-"""Logit of a sink that takes no weight."""
-
-
-def only_with(subject: Subject, differs: Callable[[], bool]) -> str:
-    """The part of attention without which two answers no longer differ; an empty string if there is none."""
-    for name, without in parts(subject.model).items():
-        with without():
-            if not differs():
-                return f"without {name} they agree"
-    return ""
-
-
-def parts(model: nn.Module) -> dict[str, Callable[[], AbstractContextManager[None]]]:
-    """Parts of attention that a model has, each with a context in which it is turned off."""
-    switches: dict[str, Callable[[], AbstractContextManager[None]]] = {}
-    if sinks := [weight for name, weight in model.named_parameters() if name.rpartition(".")[2] == "sinks"]:
-        none = [(weight, "data", torch.full_like(weight.data, NO_SINK)) for weight in sinks]
-        switches["sinks"] = partial(with_attributes, none)
-    for name, off in SWITCHES.items():
-        if on := [module for module in model.modules() if vars(module).get(name) not in (None, False)]:
-            switches[name] = partial(with_attributes, [(module, name, off) for module in on])
-    if any(map(is_rotary, model.modules())):
-        switches["rotation"] = partial(unrotated, model)
-    return switches
-
-
 def first_apart(subject: Subject, got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> str:
-    """The first part of a model, in the order of a pass, with other outputs than wanted, in words."""
+    """Words for the first part of a model, in the order of a pass, with other outputs than wanted; empty if none has."""
     for name, one in want.items():
         other = got.get(name)
         if other is not None and other.shape == one.shape and not apart(other, one.double()) <= subject.threshold:
-            return f"the first output that differs is that of {of_layer(subject.model, name)}"
+            return f"; the first output that differs is that of {of_layer(subject.model, name)}"
     return ""
 
 
@@ -122,27 +88,3 @@ def of_layer(model: nn.Module, name: str) -> str:
     above = [".".join(name.split(".")[: n + 1]) for n in range(name.count(".") + 1)]
     held = [each for each in above if isinstance(getattr(model.get_submodule(each), "layer_idx", None), int)]
     return held[-1] if held else name
-
-
-def inputs_apart(subject: Subject, tokens: Tensor, sizes: Sequence[int]) -> str:
-    """Layers whose queries or keys in the last chunk differ from a whole pass, if attention outputs zeros."""
-    tokens, want, words = tokens[:, : sum(sizes)], recorded(subject, tokens[:, : sum(sizes)]), list[str]()
-    with recorder(subject.model) as got:
-        cache = None
-        for part in tokens.split([*sizes], 1):
-            got.clear()
-            answer = subject.model(input_ids=part, use_cache=True, **subject.with_cache(cache))
-            cache = getattr(answer, subject.cache_name or "")
-    for kind, plural in (("query", "queries"), ("key", "keys")):
-        pairs = {
-            index: [getattr(each, kind)[:, :, -sizes[-1] :].double() for each in (one, want[index])]
-            for index, one in got.items()
-        }
-        off = [
-            index
-            for index, (mine, theirs) in pairs.items()
-            if mine.shape == theirs.shape and not apart(mine, theirs) <= subject.threshold
-        ]
-        if off:
-            words.append(f"{plural} of {which_layers(off, len(got))}")
-    return f"{' and '.join(words)} differ, with zeros in place of what attention gives, too" if words else ""

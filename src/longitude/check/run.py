@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,7 +25,7 @@ laws()  # all at once, so that their order is that of the battery, whichever mod
 
 IN_OWN_DTYPE = ("files", "rotary_frequencies", "given_positions", "far_positions", "served_positions", "meta_device")
 """Laws tried in the model's own dtype; the others, of equal logits, in float64 where it fits."""
-CAP = 512
+CAP = 256
 """The most tokens that equality laws compare, unless a length is given."""
 LEAST = 16
 """The fewest tokens that may be given as length."""
@@ -50,7 +49,7 @@ def check(
     Args:
         checkpoint: From `load`, or a model in memory.
         length: Tokens that equality laws compare, position by position; by default 16 beyond the training length, or up to where
-            positions end, and 512 at most.
+            positions end, and 256 at most.
         reference: A checkpoint or a model that must give the same logits.
         laws: Names of the laws to try; all by default.
         raw: config.json as it is written; by default the checkpoint's file, else the model's config.
@@ -147,43 +146,6 @@ def check_subject(
                 stack.enter_context(computing_in(model, subject.kind))
         results = try_laws([law for law in chosen if law not in own], subject, on_law, results, len(chosen))
     return {name: attributed(result, subject) for name, result in results.items()}
-
-
-CALLS, TOKENS = 700, (3000, 40)
-"""Forward passes of all laws, and tokens in them: (at length 0, more per token of length). Counted with a Llama."""
-READ, MINUTES, FEWEST = 64, 10, 32
-"""Tokens of the longer pass of an estimate, minutes that all laws may take, and the fewest tokens that are compared."""
-
-
-@torch.no_grad()
-def estimate(subject: Subject) -> tuple[float, int] | None:
-    """Estimate what all laws take, from passes of one token and of several.
-
-    Args:
-        subject: From `subject_of`.
-
-    Returns:
-        (seconds, the most tokens that can be compared in ten minutes); None for a model that cannot run these passes.
-    """
-
-    def seconds(length: int) -> float:
-        tokens, times = subject.tokens(length), []
-        for _ in range(2):
-            begun = time.perf_counter()
-            subject.logits(tokens)
-            times.append(time.perf_counter() - begun)
-        return min(times)
-
-    read = min(READ, subject.length)
-    try:
-        with computing_in(subject.model, subject.kind):
-            one, several = seconds(1), seconds(read)
-    except (IndexError, RuntimeError, TypeError, ValueError):
-        return None
-    per_token = max(0.0, several - one) / (read - 1)
-    least = CALLS * one + TOKENS[0] * per_token
-    longest = (60 * MINUTES - least) / max(TOKENS[1] * per_token, 1e-9)
-    return least + TOKENS[1] * per_token * subject.length, max(FEWEST, int(min(longest, subject.length)))
 
 
 @torch.no_grad()

@@ -184,6 +184,8 @@ class Subject:
     @property
     def recurrent(self) -> bool:
         """Whether layers have a recurrent state, as in Mamba."""
+        if any(DynamicCache(config=self.model.config).is_linear):
+            return True
         kinds = {type(module) for module in self.model.modules()}
         return any(issubclass(kind, StateMixer) or any(word in kind.__name__ for word in RECURRENT) for kind in kinds)
 

@@ -44,8 +44,7 @@ def check(
     Args:
         model_or_part: A folder, .gguf file or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
             ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
-        length: Tokens that laws of a model compare; by default 16 beyond its training length, 512 at most, and as many as ten
-            minutes are enough for.
+        length: Tokens that laws of a model compare; by default 16 beyond its training length, 256 at most.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
         against: Compare with the positions that another file states: a .gguf file, an adapter's folder, or another
             checkpoint. Exit code 1 where they contradict each other.
@@ -113,7 +112,7 @@ def check_model(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The laws of a model, and how they were tried."""
     from longitude.check.quick import QUICK, random_model
-    from longitude.check.run import MINUTES, check_subject, estimate, subject_of
+    from longitude.check.run import check_subject, subject_of
     from longitude.checkpoints.declared import raw_config
     from longitude.checkpoints.load import load
 
@@ -133,11 +132,6 @@ def check_model(
         checkpoint = loaded(model)
         other = None if reference is None else loaded(reference)
         subject = subject_of(checkpoint, length=length, reference=other, seed=seed)
-        if not laws and (estimated := estimate(subject)) is not None:
-            seconds, longest = estimated
-            if length is None and longest < subject.length:
-                subject = subject_of(checkpoint, length=longest, reference=other, seed=seed)
-            progress.note(f"about {min(seconds, 60 * MINUTES):.0f} s: all laws on {subject.reach} tokens")
     subject.on_progress = lambda share: progress.update(None, int(progress.done) + min(share, 0.99))
     results = check_subject(subject, laws, progress.update)
     return results, {

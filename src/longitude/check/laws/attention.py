@@ -190,12 +190,6 @@ def mistakes(subject: Subject, layer: LayerPositions, width: int, length: int) -
         changed(query=lambda q: other_way(right.query(other_way(q))), key=lambda k: other_way(right.key(other_way(k)))),
     )
     yield "keys turn the other way than queries", changed(key=lambda k: other_way(right.key(other_way(k))))
-    for root in (1.0, 0.5):
-        half = [
-            {**spec, "rotary_dim": width // 2, "base": spec["base"] ** root} if spec["name"] == "rope" else spec
-            for spec in layer.encoding
-        ]
-        yield "half of the channels are rotated", formula(subject, layer, width, length, half)
     yield (
         "no query attends to its own token",
         changed(visible=right.visible.tril(-1) | torch.eye(length).bool().triu() & (at == 0)),

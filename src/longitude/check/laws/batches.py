@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude.check.causes import in_parts, only_with
-from longitude.check.laws.attention import biases
+from longitude.check.causes import in_parts
 from longitude.check.laws.decoding import CACHE, RESTS
 from longitude.check.laws.passes import require_one_way
-from longitude.check.recorder import recorded, recorder
+from longitude.check.recorder import recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
-from longitude.checkpoints.positions import has_alibi
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
 
 GENERATED = 64
@@ -72,14 +68,6 @@ def left_padding(subject: Subject) -> Measurement:
         broken += ["generate()"] if subject.first_above(generated) is not None else []
         worst = worst.maximum(generated)
     cause = f"padding on the left changes a row ({'; '.join(broken)})"
-    if "a whole pass" in broken:
-        cause += why_padded(subject, padded, mask, pads)
-    elif (
-        broken and "position_ids" in subject.takes and "position_ids" not in signature(subject.model.forward).parameters
-    ):
-        cause += "; transformers gives it no positions where forward hides position_ids behind **kwargs"
-    elif broken:
-        cause += positions_of_generate(subject, padded, mask)
     return subject.measurement(worst, cause)
 
 
@@ -93,57 +81,6 @@ def with_ones(subject: Subject, tokens: Tensor) -> Measurement:
         if subject.first_above(subject.error(got, later)) is None:
             cause += ": positions begin at 1 where a mask is given, and at 0 where none is"
     return subject.measurement(error, cause)
-
-
-def positions_of_generate(subject: Subject, padded: Tensor, mask: Tensor) -> str:
-    """Whether generate() gives the tokens of a padded prompt other positions than their mask counts."""
-    prompt, seen = padded.shape[1] // 2, list[Any]()
-    want = subject.positions(mask[:, :prompt]).get("position_ids")
-    look = lambda _, given, named: seen.append(named.get("position_ids"))  # noqa: E731
-    with subject.model.register_forward_pre_hook(look, with_kwargs=True):
-        subject.generated(padded[:, : prompt + 1], prompt, mask[:, : prompt + 1])
-    if want is None or not seen:
-        return ""
-    got = seen[0]
-    if got is None:
-        return ": generate() gives no position_ids"
-    if not isinstance(got, Tensor) or got.shape != want.shape or not bool((got > want)[mask[:, :prompt] == 1].any()):
-        return ""
-    return ": generate() gives position_ids that count the padding"
-
-
-def why_padded(subject: Subject, padded: Tensor, mask: Tensor, pads: Sequence[int]) -> str:
-    """Cause of wrong padded rows: padding is read, or counted in positions, or a part of attention; empty if none is found."""
-    options = {"attention_mask": mask, **subject.positions(mask)}
-    others = torch.where(mask == 0, subject.tokens(padded.shape[1], rows=len(padded), seed=1), padded)
-    rows = [slice(pad, None) for pad in pads]
-
-    def reads() -> bool:
-        """Whether the logits of a row change if its padding has other tokens."""
-        got, changed = (subject.logits(each, **options) for each in (padded, others))
-        errors = (subject.error(changed[r : r + 1, row], got[r : r + 1, row]) for r, row in enumerate(rows))
-        return any(subject.first_above(error) is not None for error in errors)
-
-    if reads():
-        with suppress(DoesNotApply), recorder(subject.model):
-            if reads():
-                return ": the padding is read, with zeros in place of what attention gives, too"
-        return ": tokens attend to the padding"
-
-    at = torch.arange(padded.shape[1], device=padded.device)[None]
-
-    def differs(counted: bool = False) -> bool:
-        """Whether a row differs from the row alone, which is at its own positions or at those that count the padding."""
-        got = subject.logits(padded, **options)
-        places = [{"position_ids": at[:, row]} if counted else {} for row in rows]
-        alone = [subject.logits(padded[r : r + 1, row], **places[r]) for r, row in enumerate(rows)]
-        errors = (subject.error(got[r : r + 1, row], alone[r]) for r, row in enumerate(rows))
-        return any(subject.first_above(error) is not None for error in errors)
-
-    if "position_ids" in subject.takes and not differs(counted=True):
-        return ": positions are counted from the padding"
-    without = only_with(subject, differs)
-    return f": {without}" if without else ""
 
 
 # ---- packing -----------------------------------------------------------------------------------------------------------
@@ -260,19 +197,7 @@ def each_as_alone(
             kind, by = f"{type(subject.model).__name__} of transformers", f"by {float(error.max()):.1e}"
             raise DoesNotApply(f"{kind} {stock} ({by}); give each a row of its own here")
         cause = joined
-    elif (dtype := biases_rounded(subject, tokens)) is not None:
-        cause = f"{cause}: ALiBi's biases are m j, rounded to {dtype}, hence differ with the position of a document"
     return subject.measurement(error, f"documents packed into one row {cause}")
-
-
-def biases_rounded(subject: Subject, tokens: Tensor) -> str | None:
-    """The dtype to which ALiBi's biases of one pass are rounded, if it is narrower than their own."""
-    mask = {"attention_mask": torch.ones_like(tokens)} if "attention_mask" in subject.takes else {}
-    made = next(iter(biases(subject, tokens, **mask)), None) if has_alibi(subject.config) else None
-    for dtype in (torch.bfloat16, torch.float16):
-        if made is not None and made.element_size() > dtype.itemsize and torch.equal(made.to(dtype).to(made), made):
-            return str(dtype).removeprefix("torch.")
-    return None
 
 
 def one_depends_on_another(subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any]) -> bool:

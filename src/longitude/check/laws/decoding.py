@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.generation.utils import GenerationMixin
 
-from longitude.check.causes import RULE, first_apart, in_parts, inputs_apart, only_with
+from longitude.check.causes import RULE, first_apart, in_parts
 from longitude.check.laws.layers import LAYERS
 from longitude.check.laws.passes import SOUND, require_one_way
 from longitude.check.laws.rotation import SHIFT, reachable, ropes, same, tables_in
-from longitude.check.recorder import outputs, recorder, unrotated
+from longitude.check.recorder import outputs, unrotated
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.compare import border_of, read
 from longitude.checkpoints.positions import last_position, table_of
@@ -147,25 +147,17 @@ def why_not_decoded(
         )
     if GIVEN in ways and not {GIVEN, "generate()"} & {*broken}:
         return ": where mask and position_ids are passed, as generate() does, the logits agree; pass them"
-    return where_and_why(subject, tokens, ways) if {BEGUN, BEHIND} & {*broken} else ""
+    return where_apart(subject, tokens, ways) if {BEGUN, BEHIND} & {*broken} else ""
 
 
-def where_and_why(subject: Subject, tokens: Tensor, ways: Mapping[str, Tensor]) -> str:
-    """Where decoding first differs from a whole pass, and the part of attention without which it does not; in words."""
+def where_apart(subject: Subject, tokens: Tensor, ways: Mapping[str, Tensor]) -> str:
+    """Where decoding first differs from a whole pass, in words."""
     half = tokens.shape[1] // 2
     first, late = (subject.first_above(ways[way]) for way in (BEGUN, BEHIND))
     sizes = [half, *[1] * (max(late, half) + 1 - half)] if late is not None else [1] * ((first or 0) + 1)
     part = tokens[:, : sum(sizes)]
-
-    def differs() -> bool:
-        return subject.first_above(subject.error(subject.in_chunks(part, sizes), subject.logits(part))) is not None
-
     whole = outputs(subject.model, lambda: subject.logits(part), part.shape[1])
-    words = [first_apart(subject, outputs(subject.model, lambda: subject.in_chunks(part, sizes), part.shape[1]), whole)]
-    with suppress(DoesNotApply):
-        words.append("" if subject.recurrent else inputs_apart(subject, tokens, sizes))
-    words = [reason for reason in (*words, only_with(subject, differs)) if reason]
-    return f": {'; '.join(words)}" if words else ""
+    return first_apart(subject, outputs(subject.model, lambda: subject.in_chunks(part, sizes), part.shape[1]), whole)
 
 
 def repaired(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int]) -> str:
@@ -214,51 +206,9 @@ def chunked_prefill(subject: Subject) -> Measurement:
     errors = [subject.error(subject.in_chunks(tokens, sizes, given), want) for given in ways]
     error = torch.stack(errors).amax(0)
     cause = "a prompt that continues behind a cache gives other logits than a whole pass"
-    if subject.first_above(error) is not None:
-        cause += why_not_continued(subject, tokens, want, sizes)
+    if subject.first_above(error) is not None and (wrong := repaired(subject, tokens, want, sizes)):
+        cause += f": positions of a second chunk are off; {wrong}"
     return subject.measurement(error, cause)
-
-
-def why_not_continued(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int]) -> str:
-    """Cause of a wrong second chunk: positions, recurrent state or dependence on tokens; empty if no experiment shows it."""
-    if wrong := repaired(subject, tokens, want, sizes):
-        return f": positions of a second chunk are off; {wrong}"
-    if subject.recurrent and not subject.attends or differs_without_attention(subject, tokens, sizes):
-        return (
-            ": its recurrent layers do not take up their state where several tokens follow, though they do for one at a time; "
-            "prefill in one piece"
-        )
-    sizes, words = sizes[:FEW], []  # several: with a mask aligned to the wrong corner, the first may agree
-    tokens = tokens[:, : sum(sizes)]
-    chunks = dependence(subject, tokens, lambda each: subject.in_chunks(each, sizes))
-    whole = dependence(subject, tokens, subject.logits)
-    if bool((chunks & ~whole).any()):
-        words.append("depend on later ones")
-    if bool((whole & ~chunks).any()):
-        words.append("do not depend on all before them")
-    return f": tokens of a later chunk {' and '.join(words)}" if words else ""
-
-
-def dependence(subject: Subject, tokens: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-    """[L, L]: whether the logits at position i depend on the token at j, found by changing one token at a time."""
-    want, others, columns = logits(tokens), subject.tokens(tokens.shape[1], seed=1), []
-    for at in range(tokens.shape[1]):
-        changed = tokens.clone()
-        changed[:, at] = others[:, at]
-        columns.append(subject.error(logits(changed), want) > subject.threshold)
-    return torch.stack(columns, 1)
-
-
-def differs_without_attention(subject: Subject, tokens: Tensor, sizes: Sequence[int]) -> bool:
-    """Whether chunks give other logits than a whole pass if attention outputs zeros."""
-    if not subject.recurrent:
-        return False
-    try:
-        with recorder(subject.model):
-            error = subject.error(subject.in_chunks(tokens, sizes), subject.logits(tokens))
-    except DoesNotApply:
-        return False
-    return subject.first_above(error) is not None
 
 
 # ---- scalings that follow the length ---------------------------------------------------------------------------------------

@@ -124,8 +124,6 @@ class Rotations:
         def is_of(specs: Sequence[Mapping[str, Any]], positions: Tensor) -> bool:
             return self.error(index, kind, specs, positions) <= 10 * EQUAL
 
-        if words := self.other_numbers(index, kind, own):
-            return words
         if is_of([], self.positions):
             return "; it is not rotated, or not by the positions that are given"
         if is_of(own, self.positions[:1].expand_as(self.positions)):
@@ -141,49 +139,10 @@ class Rotations:
         for other, each in self.layers.items():
             if other != layout and is_of(each[index].encoding, self.positions):
                 return f"; its pairs are in the layout {other!r}, those of other layers in the layout {layout!r}"
-        return self.mixed(index, kind) or self.other_way(index, kind, own)
-
-    def mixed(self, index: int, kind: str) -> str:
-        """Cos and sin in the order of one layout, and pairs in that of the other."""
-        queries, names = kind == "query", get_args(Layout)
-        for layout, other in (names, names[::-1]):
-            x, raw, specs = self.rotating(index, kind, self.layers[layout][index].encoding)
-            if [spec["name"] for spec in specs] != ["rope"]:
-                return ""
-            turned, flip = quarter_turn(quarter_turn(raw, {**specs[0], "layout": other}), specs[0]), backwards(specs)
-            ahead, away = (as_declared(y, specs, self.positions, queries) for y in (raw, turned))
-            back, near = (flip(as_declared(flip(y), specs, self.positions, queries)) for y in (raw, turned))
-            # (ahead + back) / 2 is raw cos; (near - away) / 2 is the quarter turn of `other`, times sin
-            if apart(x, (ahead + back - away + near) / 2) <= 10 * EQUAL:
-                return f"; its cos and sin are in the layout {layout!r}, and its pairs in the layout {other!r}"
-        return ""
-
-    def other_numbers(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]]) -> str:
-        """Which numbers of a head turn, if not those that are declared."""
-        x, raw = (getattr(each[index], kind).double() for each in (self.after, self.before))
-        _, part, own = self.rotating(index, kind, specs)
-        declared = as_declared(part, own, self.positions, kind == "query")
-        first = x.shape[3] - part.shape[3]
-        turned, want = ((a - b).abs().amax((0, 1, 2)) > EQUAL * b.abs().max() for a, b in ((x, raw), (declared, part)))
-        turn, meant = (each.nonzero().flatten() + begin for each, begin in ((turned, 0), (want, first)))
-        if not len(turn) or not len(meant) or len(turn) < len(meant) or {*turn.tolist()} & {*meant.tolist()}:
-            return ""  # slow pairs hardly turn in so few positions
-        return f"; numbers {int(turn[0])} to {int(turn[-1])} of a head turn, declared are {int(meant[0])} to {int(meant[-1])}"
-
-    def other_way(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]]) -> str:
-        """Words for the declared rotation in the opposite direction, with a constant factor, or with a step after it."""
-        x, raw, specs = self.rotating(index, kind, specs)
-        flip, queries = backwards(specs), kind == "query"
-        if apart(x, flip(as_declared(flip(raw), specs, self.positions, queries))) <= 10 * EQUAL:
+        x, raw, specs = self.rotating(index, kind, own)
+        flip = backwards(specs)
+        if apart(x, flip(as_declared(flip(raw), specs, self.positions, kind == "query"))) <= 10 * EQUAL:
             return "; it turns the other way"
-        want = as_declared(raw, specs, self.positions, queries)
-        turns = (want - raw).abs().amax((0, 1, 2)) > 0
-        got, want = x[..., turns], want[..., turns]
-        factor = float((got * want).sum() / want.square().sum())
-        if apart(got, factor * want) <= 10 * EQUAL:
-            return f"; it is rotated as declared, and multiplied by {factor:.6g}"
-        if apart(got.square().sum(-1), want.square().sum(-1)) > 10 * EQUAL:
-            return "; its length changes with its position, which no rotation does: something follows the rotation, as a norm"
         return ""
 
 
@@ -218,14 +177,6 @@ def members(spec: Mapping[str, Any]) -> tuple[slice, slice]:
     width = spec.get("rotary_dim") or spec["head_dim"]
     half = spec["layout"] == "half"
     return (slice(width // 2), slice(width // 2, width)) if half else (slice(0, width, 2), slice(1, width, 2))
-
-
-def quarter_turn(x: Tensor, spec: Mapping[str, Any]) -> Tensor:
-    """Each pair (a, b) of a rotation -> (-b, a)."""
-    first, second = members(spec)
-    turned = x.clone()
-    turned[..., first], turned[..., second] = -x[..., second], x[..., first]
-    return turned
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.check.causes import FILE, only_with
-from longitude.check.recorder import as_allowed, recorded, recorder
+from longitude.check.causes import FILE
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -57,7 +56,7 @@ def repeatable(subject: Subject) -> Measurement:
         held = next((name for name, one in tensors if one.is_floating_point() and not bool(one.isfinite().all())), "")
         cause = "logits are not finite" + (f", and neither is {held}" if held else "")
         return replace(subject.measurement(error, cause), whose=FILE if held else "")
-    return subject.measurement(error, why_not_repeated(subject, tokens))
+    return subject.measurement(error, f"one and the same pass gives two answers{drawn(subject, tokens)}")
 
 
 def behind_a_short_one(subject: Subject, tokens: Tensor, error: Tensor) -> Measurement:
@@ -82,25 +81,18 @@ def behind_a_short_one(subject: Subject, tokens: Tensor, error: Tensor) -> Measu
     )
 
 
-def why_not_repeated(subject: Subject, tokens: Tensor) -> str:
-    """Why a repeated pass differs, in words: it draws random numbers, or only the first call differs."""
-    cause, again = "one and the same pass gives two answers", []
+def drawn(subject: Subject, tokens: Tensor) -> str:
+    """Words for passes that are equal with one seed, and not without; empty for others."""
+    answers = []
     for _ in range(2):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            again.append(subject.logits(tokens))
-    later = subject.logits(tokens)
-    if subject.first_above(subject.error(later, again[1])) is None:
-        return f"{cause}, and later ones the same again: one call leaves something for the next"
-    if subject.first_above(subject.error(again[1], again[0])) is not None:
-        return cause
-    seedless = getattr(subject.config, "hash_seed", 0) is None  # Reformer's
-    source = (
-        "hash_seed is None, so each pass draws other hashes; give one"
-        if seedless
-        else "such as dropout that is still on"
-    )
-    return f"{cause}, and with one seed the same: it draws random numbers, {source}"
+            answers.append(subject.logits(tokens))
+    if subject.first_above(subject.error(*answers)) is not None:
+        return ""
+    if subject.first_above(subject.error(subject.logits(tokens), answers[0])) is None:
+        return ", and later ones the same again: one call leaves something for the next"
+    return ", and with one seed the same: it draws random numbers, such as dropout that is still on"
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=SOUND[:-1])
@@ -115,9 +107,7 @@ def causality(subject: Subject) -> Measurement:
     worst = leak(subject, tokens)
     if subject.first_above(worst) is not None and (switch := switched_off(subject.config)):
         raise DoesNotApply(f"its tokens attend in both directions: {switch} = False in its config")
-    if subject.first_above(worst) is None:
-        return subject.measurement(worst, "")
-    return subject.measurement(worst, f"logits depend on tokens that come later{way_of_leak(subject, tokens)}")
+    return subject.measurement(worst, "logits depend on tokens that come later")
 
 
 def leak(subject: Subject, tokens: Tensor) -> Tensor:
@@ -128,25 +118,3 @@ def leak(subject: Subject, tokens: Tensor) -> Tensor:
         changed = torch.cat([tokens[:, :start], subject.tokens(length - start, seed=1)], 1)
         worst[:start] = worst[:start].maximum(subject.error(subject.logits(changed), want)[:start])
     return worst
-
-
-def way_of_leak(subject: Subject, tokens: Tensor) -> str:
-    """How later tokens come in, in words: by attention or not, and by masks or not; empty if that cannot be tried."""
-    try:
-        with recorder(subject.model):
-            other = subject.first_above(leak(subject, tokens)) is not None
-        masks = {index: one.mask for index, one in recorded(subject, tokens).items()}
-    except DoesNotApply:
-        return ""
-    if other:
-        return ", with zeros in place of what attention gives, too: something else looks ahead"
-    shown = {index: as_allowed(mask) for index, mask in masks.items() if isinstance(mask, Tensor)}
-    ahead = [f"{index}" for index, allowed in shown.items() if bool(allowed.triu(1).any())]
-    if ahead:
-        return f": the masks of layers {', '.join(ahead)} show them"
-    hides = shown.keys() == masks.keys()
-    words = ", only by what attention gives" + (
-        ", though masks as eager attention gets them hide them" if hides else ""
-    )
-    without = only_with(subject, lambda: subject.first_above(leak(subject, tokens)) is not None)
-    return words + (f"; {without}" if without else "")

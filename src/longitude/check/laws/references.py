@@ -97,7 +97,7 @@ def transformers_class(subject: Subject) -> Measurement:
         if far:
             cause += ", at positions of several axes" if far[0] else ""
             got, want = (outputs(one.model, partial(one.logits, tokens, **far[0]), length) for one in (subject, theirs))
-            cause += f"; {where}" if (where := first_apart(subject, got, want)) else ""
+            cause += first_apart(subject, got, want)
     return subject.measurement(torch.stack(errors).amax(0), cause)
 
 

@@ -34,8 +34,6 @@ SHIFT = 64
 """Shift of positions in `relative_positions`, and most tokens it compares: few, so that float32 tables stay exact enough."""
 LATER = 3
 """First of the passed positions: some tables start at 1 or 2 by default."""
-SEARCHED = 2**17
-"""Number of positions searched for a table that matches a wrong one."""
 ALL, BLOCK = 4096, 512
 """Positions that are all tried, as far as a length is declared, and positions of one pass."""
 RESOLVED = 0.1
@@ -237,7 +235,7 @@ def same(one: Mapping[str | None, Tables], other: Mapping[str | None, Tables]) -
 
 def mistake_of(found: Frequencies, want: Frequencies, rope: RopeConfig, width: int, length: int) -> str:
     """The known mistake that gives these numbers, in words; empty if there is none. width: width of hidden states."""
-    got, factor = found
+    got, factor = found.inverse, found.attention_factor
 
     def is_of(frequencies: Tensor) -> bool:
         return bool((got / frequencies.cpu() - 1).abs().max() <= FREQUENCIES)
@@ -475,21 +473,11 @@ def why_far(subject: Subject, layer: str | None, positions: Tensor, dtype: torch
             return f": they are rounded to {dtype_name(kind)}, and the model computes in {dtype_name(dtype)}"
         for words, angles in mistakes():
             if all(repeated(got, angles(at, want.inverse.cpu()), at, want, kind) for at, got, want in places):
-                rounded = "frequencies" in words and tables_rounded(subject.model)
-                return f": {words}; {REMEDY}" + (f". {ROUNDED}" if rounded else "")
-    if (other := other_positions(*places[0], dtype)) is not None:
-        return f": they are those of positions {', '.join(map(str, dict.fromkeys(other)))}"
-    dtypes = {x.dtype for x in (*subject.model.parameters(), *subject.model.buffers()) if x.is_floating_point()}
-    if lower := [dtype_name(each) for each in dtypes if each.itemsize < 4]:
-        with computing_in(subject.model, torch.float32):
-            got, want = both(positions)
-        if repeated(got, angles_at(positions, want), positions, want, torch.float32):
-            return f": with weights and tables in float32 they are, so something is rounded to {' or '.join(lower)}; {REMEDY}"
+                return f": {words}; {REMEDY}"
     return "; none of the known mistakes repeats them"
 
 
-REMEDY = "make position_ids, inv_freq and angles in float32, and round only cos and sin"
-ROUNDED = "Here inv_freq itself is rounded: model.bfloat16() and .half() do that, from_pretrained(dtype=...) does not"
+REMEDY = "load it with from_pretrained(dtype=...), and round only cos and sin"
 
 
 WHAT = (
@@ -527,22 +515,6 @@ def repeated(got: Tables, angles: Tensor, at: Tensor, want: Frequencies, dtype: 
     """Whether tables are those of angles [L, pairs], up to the error of float32 angles at positions `at` and one rounding."""
     allowed, pairs = allowed_errors(at, want, dtype)
     return bool(pairs.any()) and bool((got.errors(angles, want) <= allowed)[:, pairs].all())
-
-
-def other_positions(at: Tensor, got: Tables, want: Frequencies, dtype: torch.dtype) -> list[int] | None:
-    """For each row of tables, an earlier position with the same tables; None if any row has no such position."""
-    found, all_before = [], torch.arange(min(SEARCHED, int(at[0])))
-    few = torch.linspace(0, len(want.inverse) - 1, min(8, len(want.inverse))).long()
-    angles = all_before[:, None] * want.inverse.cpu()[few]
-    cos, sin = (each * want.attention_factor for each in (angles.cos(), angles.sin()))
-    for row in range(len(at)):
-        off = torch.maximum((got.cos[row, few] - cos).abs().amax(1), (got.sin[row, few] - sin).abs().amax(1))
-        found.append(int(off.argmin()))
-    return found if repeated(got, angles_at(torch.tensor(found), want), at, want, dtype) else None
-
-
-def tables_rounded(model: nn.Module) -> bool:
-    return any(name.endswith("inv_freq") and table.dtype.itemsize < 4 for name, table in model.named_buffers())
 
 
 def far_biases(subject: Subject, module: Any) -> Measurement:
