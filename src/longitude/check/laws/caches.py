@@ -18,6 +18,7 @@ from longitude.check.laws.files import GENERATION, settings_of
 from longitude.check.laws.layers import BACKWARDS, as_declared, promised
 from longitude.check.laws.passes import require_one_way
 from longitude.check.laws.rotation import SHIFT, ropes
+from longitude.check.recorder import recorder
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.stock_caches import kinds_of, without_rounding
 from longitude.positions.base import Temperature, encoding
@@ -189,6 +190,8 @@ def drafts(subject: Subject) -> Measurement:
         raise DoesNotApply("states of its recurrent layers run through all drafts of a call")
     for argument in ("position_ids", "attention_mask"):
         subject.require(argument, "branches cannot be declared")
+    if mixes_outside_attention(subject):
+        raise DoesNotApply("tokens reach each other outside of attention, too, where no mask keeps branches apart")
     sizes = [size for one in visible_of(subject) for size in (one.window, one.chunk) if size is not None]
     prompt = min([subject.length // 2, *(size - len(DRAFTS) for size in sizes)])  # a 4-D mask has no windows
     if prompt < 1:
@@ -267,6 +270,18 @@ def turned(keys: Tensor, layer: LayerPositions) -> Tensor:
     at = torch.full(keys.shape[:1] + keys.shape[2:3], SHIFT, device=keys.device)
     factor = as_declared(torch.ones_like(keys), layer.encoding, 0 * at, False)  # cached keys have it already
     return (as_declared(keys, layer.encoding, at, False) / factor).to(keys)
+
+
+def mixes_outside_attention(subject: Subject) -> bool:
+    """Whether a token changes the logits of the next one if attention gives zeros, as by a convolution."""
+    tokens, others = subject.tokens(2), subject.tokens(2, seed=1)
+    others[:, 1] = tokens[:, 1]
+    try:
+        with recorder(subject.model):
+            error = subject.error(subject.logits(others)[:, 1:], subject.logits(tokens)[:, 1:])
+    except DoesNotApply:  # its attention cannot be replaced
+        return False
+    return subject.first_above(error) is not None
 
 
 def path_of(draft: int) -> list[int]:

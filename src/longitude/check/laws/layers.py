@@ -188,10 +188,7 @@ def layer_rotations(subject: Subject) -> Measurement:
     subject.require("position_ids", "rows cannot have positions of their own")
     found = Rotations(subject)
     tokens = found.tokens.shape[1]
-    for index, one in found.after.items():
-        if (keys := one.key.shape[2]) != tokens:
-            cause = f"attention of layer {index} gets {keys} keys for {tokens} tokens, and its config is read as one for each"
-            return Measurement(math.inf, subject.threshold, cause=cause)
+    require_one_key_each(found.after, tokens)
     errors = {layout: found.errors(layout) for layout in found.layers}
     far = {
         layout: [at for at, error in each.items() if not error <= subject.threshold] for layout, each in errors.items()
@@ -222,6 +219,13 @@ def layer_rotations(subject: Subject) -> Measurement:
     return Measurement(worst, subject.threshold, f"pairs in the layout {layout!r}", cause)
 
 
+def require_one_key_each(layers: Mapping[int, Recorded], tokens: int) -> None:
+    """Unknown for layers that compress keys, or add some: the config is read as one for each token."""
+    for index, layer in layers.items():
+        if (keys := layer.key.shape[2]) != tokens:
+            raise Unknown(f"not understood: attention of layer {index} gets {keys} keys for {tokens} tokens")
+
+
 # ---- masks ---------------------------------------------------------------------------------------------------------------
 @CHECKPOINT_LAWS.law(threshold=0, rests_on=RESTS_ON)
 def layer_masks(subject: Subject) -> Measurement:
@@ -241,6 +245,7 @@ def masks_of(subject: Subject) -> Measurement:
     length = max([TOKENS, *(size + EXTRA for size in tried)])
     tokens = subject.tokens(length)
     found = recorded(subject, tokens)
+    require_one_key_each(found, length)
     if not any(isinstance(one.mask, Tensor) for one in found.values()):
         raise DoesNotApply("its attention is given no mask, and makes its own")
     i = torch.arange(length, device=subject.device)
