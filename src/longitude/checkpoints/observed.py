@@ -313,7 +313,7 @@ class Pass:
             yield module.register_forward_hook(self.leave)
             for part in module.modules():
                 if part is not module and type(part).__module__.startswith("transformers."):
-                    tolerant(part)
+                    yield tolerant(part)
         for name, module in self.model.named_modules():
             if is_rotary(module) and "vision" not in name:
                 yield module.register_forward_hook(self.made, with_kwargs=True)
@@ -378,8 +378,11 @@ def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
     return max(lists, key=lambda each: (len(each) == count, sum(1 for _ in each.modules())))
 
 
-def tolerant(module: nn.Module) -> None:
-    """Return zeros for a module that cannot run on the meta device, such as a kernel, unless its forward gets tables."""
+def tolerant(module: nn.Module) -> Any:
+    """Context in which a module that cannot run on the meta device, such as a kernel, gives zeros, unless it gets tables.
+
+    Some modules are shared by all models of a class (activations of the first GPT), so they get their forward back.
+    """
     forward = module.forward
     takes = {name for name, each in signature(forward).parameters.items() if each.kind is not each.VAR_KEYWORD}
 
@@ -394,7 +397,7 @@ def tolerant(module: nn.Module) -> None:
                 raise
             return torch.zeros_like(first)
 
-    module.forward = call
+    return patch.object(module, "forward", call)
 
 
 # ---- attention and masks in its place --------------------------------------------------------------------------------

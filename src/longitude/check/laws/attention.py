@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from longitude.check.causes import in_parts
 from longitude.check.laws.layers import (
+    BACKWARDS,
     EXTRA,
     LONGEST,
     RESTS_ON,
@@ -29,10 +30,12 @@ from longitude.check.laws.rotation import ropes
 from longitude.check.recorder import apart, recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.compare import which_layers
+from longitude.checkpoints.declared import class_of
+from longitude.checkpoints.observed import observe
 from longitude.checkpoints.positions import alibi_of, has_alibi, is_rotary
 from longitude.positions.bias import alibi_slopes as slopes
 from longitude.positions.composed import compose
-from longitude.positions.hugging_face import as_mapping
+from longitude.positions.hugging_face import NotUnderstood, as_mapping
 from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
 from longitude.testing.engine import DoesNotApply, Measurement
@@ -94,6 +97,10 @@ def around(subject: Subject, tokens: Tensor) -> dict[int, Around]:
         if len(tensors) == 4 and isinstance(width, int) and tensors["out"].dim() == 3:
             query, key = (by_heads(tensors[kind], width, length) for kind in ("query", "key"))
             value = by_heads(tensors["value"], tensors["value"].numel() // (length * key.shape[1]), length)
+            if (
+                value.shape[3] != width or query.shape[1] * width != tensors["out"].shape[2]
+            ):  # of another width, or gated
+                continue
             norms = {kind: getattr(module, name) for name, kind in NORMS.items() if hasattr(module, name)}
             layers[index] = Around(query, key, value, tensors["out"], norms)
     return layers
@@ -246,7 +253,11 @@ def promised_scale(config: Any, width: int) -> float:
     if "query_pre_attn_scalar" in given:
         return float(given["query_pre_attn_scalar"]) ** -0.5
     scale = width**-0.5
-    if "qk_rope_head_dim" in given:
+    if "qk_rope_head_dim" not in given:
+        with suppress(NotUnderstood):  # some classes have a scale of their own, which no key names
+            scales = {layer.scale for layer in observe(class_of(config) or config) if layer.attends}
+            scale = scales.pop() if len(scales) == 1 and None not in scales else scale
+    else:
         factors = [
             compose(rope.encoding(given["qk_rope_head_dim"], "half")).softmax_factor for rope in ropes(config).values()
         ]
@@ -254,9 +265,16 @@ def promised_scale(config: Any, width: int) -> float:
     return scale
 
 
+def fits(layer: LayerPositions, width: int) -> bool:
+    """Whether the rotation of a layer is declared for heads of this width."""
+    return all(spec.get("head_dim", width) == width for spec in layer.encoding)
+
+
 def outputs_of_layers(subject: Subject) -> Measurement:
     """Error of the attention output of each layer, relative to its formula."""
     layers = {layout: promised(subject.config, layout) for layout in get_args(Layout)}
+    if subject.config.model_type in BACKWARDS:
+        raise DoesNotApply("it rotates by the negative angles")
     if not any(plain(module) for module in subject.model.modules()):
         raise DoesNotApply("no layer consists of projections of queries, keys and values alone")
     windows = [one.window or one.chunk or 0 for one in layers["half"]]
@@ -265,6 +283,9 @@ def outputs_of_layers(subject: Subject) -> Measurement:
     if not found:
         raise DoesNotApply("its attention does not call its projections as modules")
     errors: dict[Layout, dict[int, float]] = {layout: {} for layout in layers}
+    found = {index: one for index, one in found.items() if fits(layers["half"][index], one.query.shape[3])}
+    if not found:
+        raise DoesNotApply("its heads have another width than its rotation declares")
     for layout, each in layers.items():
         for index, one in found.items():
             declared = formula(subject, each[index], one.query.shape[3], length, each[index].encoding)

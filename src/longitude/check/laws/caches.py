@@ -18,14 +18,14 @@ from longitude.check.laws.files import GENERATION, settings_of
 from longitude.check.laws.layers import BACKWARDS, as_declared, promised
 from longitude.check.laws.passes import require_one_way
 from longitude.check.laws.rotation import SHIFT, ropes
-from longitude.check.recorder import recorder
+from longitude.check.recorder import apart, recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.stock_caches import kinds_of, without_rounding
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.layers import LayerPositions
 from longitude.positions.layouts import Layout
 from longitude.positions.scaling import Follows
-from longitude.testing.engine import DoesNotApply, Measurement, Unknown, one_line
+from longitude.testing.engine import DoesNotApply, Measurement, one_line
 
 MOST = 96
 """Tokens that go through each cache."""
@@ -35,6 +35,8 @@ WRONG = 5
 ORDER = (2, 0, 0)
 """Rows of a batch after a step of beam search: one goes on twice, one not at all."""
 RESTS = (*CACHE, "relative_positions", "chunked_prefill", "batch_invariance", "left_padding", "packing")
+PROMPT = 3
+"""Tokens before drafts: few, since a 4-D mask has no windows."""
 DRAFTS = (None, 0, 0, 1, 2)
 """A tree of drafts: the draft that each one follows, None for one that follows the prompt."""
 GROWING = (None, "dynamic", "offloaded", "offloaded_dynamic", "quantized", "paged", "hybrid")
@@ -192,10 +194,7 @@ def drafts(subject: Subject) -> Measurement:
         subject.require(argument, "branches cannot be declared")
     if mixes_outside_attention(subject):
         raise DoesNotApply("tokens reach each other outside of attention, too, where no mask keeps branches apart")
-    sizes = [size for one in visible_of(subject) for size in (one.window, one.chunk) if size is not None]
-    prompt = min([subject.length // 2, *(size - len(DRAFTS) for size in sizes)])  # a 4-D mask has no windows
-    if prompt < 1:
-        raise DoesNotApply(f"its windows of {min(sizes)} are shorter than a prompt and {len(DRAFTS)} drafts")
+    prompt = PROMPT
     paths = [path_of(draft) for draft in range(len(DRAFTS))]
     given, branches = subject.tokens(prompt), subject.tokens(len(DRAFTS), seed=1)
     want = torch.cat([subject.logits(torch.cat([given, branches[:, path]], 1))[:, -1:] for path in paths], 1)
@@ -273,29 +272,23 @@ def turned(keys: Tensor, layer: LayerPositions) -> Tensor:
 
 
 def mixes_outside_attention(subject: Subject) -> bool:
-    """Whether a token changes the logits of the next one if attention gives zeros, as by a convolution."""
+    """Whether a token reaches queries or keys of the next one if attention gives zeros, as by a convolution."""
     tokens, others = subject.tokens(2), subject.tokens(2, seed=1)
     others[:, 1] = tokens[:, 1]
     try:
-        with recorder(subject.model):
-            error = subject.error(subject.logits(others)[:, 1:], subject.logits(tokens)[:, 1:])
+        layers, changed = recorded(subject, tokens), recorded(subject, others)
     except DoesNotApply:  # its attention cannot be replaced
         return False
-    return subject.first_above(error) is not None
+    pairs = [
+        (getattr(changed[n], kind), getattr(layer, kind)) for n, layer in layers.items() for kind in ("query", "key")
+    ]
+    return any(not apart(got[:, :, 1:], want[:, :, 1:].double()) <= subject.threshold for got, want in pairs)
 
 
 def path_of(draft: int) -> list[int]:
     """A draft and those before it on its branch, the first one first."""
     before = DRAFTS[draft]
     return [*([] if before is None else path_of(before)), draft]
-
-
-def visible_of(subject: Subject) -> list[LayerPositions]:
-    """Positions of each layer; an empty list if they cannot be read."""
-    try:
-        return promised(subject.config, "half")
-    except (DoesNotApply, Unknown):
-        return []
 
 
 def reorder(subject: Subject) -> Measurement:

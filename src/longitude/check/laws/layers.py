@@ -40,6 +40,8 @@ SHORTER = 16
 """Tokens of the windows that stand for longer ones in a small model."""
 EXTRA, LONGEST = 8, 1032
 """Tokens beyond a window, and the most for which masks are tried, unless a length is given."""
+LOOPED = ("dory",)
+"""Model types that go through some layers several times, and number these calls."""
 BACKWARDS = ("nanochat",)
 """Model types that rotate halves by the negative angles: the same as by the positive ones with the halves swapped."""
 
@@ -239,6 +241,8 @@ def layer_masks(subject: Subject) -> Measurement:
 
 def masks_of(subject: Subject) -> Measurement:
     """`layer_masks`, and again with short windows in place of those that are too long to try."""
+    if subject.config.model_type in LOOPED:
+        raise Unknown("not understood: which window has each layer of a section that is gone through several times")
     layers = promised(subject.config, "half")
     sizes = {size for one in layers for size in (one.window, one.chunk) if size is not None}
     tried = {size for size in sizes if size + EXTRA <= max(LONGEST, subject.reach)}
