@@ -40,11 +40,11 @@ def find_spans(
     groups: dict[tuple[Span, ...], list[int]] = {}
     for b in range(1 if alike else batch):
         ids, real = ([x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in xs] for xs in (documents, valid))
-        own = _of_sequence(ids, real, queries, keys, band)
-        if isinstance(own, str):
-            return own
-        groups.setdefault(own, []).extend(range(batch) if alike else [b])
-    return [(sequences, list(own)) for own, sequences in groups.items()]
+        spans = _of_sequence(ids, real, queries, keys, band)
+        if isinstance(spans, str):
+            return spans
+        groups.setdefault(spans, []).extend(range(batch) if alike else [b])
+    return [(sequences, list(spans)) for spans, sequences in groups.items()]
 
 
 def _of_sequence(
@@ -65,16 +65,16 @@ def _of_sequence(
         runs = [run for run, real in zip(pairwise(edges), visible[edges[:-1]].tolist()) if real]
     among_keys = ((max(start, keys.start), min(end, keys.stop)) for start, end in runs)
     runs = [(start, end) for start, end in among_keys if start < end]
-    own, at = [], 0
+    parts, at = [], 0
     for start, end in pairwise(cuts):
         before = at
         while at < len(runs) and runs[at][0] < end:
             # Without documents every query of the stream attends to the one run of valid keys.
-            own.append(_trimmed(range(start, end) if documents else queries, *runs[at], queries, band))
+            parts.append(_trimmed(range(start, end) if documents else queries, *runs[at], queries, band))
             at += 1
         if at > before + 1:
             return "padding is in the middle of a sequence"
-    return tuple(s for s in own if s.q_from < s.q_to and s.k_from < s.k_to)
+    return tuple(s for s in parts if s.q_from < s.q_to and s.k_from < s.k_to)
 
 
 def _trimmed(document: range, k_from: int, k_to: int, queries: range, band: Reach) -> Span:

@@ -15,7 +15,6 @@ from longitude.attention.request import Request
 from longitude.native.derivatives import in_forward_mode
 from longitude.native.tensors import in_memory
 from longitude.not_finite import all_finite, filled, gradients_apart, not_finite
-from longitude.positions.base import Drift, Term, Transport
 
 if TYPE_CHECKING:
     from longitude.attention.backends.base import Backend
@@ -38,22 +37,22 @@ def nan_where_attended(backend: Backend, r: Request, run: Callable[[Request], An
     """
     if not hides_by_weight(backend, r):
         return run(r)
-    columns = [x for term in r.terms for x in columns_of(term)]
+    columns = [getattr(term, name) for term in r.terms for name in term.of_tokens]
     if in_memory(r.q, r.k, r.v):
-        given = r.q, r.k, r.v, *columns
-        if in_forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in (*given, *r.learned))):
-            if all_finite(*given):
+        tensors = r.q, r.k, r.v, *columns
+        if in_forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in (*tensors, *r.learned))):
+            if all_finite(*tensors):
                 return outputs_apart(r, run(r))
         elif all_finite((answer := run(r))[0]):
             return answer
     bad_keys, bad_queries, terms = not_finite([r.k, r.v], 2), not_finite([r.q], 2), []
     for term in r.terms:
-        if own := columns_of(term):
-            bad = not_finite(own, 2)
-            first = term.first if isinstance(term, Transport) else 0
+        if term.of_tokens:
+            by_name = {name: getattr(term, name) for name in term.of_tokens}
+            bad, first = not_finite([*by_name.values()], 2), getattr(term, "first", 0)
             bad_keys = bad_keys | in_order(bad, r.k_tokens() - first)
             bad_queries = bad_queries | in_order(bad, r.q_tokens() - first)
-            term = without(term, bad)
+            term = replace(term, **{name: filled(x, bad, 2, 0.0) for name, x in by_name.items()})  # type: ignore[type-var]
         terms.append(term)
     q = filled(r.q, bad_queries, 2, 0.0)
     k, v = (filled(x, bad_keys, 2, 0.0) for x in (r.k, r.v))
@@ -81,23 +80,6 @@ def attending(r: Request, keys: Bool[Tensor, "B Lk"]) -> Bool[Tensor, "B Lq"]:
     # The number of blocks would be a guard on the length in a graph.
     blocks = [queries] if torch.compiler.is_compiling() else queries.split(max(1, PAIRS // keys.numel()))
     return torch.cat([(r.mask.allowed(block, every) & keys[:, None, None]).any(-1) for block in blocks], -1)[:, 0]
-
-
-def columns_of(term: Term) -> tuple[Tensor, ...]:
-    """Per-token tensors of a term, for all tokens or the last ones."""
-    match term:
-        case Drift(level):
-            return (level,)
-        case Transport(w, b):
-            return w, b
-    return ()
-
-
-def without(term: Term, bad: Bool[Tensor, "B T"]) -> Term:
-    """The term with zeros for these tokens."""
-    names = {"level"} if isinstance(term, Drift) else {"w", "b"}
-    columns = {name: getattr(term, name) for name in names}
-    return replace(term, **{name: filled(x, bad, 2, 0.0) for name, x in columns.items()})
 
 
 def in_order(flags: Bool[Tensor, "B T"], place: Tensor) -> Bool[Tensor, "B n"]:

@@ -107,13 +107,13 @@ def cut_by_region(
         moved = ((transformed(r, encoding, *places, region=region), mask) for region, mask in masks)
         return tuple(RegionCut(replace(x, sinks=None, lse=not r.weights), [Box(*all_of, mask)]) for x, mask in moved)
     dense = _dense(r)
-    found = [
+    boxed = [
         (region, [box for whole in dense for box in _boxes(r, whole, region, *places)]) for region in encoding.regions()
     ]
-    found = [(region, boxes) for region, boxes in found if boxes]
-    lse = r.lse or r.sinks is not None or len(found) > 1
+    boxed = [(region, boxes) for region, boxes in boxed if boxes]
+    lse = r.lse or r.sinks is not None or len(boxed) > 1
     cuts = []
-    for region, boxes in found:
+    for region, boxes in boxed:
         rows, keys = _hull([box.rows for box in boxes]), _hull([box.keys for box in boxes])
         i, j = part_of(places[0], slice(None), rows), part_of(places[1], slice(None), keys)
         moved = transformed(r.piece(rows, keys), encoding, i, j, region=region)
@@ -146,10 +146,10 @@ def _with_weights(r: Request, cuts: Sequence[RegionCut], run: Callable[[Request]
     out, lse = merge_attention(list(outs), lses)
     total = lse if r.sinks is None else with_logit(lse, r.sinks.to(lse.dtype)[:, None])
     total = total.masked_fill(total == -math.inf, 0.0)
-    shares = [(own - total).exp()[..., None] for own in lses]
+    shares = [(lse_of - total).exp()[..., None] for lse_of in lses]
     if r.sinks is not None:
         out, _ = with_sinks(out, lse, r.sinks)
-    return out, torch.stack([own * share.to(own.dtype) for own, share in zip(weights, shares, strict=True)]).sum(0)
+    return out, torch.stack([part * share.to(part.dtype) for part, share in zip(weights, shares, strict=True)]).sum(0)
 
 
 def _in_places(r: Request, cut: RegionCut, run: Callable[[Request], Answer]) -> Answer:
@@ -179,8 +179,8 @@ def _boxes(r: Request, box: Box, region: Region, q_positions: Positions, k_posit
     if isinstance(i, int) and isinstance(j, int) and region.block > 1:
         return _blocks(box, region, i, j, q_first - k_first)
     rows, keys = box.rows.stop - box.rows.start, box.keys.stop - box.keys.start
-    own = _mask_of(region, i, j, (q_first, k_first), (rows, keys), r.q.device)
-    box = box._replace(mask=AllOf((*box.mask.parts(), own)))
+    region_mask = _mask_of(region, i, j, (q_first, k_first), (rows, keys), r.q.device)
+    box = box._replace(mask=AllOf((*box.mask.parts(), region_mask)))
     return _trimmed(box, q_first - k_first)
 
 
@@ -197,15 +197,15 @@ def _mask_of(
 def _blocks(box: Box, region: Region, i: int, j: int, gap: int) -> list[Box]:
     """A box for each block of the queries. i, j: positions of its first query and key; gap: between their orders."""
     size, rows, keys = region.block, box.rows.stop - box.rows.start, box.keys.stop - box.keys.start
-    found = []
+    trimmed = []
     for block in range(i // size, (i + rows - 1) // size + 1):
         start, stop = max(block * size - i, 0), min((block + 1) * size - i, rows)
         first = 0 if region.last is None else max((block - region.last) * size - j, 0)
         last = keys if region.first is None else min((block - region.first + 1) * size - j, keys)
         if first < last:
-            own = Box(box.batch, _moved(start, stop, box.rows), _moved(first, last, box.keys), box.mask)
-            found += _trimmed(own, gap + start - first)
-    return found
+            block_box = Box(box.batch, _moved(start, stop, box.rows), _moved(first, last, box.keys), box.mask)
+            trimmed += _trimmed(block_box, gap + start - first)
+    return trimmed
 
 
 def _trimmed(box: Box, gap: int) -> list[Box]:

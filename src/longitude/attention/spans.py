@@ -35,10 +35,10 @@ def pieces(r: Request) -> Cut | str:
         return spans
     r = replace(r, mask=band_of(r.mask))
     cut = []
-    for batch, own in spans:
+    for batch, row_spans in spans:
         together = batch[-1] - batch[0] == len(batch) - 1  # then a slice, which copies nothing
         which = slice(batch[0], batch[-1] + 1) if together else batch
-        for q_from, q_to, k_from, k_to in own:
+        for q_from, q_to, k_from, k_to in row_spans:
             rows = slice(q_from - r.q_order, q_to - r.q_order)
             cut.append((which, rows, r.piece(rows, slice(k_from - r.k_order, k_to - r.k_order), which)))
     return cut
@@ -70,9 +70,9 @@ def assembled(
         out = with_zero_gradients(out, (r.q, r.k, r.v, *r.learned, *columns))  # gradients, as of any other answer
     lse = out.new_full(out.shape[:3], -math.inf, dtype=torch.promote_types(out.dtype, torch.float32)) if r.lse else None
     for which, rows, piece in cut:
-        out[which, :, rows], own = run(piece)
-        if lse is not None and own is not None:
-            lse[which, :, rows] = own
+        out[which, :, rows], piece_lse = run(piece)
+        if lse is not None and piece_lse is not None:
+            lse[which, :, rows] = piece_lse
     return out, lse
 
 

@@ -86,8 +86,8 @@ class StateMixer(Mixer):
             tables = encoding.prepare(every, None, x.dtype)
         x = x if valid is None else torch.where(valid[..., None], x, 0.0)
         state = None if cache is None else cache.read(name)
-        own = StateInputs(reset, valid, every, encoding, tables, inputs.documents, cache is not None)
-        out, state = self.mix(x, state, own)
+        state_inputs = StateInputs(reset, valid, every, encoding, tables, inputs.documents, cache is not None)
+        out, state = self.mix(x, state, state_inputs)
         if cache is not None:
             # Default positions count padding, too.
             cache.write(name, state, length, positions, None if inputs.positions is None else inputs.documents)

@@ -60,8 +60,8 @@ def _in_ranges(pairs: AllowedPairs, queries: Tensor, ids: list[Tensor], valid: l
     if ids:
         sorted_ids, order = ids[0].to(device).reshape(-1, keys).sort(stable=True)
         rank = F.pad((sorted_ids[:, 1:] != sorted_ids[:, :-1]).cumsum(1), (1, 0)) * keys
-        own = torch.empty_like(rank).scatter(1, order, rank)[:, queries]
-        begin, end = (torch.searchsorted(rank + order, own + place) for place in (begin, end))
+        query_rank = torch.empty_like(rank).scatter(1, order, rank)[:, queries]
+        begin, end = (torch.searchsorted(rank + order, query_rank + place) for place in (begin, end))
     if valid:
         real = reduce(torch.logical_and, (x.to(device).reshape(-1, keys).bool() for x in valid))
         rows = max(len(real), len(order))

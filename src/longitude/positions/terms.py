@@ -79,11 +79,13 @@ class Term:
         added: whether backends receive it; attention applies the others before or after a backend.
         reads_positions: whether it depends on positions.
         reads_query: whether it reads the queries as they are after all rotations.
+        of_tokens: names of its tensors with an entry per token, [B, heads, tokens, ...], for all tokens or the last ones.
     """
 
     added: ClassVar[bool] = True
     reads_positions: ClassVar[bool] = False
     reads_query: ClassVar[bool] = False
+    of_tokens: ClassVar[tuple[str, ...]] = ()
 
     def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """UsageError unless its tensors fit queries [B, H, Lq, D], keys [B, Hkv, Lk, D] and values [B, Hkv, Lk, Dv]."""
@@ -175,6 +177,7 @@ class Drift(Term):
         scaled: the difference is multiplied by the scale of the scores, as q.k is.
     """
 
+    of_tokens = ("level",)
     level: Tensor
     scaled: bool = False
 
@@ -284,6 +287,7 @@ class Transport(Term):
     """
 
     reads_query = True
+    of_tokens = ("w", "b")
     w: Tensor
     b: Tensor
     chunk: int = 128

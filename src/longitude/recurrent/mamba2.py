@@ -140,7 +140,7 @@ class Mamba2(RecurrentMixer):
         return 2 * self.inner * self.state_size
 
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Any]]:
-        tail, own = (None, None) if state is None else state
+        tail, matrix = (None, None) if state is None else state
         of_groups = self.groups * self.state_size
         z, xbc, dt = self.in_proj(x).split([self.inner, self.inner + 2 * of_groups, self.num_heads], -1)
         xbc, tail = convolved(self.conv1d, xbc, tail, inputs.reset, inputs.valid)
@@ -150,7 +150,7 @@ class Mamba2(RecurrentMixer):
         step = softplus(dt.to(exact) + self.dt_bias.to(exact)).transpose(1, 2)  # [B, H, L]
         log_decay = -step * self.A_log.to(exact).exp()[:, None]
         delta_x = (tokens * step[..., None]).to(x.dtype)
-        y, own = ssd(delta_x, log_decay, B, C, state=own, **self.options(inputs))
+        y, matrix = ssd(delta_x, log_decay, B, C, state=matrix, **self.options(inputs))
         y = y.to(exact) + self.D.to(exact)[:, None, None] * tokens
         y = self.norm(join_heads(y) * F.silu(z.to(exact)))
-        return self.out_proj(y.to(x.dtype)), (tail, own)
+        return self.out_proj(y.to(x.dtype)), (tail, matrix)

@@ -108,11 +108,11 @@ def mamba3(
         join_heads(torch.cat([k, v.to(exact)], -1)), None if before is None else before.last, reset, valid
     )
     k_before, v_before = split_heads(earlier, heads).split([keys, width], -1)
-    own = (share * step).to(exact)[..., None] * k
+    written = (share * step).to(exact)[..., None] * k
     other = ((1 - share) * step * log_decay.exp()).to(exact)[..., None] * k_before
     options: Any = {"mode": mode, "chunk_size": chunk_size, "reset": reset, "valid": valid, "finite": True}
     decay, matrix = log_decay[..., None], None if before is None else before.matrix
-    out, matrix = decayed("mamba3", q, own, v.to(exact), decay, state=matrix, **options)
+    out, matrix = decayed("mamba3", q, written, v.to(exact), decay, state=matrix, **options)
     more, other_matrix = decayed("mamba3", q, other, v_before, decay, **options)
     after = torch.remainder(angle[:, :, -1], 2 * math.pi)
     out, states = back((out + more).to(v.dtype), (after, last_pair, matrix + other_matrix))
@@ -216,8 +216,8 @@ class Mamba3(RecurrentMixer):
     def reset_parameters(self) -> None:
         """Initialize as published: Delta log-uniform in [0.001, 0.1], biases and D 1."""
         fill_step_bias(self.dt_bias)
-        for one in (self.B_bias, self.C_bias, self.D):
-            nn.init.ones_(one)
+        for parameter in (self.B_bias, self.C_bias, self.D):
+            nn.init.ones_(parameter)
 
     def products(self, keys: float) -> float:
         return 3 * self.inner * self.state_size
@@ -230,8 +230,8 @@ class Mamba3(RecurrentMixer):
         rate = DECAY_ACTIVATIONS[self.decay_activation](a)
         log_decay = -step * rate.clamp(min=1e-4).transpose(1, 2)
         k, q = (
-            norm(y)[:, None] + own.to(exact)[:, None]
-            for y, norm, own in ((B, self.B_norm, self.B_bias), (C, self.C_norm, self.C_bias))
+            norm(y)[:, None] + bias.to(exact)[:, None]
+            for y, norm, bias in ((B, self.B_norm, self.B_bias), (C, self.C_norm, self.C_bias))
         )
         speed = (math.pi * speed.tanh())[:, None].expand(-1, self.num_heads, -1, -1)
         v = split_heads(tokens, self.num_heads)

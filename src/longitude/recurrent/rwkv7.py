@@ -187,5 +187,5 @@ class RWKV7(RecurrentMixer):
         # The first token decays nothing, and removes nothing.
         out = with_zero_gradients(out, (self.w0, self.w1, self.w2, self.k_k))
         out = group_norm(self.ln_x, join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
-        own = (r * k * self.r_k[:, None]).sum(-1, keepdim=True) * v
-        return self.output((out + join_heads(own)) * gate), (last, matrix)
+        bonus = (r * k * self.r_k[:, None]).sum(-1, keepdim=True) * v
+        return self.output((out + join_heads(bonus)) * gate), (last, matrix)

@@ -262,11 +262,11 @@ def _checked(
     if past:
         mask.require_past(past)
     q_positions = part_of(positions, slice(None), slice(remembered, None)) if remembered else positions
-    own = None if documents is None else documents[:, past:]
+    own_documents = None if documents is None else documents[:, past:]
     kept = not torch.compiler.is_compiling()
     alike = kept and encoding.stable_keys and not encoding.reads_tokens and not torch.is_autocast_enabled(x.device.type)
     padding = None if documents is None else padding_of(documents, length)
-    return Call(mask, positions, q_positions, past, length, remembered, own, padding, kept, alike)
+    return Call(mask, positions, q_positions, past, length, remembered, own_documents, padding, kept, alike)
 
 
 def tables_of(encoding: Composed, call: Call, inputs: MixerInputs, x: Tensor) -> Any:

@@ -170,7 +170,7 @@ def attend_tokens(
             after = [group.before + n for n in group.lengths] if inputs.cached else None
             part, part_state = attend_rows(rule, group.of(tokens, rows), encoding, before, after)
             out[rows.repeat_interleave(group.real.sum(1)), group.tokens[group.real]] = part.transpose(1, 2)[group.real]
-            if part_state is not None and (last := [n for n, one in enumerate(group.last) if one]):
+            if part_state is not None and (last := [n for n, is_last in enumerate(group.last) if is_last]):
                 state = with_rows(state, [group.rows[n] for n in last], part_state.of(last), batch)
         return out.transpose(1, 2), state
 
@@ -263,8 +263,8 @@ def groups_of(valid: Bool[Tensor, "B L"], reset: Bool[Tensor, "B L"], counts: li
                 before = count if n == 0 else 0
                 runs[before, len(part).bit_length()].append((row, part, n == len(parts) - 1))
     groups = []
-    for (before, _), found in runs.items():
-        rows, parts, last = zip(*found, strict=True)
+    for (before, _), group_runs in runs.items():
+        rows, parts, last = zip(*group_runs, strict=True)
         lengths = [len(part) for part in parts]
         padded = torch.stack([torch.cat([p, p[-1:].expand(max(lengths) - len(p))]) for p in parts])
         ends = torch.tensor(lengths, device=padded.device)[:, None] - 1

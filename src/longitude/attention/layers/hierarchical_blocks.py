@@ -109,10 +109,10 @@ def pyramid(
         level = len(levels)
         if before >> level & 1:
             assert carried is not None
-            own = slice(level, level + 1)
-            keys = torch.cat([carried[0][:, :, own], keys], 2)
-            values = torch.cat([carried[1][:, :, own], values], 2)
-            ends = torch.cat([carried[2][:, own].expand(len(ends), -1, -1), ends], 1)
+            digit = slice(level, level + 1)
+            keys = torch.cat([carried[0][:, :, digit], keys], 2)
+            values = torch.cat([carried[1][:, :, digit], values], 2)
+            ends = torch.cat([carried[2][:, digit].expand(len(ends), -1, -1), ends], 1)
         levels.append(Level((before >> level) & ~1, keys, values, ends))
         keys = merges[0](level + 1, *halves(keys))
         values = merges[1](level + 1, *halves(values))
@@ -157,7 +157,7 @@ def tables_at(encoding: Composed, twice: Int[Tensor, "B n"], dtype: torch.dtype)
         neighbours = neighbours.view(-1, neighbours.shape[-1], 1)
     tables = encoding.prepare(neighbours, None, wide(twice.device))
     dtype = torch.promote_types(dtype, torch.float32)
-    return tuple(midway(one, dtype) if isinstance(one, RotaryTable) else one for one in tables)
+    return tuple(midway(table, dtype) if isinstance(table, RotaryTable) else table for table in tables)
 
 
 def midway(table: RotaryTable, dtype: torch.dtype) -> RotaryTable:
@@ -248,7 +248,13 @@ def over_blocks(
     chunks = Chunks(size, first // size, (first + q.shape[2] - 1) // size + 1)
     front, number = first - chunks.low * size, chunks.high - chunks.low
     back = number * size - front - q.shape[2]
-    found: tuple[list[Tensor], ...] = [], [], [], [], []  # of all levels: keys, values, twice the center, level, used
+    by_level: tuple[list[Tensor], ...] = (
+        [],
+        [],
+        [],
+        [],
+        [],
+    )  # of all levels: keys, values, twice the center, level, used
     for n, level in enumerate(levels):
         if level.keys.shape[2] == 0:  # no prefix here has this digit
             continue
@@ -256,10 +262,10 @@ def over_blocks(
         at = (2 * children - level.first).clamp(0, level.keys.shape[2] - 1).flatten()  # unused blocks may be missing
         centers = level.ends.sum(-1).index_select(1, at).unflatten(1, children.shape)
         keys, values = (x.index_select(2, at).unflatten(2, children.shape) for x in (level.keys, level.values))
-        own = keys, values, centers, torch.full_like(children[0], n), chunks.used(n, children)
-        for every, x in zip(found, own, strict=True):
+        of_level = keys, values, centers, torch.full_like(children[0], n), chunks.used(n, children)
+        for every, x in zip(by_level, of_level, strict=True):
             every.append(x)
-    keys, values, twice, level, used = (torch.cat(x, dim) for x, dim in zip(found, (3, 3, 2, 0, 2), strict=True))
+    keys, values, twice, level, used = (torch.cat(x, dim) for x, dim in zip(by_level, (3, 3, 2, 0, 2), strict=True))
 
     def in_chunks(x: Tensor) -> Tensor:
         """[B, H, L, ...] -> [B, Hkv, chunks, H/Hkv, size, ...]: heads that share keys are rows of one product."""
@@ -410,10 +416,10 @@ def state_after(stream: Stream, levels: list[Level], counts: list[int], window: 
     before = (count - window).clamp(min=0)
     blocks: tuple[list[Tensor], ...] = [], [], []
     for level in range(max(0, max(counts) - window).bit_length()):
-        own = levels[level]
-        there_is = (before >> level & 1 == 1) if own.keys.shape[2] else torch.zeros_like(before, dtype=torch.bool)
-        node = ((before >> level) - 1 - own.first).clamp(0, max(0, own.keys.shape[2] - 1))
-        for every, x in zip(blocks, (own.keys, own.values, own.ends.expand(len(rows), -1, -1)), strict=True):
+        nodes = levels[level]
+        there_is = (before >> level & 1 == 1) if nodes.keys.shape[2] else torch.zeros_like(before, dtype=torch.bool)
+        node = ((before >> level) - 1 - nodes.first).clamp(0, max(0, nodes.keys.shape[2] - 1))
+        for every, x in zip(blocks, (nodes.keys, nodes.values, nodes.ends.expand(len(rows), -1, -1)), strict=True):
             picked = x[rows, ..., node, :] if x.shape[-2] else x.new_zeros(*x.shape[:-2], x.shape[-1])
             every.append(torch.where(there_is.view(-1, *[1] * (picked.dim() - 1)), picked, 0))
 
@@ -506,7 +512,7 @@ def with_token(
     if any(begins):
         fresh = _index([row for row, new in enumerate(begins) if new], k)
         tree_map_only(Tensor, lambda x: x.index_fill_(0, fresh, 0), state)
-    now = [row for row, one in enumerate(real) if one]
+    now = [row for row, is_real in enumerate(real) if is_real]
     if leaving := [row for row in now if counts[row] >= rule.window]:
         state = with_block(rule, state, leaving, [counts[row] - rule.window for row in leaving])
     rows, slots = _index(now, k), _index([counts[row] % rule.window for row in now], k)

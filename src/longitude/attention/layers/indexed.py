@@ -118,8 +118,8 @@ class Indexer(AttentionLayer):
         keys, lost = columns.pop("index_keys"), None
         if keys.shape[2] > self.k_top:
             seen, lost = self.chosen(x, source, keys, call, rows)
-            own = call.mask & Pairs(seen[:, None], keys.shape[2] - rows, 0)
-            call = replace(call, mask=own, kept=False, found={}, chosen={})  # no other layer chooses these
+            chosen = call.mask & Pairs(seen[:, None], keys.shape[2] - rows, 0)
+            call = replace(call, mask=chosen, kept=False, found={}, chosen={})  # no other layer chooses these
 
         def finish(out: Tensor) -> Tensor:
             indexer = [p for name in self.choosing for p in self.get_submodule(name).parameters()]
@@ -132,11 +132,11 @@ class Indexer(AttentionLayer):
         self, x: Tensor, source: Tensor, keys: Tensor, call: Call, rows: int
     ) -> tuple[Bool[Tensor, "B rows N"], Bool[Tensor, "B rows"]]:
         """The keys that each of the last `rows` tokens attends to, and which tokens have a score that is NaN."""
-        found, lost = [], []
+        selections, lost = [], []
         for scores, allowed in self.index_scores(x, source, keys, call, rows):
-            found.append(highest(scores, allowed, self.k_top))
+            selections.append(highest(scores, allowed, self.k_top))
             lost.append((scores.isnan() & allowed).any(-1))
-        return torch.cat(found, 1), torch.cat(lost, 1)
+        return torch.cat(selections, 1), torch.cat(lost, 1)
 
     def index_keys(self, x: Tensor, call: Call) -> Float[Tensor, "B 1 L index_dim"]:
         return self._rotated(normed(self.index_norm, self.index_k(x).to(x.dtype))[:, None], call)
@@ -199,13 +199,15 @@ class Indexer(AttentionLayer):
             self.k_top = k_top
             for module, mode in modes.items():
                 module.training = mode
-        own = self.encoding if inputs.encoding is None else inputs.encoding
-        x, call = checked_call(x, self.dim, own, self.mask_of(inputs), inputs)
+        composed = self.encoding if inputs.encoding is None else inputs.encoding
+        x, call = checked_call(x, self.dim, composed, self.mask_of(inputs), inputs)
         with torch.no_grad():
             x = self.convolve("input", x, call, inputs)
         keys, source, scores = self.index_keys(x, call), self.query_source(x).detach(), []
-        for one, allowed in self.index_scores(x, source, keys, call, call.length):
-            scores.append(one.masked_fill(~(allowed if dense else highest(one.detach(), allowed, k_top)), -torch.inf))
+        for block, allowed in self.index_scores(x, source, keys, call, call.length):
+            scores.append(
+                block.masked_fill(~(allowed if dense else highest(block.detach(), allowed, k_top)), -torch.inf)
+            )
         losses = indexer_loss(torch.cat(scores, 1), weights)
         if call.padding is None:
             return losses.mean()

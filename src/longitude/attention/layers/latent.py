@@ -245,12 +245,12 @@ class LatentAttention(AttentionLayer):
         if encoding.rotate_values:
             self.require(encoding)
         for member in encoding:
-            for name, own in (("num_heads", self.num_heads), ("head_dim", self.rope_dim)):
-                got = getattr(member, name, own)
-                if got != own:
+            for name, expected in (("num_heads", self.num_heads), ("head_dim", self.rope_dim)):
+                got = getattr(member, name, expected)
+                if got != expected:
                     raise UsageError(
                         type(member).__name__,
-                        f"{name}={own} for latent attention, whose encodings rotate rope_dim numbers of each head",
+                        f"{name}={expected} for latent attention, whose encodings rotate rope_dim numbers of each head",
                         got,
                     )
 

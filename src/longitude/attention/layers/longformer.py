@@ -126,10 +126,10 @@ class LongformerAttention(nn.Module):
         if len(rows):
             q = self.projected(x[:, rows], self.global_q_proj)
             k, v = (self.projected(x, project) for project in (self.global_k_proj, self.global_v_proj))
-            own = explicit(positions, length, x.device)
-            own = own[rows] if own.dim() == 1 else own[:, rows]
+            q_positions = explicit(positions, length, x.device)
+            q_positions = q_positions[rows] if q_positions.dim() == 1 else q_positions[:, rows]
             every = Pairs(mask.allowed(rows, order), length - len(rows), 0)  # attend has queries as the last tokens
-            full = self.attend(q, k, v, every, own, positions)
+            full = self.attend(q, k, v, every, q_positions, positions)
             where = chosen[..., rows, None] if chosen.dim() == 1 else chosen[:, None, rows, None]
             out = out.index_copy(2, rows, torch.where(where, full, out[:, :, rows]))
         if documents is not None:
@@ -139,9 +139,11 @@ class LongformerAttention(nn.Module):
     def projected(self, x: Tensor, project: nn.Module) -> Float[Tensor, "B H L D"]:
         return split_heads(project(x), self.num_heads)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, own: Positions, positions: Positions) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, q_positions: Positions, positions: Positions
+    ) -> Tensor:
         return attend(
-            q, k, v, encoding=self.encoding, mask=mask, q_positions=own, k_positions=positions,
+            q, k, v, encoding=self.encoding, mask=mask, q_positions=q_positions, k_positions=positions,
             scale=self.scale, dropout=self.dropout if self.training else 0.0, backend=self.backend,
         )  # fmt: skip
 

@@ -74,8 +74,8 @@ class ParallelMixer(Mixer):
 
     @classmethod
     def encoding_shapes(cls, options: Mapping[str, Any]) -> dict[str, int]:
-        name, own = _named("attention", options.get("attention", "attention"))
-        return MIXERS[name].encoding_shapes({**options, **own})
+        name, part_options = _named("attention", options.get("attention", "attention"))
+        return MIXERS[name].encoding_shapes({**options, **part_options})
 
     @property
     def far_from(self) -> int | None:
@@ -107,8 +107,10 @@ class ParallelMixer(Mixer):
         mixed = self.attention(x, inputs)
         mixed, weights = mixed if inputs.return_weights else (mixed, None)
         # Encodings act on attention alone; a recurrent mixer has none.
-        own = MixerInputs(inputs.mask, inputs.positions, inputs.documents, layer, inputs.memory, shared=inputs.shared)
-        of_state = self.state(x, own)
+        state_inputs = MixerInputs(
+            inputs.mask, inputs.positions, inputs.documents, layer, inputs.memory, shared=inputs.shared
+        )
+        of_state = self.state(x, state_inputs)
         if cache is not None and layer is not None:
             cache.tails = {**cache.tails, STATE: layer.state}
         if self.attention_norm is not None and self.state_norm is not None:
@@ -119,11 +121,11 @@ class ParallelMixer(Mixer):
 
 def _named(part: str, spec: Any) -> tuple[str, dict[str, Any]]:
     """Name and options of a part. ValueError unless its mixer is of the part's kind."""
-    own = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
-    name, able = own.pop("name", None), [each for each, kind in MIXERS.items() if _fits(part, kind)]
+    options = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
+    name, able = options.pop("name", None), [mixer_name for mixer_name, kind in MIXERS.items() if _fits(part, kind)]
     if name not in able:
         raise UsageError(f"parallel: {part}", f"one of {', '.join(able)}", repr(spec))
-    return name, own
+    return name, options
 
 
 def _fits(part: str, kind: type[Mixer]) -> bool:
@@ -133,5 +135,5 @@ def _fits(part: str, kind: type[Mixer]) -> bool:
 
 
 def _built(part: str, spec: Any, sizes: Mapping[str, int]) -> Mixer:
-    name, own = _named(part, spec)
-    return MIXERS[name](**mixer_resolved(name, own, **sizes))
+    name, options = _named(part, spec)
+    return MIXERS[name](**mixer_resolved(name, options, **sizes))

@@ -121,11 +121,11 @@ def _forward(
     ctx: Any, name: str, sizes: tuple[int, ...], like: Tensor, first: Tensor, *data: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return outputs in the shape of `like` and the state after; save the inputs for backward. first: the state before."""
-    given = [x if x is None else x.contiguous() for x in (*data, first)]
+    inputs = [x if x is None else x.contiguous() for x in (*data, first)]
     ctx.sizes = (*sizes, torch.get_num_threads())
     out, last = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (like, first))
-    _call(name, 0, ctx.sizes, *given, out, last)
-    ctx.save_for_backward(*given)
+    _call(name, 0, ctx.sizes, *inputs, out, last)
+    ctx.save_for_backward(*inputs)
     return out, last
 
 

@@ -23,15 +23,15 @@ def require_mode(who: str, mode: str, chunk_size: int) -> None:
 
 def require_tokens(who: str, **named: tuple[Tensor | None, str]) -> None:
     """ValueError unless each is None or a tensor of floats with the named dimensions: none empty, equal names equal sizes."""
-    given = {name: (x, dims.split()) for name, (x, dims) in named.items() if x is not None}
+    tensors = {name: (x, dims.split()) for name, (x, dims) in named.items() if x is not None}
     sizes: dict[str, int] = {}
     fine = True
-    for x, dims in given.values():
+    for x, dims in tensors.values():
         fine = fine and isinstance(x, Tensor) and x.is_floating_point() and x.dim() == len(dims) and x.numel() > 0
         fine = fine and all(sizes.setdefault(dim, size) == size for dim, size in zip(dims, x.shape, strict=True))
     if not fine:
-        wanted = ", ".join(f"{name} [{', '.join(dims)}]" for name, (_, dims) in given.items())
-        got = ", ".join(f"{name} {_shown(x)}" for name, (x, _) in given.items())
+        wanted = ", ".join(f"{name} [{', '.join(dims)}]" for name, (_, dims) in tensors.items())
+        got = ", ".join(f"{name} {_shown(x)}" for name, (x, _) in tensors.items())
         raise UsageError(who, f"floats {wanted}, none empty", got)
 
 

@@ -129,20 +129,20 @@ def before_decay(q: Tensor, reset: Tensor | None) -> Tensor:
     return q if reset is None else q.masked_fill(reset[..., None], 0)
 
 
-def by_halves(q: Tensor, k: Tensor, w: Tensor, own: Tensor) -> Chunks:
+def by_halves(q: Tensor, k: Tensor, w: Tensor, diagonal: Tensor) -> Chunks:
     """Chunks built by merging adjacent blocks, from single tokens up.
 
         pairs = [[pairs_1, 0], [queries_2 keys_1^T, pairs_2]]
 
-    with queries_2 decayed since the start of the second block and keys_1 until the end of the first. own [.., C]: score of a
+    with queries_2 decayed since the start of the second block and keys_1 until the end of the first. diagonal [.., C]: score of a
     token with itself.
     """
     size = q.shape[-2]
     blocks = 1 << (size - 1).bit_length()
     if blocks > size:
         q, k = (F.pad(x, (0, 0, 0, blocks - size)) for x in (q, k))
-        w, own = F.pad(w, (0, 0, 0, blocks - size), value=1.0), F.pad(own, (0, blocks - size))
-    pairs = own[..., None, None]  # [.., blocks, size of a block, the same]
+        w, diagonal = F.pad(w, (0, 0, 0, blocks - size), value=1.0), F.pad(diagonal, (0, blocks - size))
+    pairs = diagonal[..., None, None]  # [.., blocks, size of a block, the same]
     q, k = q.unsqueeze(-2), k.unsqueeze(-2)  # [.., blocks, size of a block, K]
     in_place = not torch.is_grad_enabled()  # half the memory traffic, if no backward needs the old values
     if in_place:

@@ -53,8 +53,8 @@ def delta(
         queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
     ) -> Result | None:
         """The result of `kernel` if it supports the call, else of delta.c if that does, else None."""
-        if kernel is not None and (found := kernel(queries, keys, v, log_decay, state)) is not None:
-            return found
+        if kernel is not None and (result := kernel(queries, keys, v, log_decay, state)) is not None:
+            return result
         if not loop or not usable("delta.c", v if v.dtype == dtype else v.new_empty(0, dtype=dtype)):
             return None
         (batch, heads, _, width), reset = v.shape, options.get("reset")

@@ -62,16 +62,16 @@ def run(
     require_flags(who, batch, length, reset=reset, valid=valid)
     if valid is not None:
         log_decay = log_decay.where(valid[:, None, :, None], 0)
-    given, states = [*queries, *keys, v], [] if state is None else [state]
+    sequences, states = [*queries, *keys, v], [] if state is None else [state]
     if log_decay.shape[2] == length and len(log_decay) == batch:  # else one decay for all tokens
-        given.append(log_decay)
-    given, states, back = nan_in_its_document(2, given, states, None if finite else reset, valid)
+        sequences.append(log_decay)
+    sequences, states, back = nan_in_its_document(2, sequences, states, None if finite else reset, valid)
     n, m = len(queries), len(queries) + len(keys)
-    queries, keys, (v, *decays) = given[:n], given[n:m], given[m:]
+    queries, keys, (v, *decays) = sequences[:n], sequences[n:m], sequences[m:]
     log_decay = decays[0] if decays else log_decay
     state = states[0] if states else None
-    if kernel is not None and (found := kernel(queries, keys, v, log_decay, state)) is not None:
-        out, (after,) = back(found[0], found[1:])
+    if kernel is not None and (result := kernel(queries, keys, v, log_decay, state)) is not None:
+        out, (after,) = back(result[0], result[1:])
         return out, after
     dtype = state_dtype(v)
     with torch.autocast(v.device.type, enabled=False):

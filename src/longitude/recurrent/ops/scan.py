@@ -31,11 +31,11 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(backward)
     def wrapped(ctx: Any, *grads: Tensor) -> Any:
         with torch.no_grad():
-            found = backward(ctx, *grads)
+            gradients = backward(ctx, *grads)
         if not torch.is_grad_enabled():
-            return found
+            return gradients
         leads_to = [x for x in (*ctx.saved_tensors, *grads) if isinstance(x, Tensor) and x.requires_grad]
-        return tuple(_Once.apply(x, *leads_to) if isinstance(x, Tensor) and leads_to else x for x in found)
+        return tuple(_Once.apply(x, *leads_to) if isinstance(x, Tensor) and leads_to else x for x in gradients)
 
     return wrapped
 
