@@ -30,7 +30,9 @@ __all__ = [
 
 def require_shape(name: str, x: Tensor, q: Tensor, *shapes: tuple[int, ...]) -> None:
     """UsageError unless x has one of the shapes, floating-point numbers, and the device of q: kernels read it unchecked."""
-    if tuple(x.shape) not in shapes or not x.is_floating_point() or x.device != q.device:
+    # Number by number: dynamo does not find a tuple of symbolic lengths in another one.
+    fits = any(len(shape) == x.dim() and all(a == b for a, b in zip(x.shape, shape, strict=True)) for shape in shapes)
+    if not fits or not x.is_floating_point() or x.device != q.device:
         expected = " or ".join(str(list(shape)) for shape in shapes)
         raise UsageError(name, f"floats {expected} on {q.device}", f"{x.dtype} {list(x.shape)} on {x.device}")
 
