@@ -10,6 +10,7 @@ import walks
 from longitude.attention import operation
 from longitude.attention.backends import BACKENDS
 from longitude.attention.mixer import MixerInputs
+from longitude.attention.step import Step
 from longitude.positions.composed import compose
 from tests.support import built, close, random
 
@@ -19,7 +20,7 @@ def test_layers_of_a_forward_choose_and_check_once(of):
     step = of() if of is walks.training_step else walks.decoding(of())
     step()
     functions, _ = walks.walk(step)
-    assert functions["require_causal"] == functions["_checked"] == 1 and functions["choose"] <= 1
+    assert functions["require_causal"] == functions["valid_call"] == 1 and functions["choose"] <= 1
 
 
 def test_attend_enters_nothing_that_it_does_not_need():
@@ -42,7 +43,7 @@ def test_a_backend_is_chosen_again_where_what_decides_differs(monkeypatch):
         "weights": {"return_weights": True}, "term": {"encoding": lg.Kerple(num_heads=4)},
         "positions": {"q_positions": 5, "k_positions": 3},
     }  # fmt: skip
-    operation._CHOSEN.clear()
+    operation.CHOICES.clear()
     assert [chosen(q, **options) for options in ways.values()] == [1] * len(ways)
     assert [chosen(q, **options) for options in ways.values()] == [0] * len(ways)
     assert chosen(q.double()) == chosen(q[:, :, :60]) == chosen(q.clone().requires_grad_()) == 1
@@ -60,7 +61,7 @@ def test_layers_of_a_step_share_no_more_than_they_have_in_common(name):
     known, x, options = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "dim": 16}, random(2, 6, 16), [{}, {}]
     options += [{"scale": 0.7}, {"num_kv_heads": 1}, {"backend": "reference"}, {"encoding": lg.Kerple(num_heads=4)}]
     torch.manual_seed(0)
-    mask, shared = lg.Causal(), ({}, {})  # type: ignore[var-annotated]
+    mask, shared = lg.Causal(), (Step(), Step())
     encoding = compose(built(name, known))
     for n, each in enumerate(options):
         layer = lg.MultiHeadAttention(16, 4, **({"num_kv_heads": 2} | each)).double().eval()
@@ -69,5 +70,5 @@ def test_layers_of_a_step_share_no_more_than_they_have_in_common(name):
             continue
         alone, cache = layer.cache_layer(), layer.cache_layer()
         for step, tokens in enumerate((x * (n + 1)).split([5, 1], 1)):
-            inputs = MixerInputs(mask, cache=cache, encoding=own, shared=shared[step])
+            inputs = MixerInputs(mask, cache=cache, encoding=own, step=shared[step])
             close(layer(tokens, inputs), layer(tokens, cache=alone, encoding=own))

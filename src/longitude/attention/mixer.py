@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import Signature
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.documents import padding_of
 from longitude.attention.masks import Causal, Mask, require_mask
+from longitude.attention.step import Step
 from longitude.errors import UsageError, check_declared
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
@@ -28,7 +29,7 @@ from longitude.registry import Registry, resolve_options, whole_signature
 class MixerInputs:
     """The keywords of Mixer.forward in one object.
 
-    shared: results that a forward computes once for all layers.
+    step: results that a forward computes once for all layers.
     """
 
     mask: Mask
@@ -39,22 +40,14 @@ class MixerInputs:
     encoding: Composed | None = None
     tables: Any = None
     return_weights: bool = False
-    shared: dict[Hashable, Any] = field(default_factory=dict)
-
-    def once(self, key: Hashable, find: Callable[[], Any]) -> Any:
-        """Return `find()`, computed by the first layer of a forward that uses this key and shared by later layers."""
-        if torch.compiler.is_compiling():
-            return find()
-        if key not in self.shared:
-            self.shared[key] = find()
-        return self.shared[key]
+    step: Step = field(default_factory=Step)
 
     def to(self, device: Any, non_blocking: bool = False) -> MixerInputs:
         """Move the tensors to another device, for libraries that spread layers over devices; caches are not moved."""
         tensors = self.positions, self.documents, self.memory, self.tables
         moved = tree_map_only(Tensor, lambda x: x.to(device, non_blocking=non_blocking), tensors)
         names = ("positions", "documents", "memory", "tables")
-        return replace(self, **dict(zip(names, moved, strict=True)), shared={})
+        return replace(self, **dict(zip(names, moved, strict=True)), step=Step())
 
 
 class Mixer(FullPrecision):
@@ -236,7 +229,7 @@ def require_alone(layer: nn.Module, mask: Mask, *given: Any) -> None:
 def without_padding(mixed: Any, documents: Tensor, inputs: MixerInputs) -> Any:
     """Return a mixer's output with zeros at padding, so that no gradient from padding reaches other tokens."""
     out, *weights = mixed if isinstance(mixed, tuple) else (mixed,)
-    padding = inputs.once(("padding", out.shape[1]), lambda: padding_of(documents, out.shape[1]))
+    padding = inputs.step.once(padding_of, documents, out.shape[1])
     out = out if padding is None else torch.where(padding, 0.0, out)
     return (out, *weights) if weights else out
 

@@ -20,6 +20,7 @@ from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import from_tensor
 from longitude.attention.regions import merged
 from longitude.attention.request import AllowedPairs, Options, Request, places, require_heads, transformed, validate
+from longitude.attention.step import Step
 from longitude.attention.terms import (
     learned_of,
     mixed,
@@ -34,7 +35,7 @@ from longitude.attention.verdict import Verdict, passed_over
 from longitude.errors import unknown
 from longitude.native import load
 from longitude.native.derivatives import in_forward_mode, transforms_active
-from longitude.positions.base import Columns, Encoding, OffsetBias, Term
+from longitude.positions.base import Columns, Encoding, OffsetBias
 from longitude.positions.composed import Composed, by_name, compose
 from longitude.positions.coordinates import Positions
 from longitude.positions.terms import Softcap
@@ -250,40 +251,34 @@ def cheapest(requests: Sequence[Request]) -> Backend:
     return best
 
 
-_CHOSEN: dict[Hashable, tuple[Backend, tuple[Backend, ...]]] = {}
-"""Choices of earlier calls, each with the backends that were registered then."""
+CHOICES: dict[Hashable, tuple[Backend, tuple[Backend, ...]]] = {}
+"""Choices of earlier calls whose signature has no tensor, each with the backends that were registered then."""
 
 
-def choose_once(r: Request, name: str) -> Backend:
-    """`choose`, cached for calls on the CPU whose choice depends on shapes and a band alone."""
-    if r.made is not None and name == "auto" and is_step(r):
-        return BACKENDS["table"]
-    q, k, v = r.q, r.k, r.v
-    shapes_decide = name == "auto" and type(q) is Tensor and q.is_cpu and len(r.beyond_band) == 0 and r.contiguous
-    if not shapes_decide or torch.compiler.is_compiling() or transforms_active() or in_forward_mode():
+def choose_once(r: Request, name: str, step: Step | None = None) -> Backend:
+    """`choose`, computed once for requests of a step with equal signatures, or of calls whose shapes and band decide."""
+    if r.step is not None:
+        return r.once(chosen_in_step, name)
+    if torch.compiler.is_compiling() or transforms_active() or in_forward_mode():
         return choose([r], name)
-    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    terms = tuple(map(_shape_of, r.terms)) if r.terms else ()
-    key = (
-        q.dtype, q.shape, k.shape, v.shape, r.scale, r.dropout, r.weights, r.lse, len(r.learned) > 0,
-        r.sinks is None, grad, terms,
-        r.q_positions, r.k_positions, r.band, r.order_gap,
-        not terms and is_faster_in_c(r),
-    )  # fmt: skip
+    lasting = type(r.q) is Tensor and r.q.is_cpu and len(r.beyond_band) == 0 and r.contiguous
+    if not lasting and step is None:
+        return choose([r], name)
+    choices: dict[Hashable, Any] = CHOICES if lasting or step is None else step.results
+    key = name, r.signature(), not r.terms and is_faster_in_c(r)
     backends = tuple(BACKENDS.values())
-    chosen, among = _CHOSEN.get(key, (None, ()))
+    chosen, among = choices.get(key, (None, ()))
     if chosen is None or among != backends:
-        if len(_CHOSEN) >= 256:  # a growing KV cache adds a key for each token
-            _CHOSEN.clear()
+        if len(CHOICES) >= 256:  # a growing KV cache adds a key for each token
+            CHOICES.clear()
         chosen = choose([r], name)
-        _CHOSEN[key] = chosen, backends
+        choices[key] = chosen, backends
     return chosen
 
 
-def _shape_of(term: Term) -> tuple:
-    """Cache key of a term for the choice of a backend: its class, numbers, shapes of its tensors, classes of its functions."""
-    every = vars(term).values()
-    return type(term), *[x.shape if isinstance(x, Tensor) else type(x) if callable(x) else x for x in every]
+def chosen_in_step(r: Request, name: str) -> Backend:
+    """The backend of that name, or for a token of each sequence the C kernel, whose call then serves all layers."""
+    return BACKENDS["table"] if name == "auto" and is_step(r) else choose([r], name)
 
 
 def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:

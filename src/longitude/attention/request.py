@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypedDict
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from longitude.attention.find_spans import Span, find_spans, tensors_of
 from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask
 from longitude.attention.patterns import Ago
+from longitude.attention.step import Step
 from longitude.errors import UsageError, check_positive
 from longitude.native.derivatives import readable
 from longitude.positions.base import Columns, Encoding, Region, Term
@@ -72,6 +74,14 @@ class AllowedPairs:
         return self.found
 
 
+COUNTS = "counts in the signature"
+BY_SHAPE, BY_PRESENCE, BY_TERM, BY_BAND, OUT = ({COUNTS: how} for how in ("shape", "presence", "term", "band", "out"))
+"""How a field of a request counts in its signature: a mask by its band if this is all of it, and by identity otherwise.
+
+Fields without such metadata count as they are: numbers by value, tensors by identity.
+"""
+
+
 @dataclass(eq=False)  # frozen ones take longer to make than a short decoding step allows; they are never changed
 class Request:
     """A call of attention as backends receive it: q and k are already transformed; terms, softmax and values remain.
@@ -80,25 +90,28 @@ class Request:
     Per-token columns inside terms and masks always cover the whole sequence.
     """
 
-    q: Float[Tensor, "B H Lq D"]
-    k: Float[Tensor, "B Hkv Lk D"]
-    v: Float[Tensor, "B Hkv Lk Dv"]
-    terms: tuple[Term, ...]
-    mask: Mask
+    q: Float[Tensor, "B H Lq D"] = field(metadata=BY_SHAPE)
+    k: Float[Tensor, "B Hkv Lk D"] = field(metadata=BY_SHAPE)
+    v: Float[Tensor, "B Hkv Lk Dv"] = field(metadata=BY_SHAPE)
+    terms: tuple[Term, ...] = field(metadata=BY_TERM)
+    mask: Mask = field(metadata=BY_BAND)
     q_positions: Positions
     k_positions: Positions
     scale: float
     dropout: float = 0.0
     weights: bool = False
     lse: bool = False
-    learned: tuple[Tensor, ...] = ()  # tensors of the terms that require a gradient
+    learned: tuple[Tensor, ...] = field(
+        default=(), metadata=BY_PRESENCE
+    )  # tensors of the terms that require a gradient
     q_order: int = 0
     k_order: int = 0
-    pairs: AllowedPairs = None  # type: ignore[assignment]  (built if none are given, or if they do not fit)
-    factors: Float[Tensor, "#B #H Lq 1"] | None = None  # of queries; applied around a backend, as sinks are
-    sinks: Float[Tensor, " H"] | None = None  # logits of virtual keys
-    finish: Callable[[Tensor], Tensor] | None = None  # of the output; applied around a backend: values were rotated
-    made: dict[str, Any] | None = field(default=None, init=False)  # results that layers of a decoding step share
+    pairs: AllowedPairs = field(default=None, metadata=OUT)  # type: ignore[assignment]  (of the mask; built unless given)
+    # Factors of queries, and sinks, which are logits of virtual keys, are applied around a backend.
+    factors: Float[Tensor, "#B #H Lq 1"] | None = field(default=None, metadata=BY_PRESENCE)
+    sinks: Float[Tensor, " H"] | None = field(default=None, metadata=BY_PRESENCE)
+    finish: Callable[[Tensor], Tensor] | None = field(default=None, metadata=OUT)  # of the output: values were rotated
+    step: Step | None = field(default=None, init=False, metadata=OUT)  # what layers with such a request share
 
     def __post_init__(self) -> None:
         if self.pairs is None or not self.pairs.fit(self):
@@ -120,13 +133,26 @@ class Request:
         other.q, other.k, other.v = q, k, v
         return other
 
-    def once(self, name: str, make: Callable[[Request], Any]) -> Any:
-        """Return `make(self)`, which may not depend on q, k, v: the first layer of a decoding step computes it for all."""
-        if self.made is None:
-            return make(self)
-        if name not in self.made:
-            self.made[name] = make(self)
-        return self.made[name]
+    def once(self, make: Callable[..., Any], *reads: Any) -> Any:
+        """Return `make(self, *reads)`, which may not depend on q, k, v: the first layer of a step computes it for all."""
+        if self.step is None:
+            return make(self, *reads)
+        key = make, reads
+        if key not in self.step.results:
+            self.step.results[key] = make(self, *reads)
+        return self.step.results[key]
+
+    def signature(self) -> Hashable:
+        """What the choice of a backend may depend on: each field as its metadata says, and whether gradients are recorded."""
+        grad = torch.is_grad_enabled()
+        return (
+            grad,
+            ITSELF(self),
+            tuple([(x.shape, x.dtype, x.device, grad and x.requires_grad) for x in SHAPES(self)]),
+            tuple([0 if x is None else len(x) if isinstance(x, tuple) else 1 for x in PRESENCE(self)]),
+            tuple([term.signature() for term in self.terms]),
+            self.mask if self.pairs.beyond_band else self.pairs.band,
+        )
 
     def with_lse(self) -> Request:
         """Return a copy that requests the logsumexp of the scores."""
@@ -215,6 +241,14 @@ class Request:
             k_order=self.k_order + keys.start,
             factors=None if self.factors is None else of_rows(self.factors, batch)[:, :, rows],
         )
+
+
+def _counting(how: str | None) -> Callable[[Request], tuple[Any, ...]]:
+    """The values of the fields that count so."""
+    return attrgetter(*[x.name for x in fields(Request) if x.metadata.get(COUNTS) == how])
+
+
+ITSELF, SHAPES, PRESENCE = map(_counting, (None, "shape", "presence"))
 
 
 def is_band(mask: Mask) -> bool:

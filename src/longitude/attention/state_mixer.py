@@ -78,9 +78,12 @@ class StateMixer(Mixer):
             self.require(encoding)
         past = 0 if cache is None else cache.seen
         batch, length, _ = x.shape
-        reset, valid, positions, every = inputs.once(
-            ("state", past, batch, length), lambda: _found(inputs, past, batch, length, x.device)
-        )
+        positions = inputs.positions
+        if positions is None:
+            positions = 0 if cache is None else cache.next_positions()
+            positions = following(positions, length) if isinstance(positions, Tensor) else positions
+        reads = inputs.documents, positions, past, batch, length, x.device
+        reset, valid, positions, every = inputs.step.once(_flags_and_positions, *reads)
         tables = inputs.tables
         if encoding.transforms and tables is None:
             tables = encoding.prepare(every, None, x.dtype)
@@ -94,20 +97,16 @@ class StateMixer(Mixer):
         return out
 
 
-def _found(
-    inputs: MixerInputs, past: int, batch: int, length: int, device: torch.device
+def _flags_and_positions(
+    documents: Tensor | None, positions: Positions, past: int, batch: int, length: int, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None, Positions, Tensor]:
     """Reset, valid, and positions as a cache gets them and as a tensor: the same for all layers of a forward."""
-    documents, positions, reset, valid = inputs.documents, inputs.positions, None, None
+    reset, valid = None, None
     if documents is not None:
         require_number_per_token(documents, batch, past + length)
         reset, valid = document_flags(documents, past)
-    if positions is None:
-        positions = 0 if inputs.cache is None else inputs.cache.next_positions()
-        positions = following(positions, length) if isinstance(positions, Tensor) else positions
-    else:
-        axes = max(2, positions.shape[-1]) if isinstance(positions, Tensor) and positions.dim() == 3 else 1
-        positions = canonical("positions", positions, batch, length, axes)
+    axes = max(2, positions.shape[-1]) if isinstance(positions, Tensor) and positions.dim() == 3 else 1
+    positions = canonical("positions", positions, batch, length, axes)
     return reset, valid, positions, explicit(positions, length, device)
 
 

@@ -143,7 +143,7 @@ def multiplied(r: Request) -> Request:
             for term in terms
         )
     done = replace(r, q=(r.q.to(wider) * r.factors.to(wider)).to(r.q.dtype), factors=None, terms=terms)
-    done.made = r.made
+    done.step = r.step
     return done
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial, wraps
 from typing import Any
@@ -92,9 +92,8 @@ def stock_attention(
             raise ValueError(
                 f"attn_implementation='longitude' does not support {name}: {reason}; use 'eager' or 'sdpa'"
             )
-    mask = mask_of_call.mask
-    if sliding_window is not None and not mask_of_call.dense:
-        mask = AllOf((*mask.parts(), Window(sliding_window)))
+    window = None if mask_of_call.dense else sliding_window
+    mask = windowed(mask_of_call.mask, window)
     key, value = key[:, :, : mask_of_call.keys], value[:, :, : mask_of_call.keys]
     weights = kwargs.get("output_attentions")
     if weights is None:
@@ -116,7 +115,9 @@ def stock_attention(
         s_aux is None and sinks is None and position_bias is None and indices is None and not weights and not dropout
     )
     if plain and mask_of_call is attention_mask and query.shape[2] == 1 and by_shapes(query, key, value):
-        out = shared_step(mask_of_call.steps, query, key, value, mask, scaling, softcap, sliding_window)
+        reads = mask_of_call.mask, window, scaling, softcap
+        r = mask_of_call.step.request(request_of, query, key, value, *reads)
+        out, _ = answer(choose_once(r, "auto"), r)
         return out.transpose(1, 2).contiguous(), None
 
     def attend(dropout: float, weights: bool, lse: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -139,29 +140,16 @@ def by_shapes(*qkv: Tensor) -> bool:
     return all(type(x) is Tensor for x in qkv) and not torch.is_autocast_enabled(qkv[0].device.type)
 
 
-def shared_step(
-    steps: dict[Hashable, Any],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    scale: float | None,
-    softcap: float | None,
-    window: int | None,
-) -> Tensor:
-    """The output [B, H, 1, Dv] for a query per head. The first layer of a forward checks the call and chooses its backend.
+def request_of(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, window: int | None, scale: float | None, softcap: float | None
+) -> Request:
+    """The request of a layer without terms of its own. window: see stock_attention's sliding_window; None: none."""
+    (part,) = requests(q, k, v, mask=windowed(mask, window), scale=scale, softcap=softcap)
+    return part.request
 
-    Otherwise each of 30 layers spends 60 us on that, while attention to 2,048 keys of 3 heads of 64 takes 300 us.
-    """
-    own = scale, softcap, window, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
-    if (known := steps.get(own)) is not None:
-        backend, first = known
-        return answer(backend, first.of_layer(q, k, v))[0]
-    (part,) = requests(q, k, v, mask=mask, scale=scale, softcap=softcap)
-    part.request.made = {}
-    backend = choose_once(part.request, "auto")
-    steps[own] = backend, part.request.of_layer(None, None, None)
-    return answer(backend, part.request)[0]
+
+def windowed(mask: Mask, window: int | None) -> Mask:
+    return mask if window is None else AllOf((*mask.parts(), Window(window)))
 
 
 def require_shapes(query: Tensor, s_aux: Tensor | None, sinks: Tensor | None, indices: Tensor | None) -> None:

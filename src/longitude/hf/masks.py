@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from transformers import masking_utils as theirs
 from longitude.attention.documents import Packed, documents_of, places_of, runs_of
 from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.attention.patterns import Ago, Chunks, from_tensor
+from longitude.attention.step import Step
 from longitude.errors import UsageError
 from longitude.native.derivatives import numbers_of, readable, tracing
 
@@ -31,7 +32,7 @@ class StockMask:
 
     mask: the mask over the first `keys` keys; later keys, up to `slots`, are empty slots of a static cache. streams [B, keys]:
     document of each key, -1 for padding; None for a single document. dense: whether it was made from a tensor, which then fully
-    decides, windows included. steps: what the first layer of a decoding step has chosen for all layers.
+    decides, windows included. step: what the layers of a decoding step share.
     """
 
     mask: Mask
@@ -39,7 +40,7 @@ class StockMask:
     streams: Tensor | None = None
     dense: bool = False
     slots: int = 0
-    steps: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    step: Step = field(default_factory=Step, init=False, repr=False)
 
     # generate() handles the masks of a static cache as tensors of four dimensions.
     ndim: ClassVar[int] = 4

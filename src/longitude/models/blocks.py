@@ -121,7 +121,7 @@ class Block(GradientCheckpointingLayer):
         past = 0 if cache is None else cache.seen - x.shape[1]  # the mixer has already counted these tokens
         reset, valid = None, None
         if documents is not None:
-            reset, valid = inputs.once(("channel mix", past), lambda: document_flags(documents, past))
+            reset, valid = inputs.step.once(document_flags, documents, past)
         y, last = mlp(x, None if cache is None else of_this_mode(cache.last), reset, valid)
         if cache is not None:
             cache.last = last

@@ -20,6 +20,7 @@ from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.documents import Packed, documents_of, in_order, places_after, streams_of, without_gaps
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
+from longitude.attention.step import Step
 from longitude.errors import UsageError
 from longitude.models.blocks import Block, norm
 from longitude.models.configuration import LongitudeConfig
@@ -396,7 +397,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         """
         hidden_states: list[Any] = [x if 0 in wanted else None]
         attentions, cross_attentions = [], []
-        shared: dict[Any, Any] = {}
+        step = Step()
         caches = [each for each in (call.cache, source.cache) if each is not None]
         offloaded = [each for each in caches if each.offloading]
         weighs = [mixer.has_weights for mixer in self.mixers] if output_attentions else None
@@ -416,7 +417,7 @@ class LongitudeModel(LongitudePreTrainedModel):
                     self.distinct_encodings[which],
                     tables[which],
                     weighs is not None and weighs[i],
-                    shared,
+                    step,
                 )
                 cross = None if source.cache is None else source.cache.layers[i]
                 encoding: Any = self.distinct_encodings[which]

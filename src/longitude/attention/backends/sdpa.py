@@ -59,7 +59,7 @@ def added(r: Request) -> Added:
 
 def fused(r: Request) -> Tensor:
     """One call of scaled_dot_product_attention."""
-    bias, causal, some, grouped, folded = r.once("sdpa", added)
+    bias, causal, some, grouped, folded = r.once(added)
     q, scale = by_key_head(r.q, r) if folded else r.q, r.scale
     if causal and scale <= 0:  # torch's CPU kernel hides the future by -inf before it scales, and gives NaN
         q, scale = (-q, -scale) if scale else (0 * q, 1.0)

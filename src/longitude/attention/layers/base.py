@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,25 +14,15 @@ from longitude.attention.documents import padding_of, require_number_per_token, 
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import Documents, Mask, Padding, is_causal, require_causal, require_mask
 from longitude.attention.mixer import Mixer, MixerInputs
-from longitude.attention.operation import Backend, answer, choose_once, raw_request, require_backend, run_parts
+from longitude.attention.operation import answer, choose_once, chosen_in_step, raw_request, require_backend, run_parts
 from longitude.attention.request import AllowedPairs, Request, require_options
 from longitude.attention.short_conv import conv_places, convolved
 from longitude.attention.state_mixer import document_flags
+from longitude.attention.step import Step
 from longitude.errors import UsageError
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit, following, part_of
-
-
-class Chosen(NamedTuple):
-    """Backend that the first layer of a forward chose, reused by all layers with an equal request.
-
-    first: the first layer's request without q, k and v, if the requests of other layers differ only in these.
-    """
-
-    backend: Backend
-    first: Request | None
-    k_positions: Positions
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,6 @@ class Call:
         remembered: Tokens at the start of x that are memory and have no queries.
         documents: Document numbers of x [B, L].
         padding: Padding of x [B, L, 1]; None: no padding.
-        kept: Whether layers share results; False under torch.compile, because of its symbolic lengths.
         alike: Whether the requests of layers differ only in q, k and v. Without gradients the first layer's then serves all.
     """
 
@@ -59,26 +48,22 @@ class Call:
     remembered: int
     documents: Tensor | None
     padding: Tensor | None
-    kept: bool
     alike: bool
-    found: dict[tuple[int, int, int], AllowedPairs] = field(default_factory=dict)
-    chosen: dict[Hashable, Chosen] = field(default_factory=dict)
 
     @property
     def keys(self) -> int:
         """Tokens in the cache, and those of x."""
         return self.past + self.length
 
-    def pairs(self, batch: int, rows: int, keys: int) -> AllowedPairs:
+    def pairs(self, batch: int, rows: int, keys: int, step: Step) -> AllowedPairs:
         """Pairs that the mask allows between the last `rows` tokens and `keys` keys, fewer than all if a cache dropped some."""
-        which = batch, rows, keys
-        if self.kept and which in self.found:
-            return self.found[which]
-        mask = self.mask if keys == self.keys else self.mask.since(self.keys - keys)
-        pairs = AllowedPairs(mask, batch, rows, keys, keys - rows)
-        if self.kept:
-            self.found[which] = pairs
-        return pairs
+        return step.once(pairs_of, self.mask, self.keys, batch, rows, keys)
+
+
+def pairs_of(mask: Mask, tokens: int, batch: int, rows: int, keys: int) -> AllowedPairs:
+    """Pairs that a mask of `tokens` tokens allows between the last rows and keys."""
+    mask = mask if keys == tokens else mask.since(tokens - keys)
+    return AllowedPairs(mask, batch, rows, keys, keys - rows)
 
 
 Narrowed = tuple[Call, Columns, Callable[[Tensor], Tensor] | None]
@@ -170,7 +155,7 @@ class AttentionLayer(Mixer):
             if call.past and tail is None:
                 raise UsageError("cache", f"one that a layer with short_conv={self.short_conv} filled", "another")
         if (documents := inputs.documents) is not None:
-            flags = inputs.once(("short_conv", call.past), lambda: document_flags(documents, call.past))
+            flags = inputs.step.once(document_flags, documents, call.past)
         y, tail = convolved(getattr(self, f"{place}_conv"), x, tail, *flags)
         if cache is not None:
             cache.tails = {**cache.tails, place: tail}
@@ -221,9 +206,15 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
     past = cache.get_seq_length() if cache is not None else 0
     if cache is not None and past and cache.keys is not None and cache.keys.shape[0] != x.shape[0]:
         raise UsageError("x", f"a batch of {len(cache.keys)}, as the cache stores", len(x))
-    call: Call = inputs.once(
-        ("call", encoding, mask, past, dim, x.shape), lambda: _checked(x, dim, encoding, mask, inputs, past, remembered)
-    )
+    if x.dim() != 3 or x.shape[2] != dim or x.numel() == 0:
+        require_tokens(x, dim)
+    positions = inputs.positions
+    if positions is None:
+        positions = 0 if cache is None else cache.next_positions()
+        positions = following(positions, x.shape[1]) if isinstance(positions, Tensor) else positions
+    autocast = torch.is_autocast_enabled(x.device.type)
+    reads = x.shape, x.device, encoding, mask, positions, inputs.documents, past, remembered, autocast
+    call = inputs.step.once(valid_call, *reads)
     if call.padding is not None:  # zeros, whatever it held
         x = torch.where(call.padding, 0.0, x)
     if cache is not None and past and not encoding.stable_keys:
@@ -232,41 +223,42 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
     return x, call
 
 
-def _checked(
-    x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: MixerInputs, past: int, remembered: int
+def valid_call(
+    shape: torch.Size,
+    device: torch.device,
+    encoding: Composed,
+    mask: Mask,
+    positions: Positions,
+    documents: Tensor | None,
+    past: int,
+    remembered: int,
+    autocast: bool,
 ) -> Call:
-    """Validate the arguments of a call and build the `Call` that layers of a forward share."""
-    require_tokens(x, dim)
-    batch, length = x.shape[:2]
-    keys, documents, positions = past + length, inputs.documents, inputs.positions
+    """Validate the arguments of a call and build the `Call` that layers of a forward share. shape: that of x [B, L, dim]."""
+    batch, length = shape[:2]
+    keys = past + length
     require_mask(mask)
-    encoding.require_loaded(x.device)
+    encoding.require_loaded(device)
     if documents is None and encoding.reads_tokens and any(isinstance(m, Documents | Padding) for m in mask.parts()):
         raise ValueError("mask: the encoding reads the tokens too; pass documents and padding as documents= instead")
     if documents is not None:
         require_number_per_token(documents, batch, keys)
         documents = runs_of(documents)
         mask = mask & Documents(documents) & Padding(documents >= 0)
-    if positions is None:
-        positions = inputs.cache.next_positions() if inputs.cache is not None else 0
-        if isinstance(positions, Tensor):
-            positions = following(positions, length)
-    else:
-        # A model passes positions with axes to all its layers, those of one axis included.
-        axes = encoding.axes
-        if isinstance(positions, Tensor) and positions.dim() == 3:
-            axes = max(2, positions.shape[-1])
-        positions = canonical("positions", positions, batch, length, axes)
+    # A model passes positions with axes to all its layers, those of one axis included.
+    axes = encoding.axes
+    if isinstance(positions, Tensor) and positions.dim() == 3:
+        axes = max(2, positions.shape[-1])
+    positions = canonical("positions", positions, batch, length, axes)
     mask.validate(batch, length - remembered, keys)
     require_causal(encoding.causal_only, mask)
     if past:
         mask.require_past(past)
     q_positions = part_of(positions, slice(None), slice(remembered, None)) if remembered else positions
     own_documents = None if documents is None else documents[:, past:]
-    kept = not torch.compiler.is_compiling()
-    alike = kept and encoding.stable_keys and not encoding.reads_tokens and not torch.is_autocast_enabled(x.device.type)
+    alike = encoding.stable_keys and not encoding.reads_tokens and not autocast and not torch.compiler.is_compiling()
     padding = None if documents is None else padding_of(documents, length)
-    return Call(mask, positions, q_positions, past, length, remembered, own_documents, padding, kept, alike)
+    return Call(mask, positions, q_positions, past, length, remembered, own_documents, padding, alike)
 
 
 def tables_of(encoding: Composed, call: Call, inputs: MixerInputs, x: Tensor) -> Any:
@@ -299,36 +291,41 @@ def attended(
     k_positions: Positions,
     scale: float | None,
     weights: bool,
+    step: Step,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend from a layer's queries to the keys of cache and call: [B, H, L, Dv], and the weights if requested."""
     q, k, v = qkv
-    name, grad, dropout = layer.backend, torch.is_grad_enabled(), layer.dropout if layer.training else 0.0
-    key, known = None, None
-    if call.kept:
-        # Tensors of positions are compared by id; `Chosen` keeps the tensor, so that no other one gets its id.
-        place = k_positions if isinstance(k_positions, int) else -1 - id(k_positions)
-        wanted = grad and (1 + (q.requires_grad or k.requires_grad or v.requires_grad))
-        kind = scale, layer.softcap, dropout, weights
-        key = name, encoding, kind, wanted, place, q.dtype, q.device, q.shape, k.shape, v.shape
-        known = call.chosen.get(key)
-    if known is not None and known.first is not None:
-        return answer(known.backend, known.first.of_layer(q, k, v))[0], None
-    already = encoding.widens if encoding.stable_keys else 1
-    pairs, places = call.pairs(q.shape[0], q.shape[2], k.shape[2]), (call.q_positions, k_positions)
-    r = raw_request(
-        q, k, v, encoding, columns, pairs.mask, *places, scale, dropout, weights, pairs,
-        transformed_by=already, softcap=layer.softcap,
-    )  # fmt: skip
+    dropout = layer.dropout if layer.training else 0.0
+    reads = call, encoding, columns or None, k_positions, scale, dropout, weights, layer.softcap
+    if call.alike and not weights and not torch.is_grad_enabled():
+        r = step.request(layer_request, q, k, v, *reads)
+        return answer(r.once(chosen_in_step, layer.backend), r)
+    r = layer_request(q, k, v, *reads, call.pairs(q.shape[0], q.shape[2], k.shape[2], step))
     if not encoding.stable_keys:
-        parts = parted(r, encoding, *places)
+        parts = parted(r, encoding, call.q_positions, k_positions)
         if len(parts) > 1 or parts[0].cuts:
-            return run_parts(parts, name)
+            return run_parts(parts, layer.backend)
         r = parts[0].request
-    shared = key is not None and known is None and call.alike and not grad and not weights
-    if shared:
-        r.made = {}
-    backend = choose_once(r, name) if known is None else known.backend
-    if key is not None and known is None:
-        first = r.of_layer(None, None, None) if shared else None
-        call.chosen[key] = Chosen(backend, first, k_positions)
-    return answer(backend, r)
+    return answer(choose_once(r, layer.backend, step), r)
+
+
+def layer_request(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    call: Call,
+    encoding: Any,
+    columns: Columns | None,
+    k_positions: Positions,
+    scale: float | None,
+    dropout: float,
+    weights: bool,
+    softcap: float | None,
+    pairs: AllowedPairs | None = None,
+) -> Request:
+    """The request of a layer; pairs: those that its mask allows, if an earlier layer knows them."""
+    pairs = pairs or pairs_of(call.mask, call.keys, q.shape[0], q.shape[2], k.shape[2])
+    places, already = (call.q_positions, k_positions), encoding.widens if encoding.stable_keys else 1
+    return raw_request(
+        q, k, v, encoding, columns, pairs.mask, *places, scale, dropout, weights, pairs, None, already, softcap
+    )

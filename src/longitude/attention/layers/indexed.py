@@ -18,6 +18,7 @@ from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MixerInputs, register_mixer, require_alone
 from longitude.attention.patterns import Pairs
+from longitude.attention.step import Step
 from longitude.errors import Positive, UsageError, check_flags
 from longitude.native.derivatives import with_zero_gradients
 from longitude.not_finite import filled
@@ -119,7 +120,7 @@ class Indexer(AttentionLayer):
         if keys.shape[2] > self.k_top:
             seen, lost = self.chosen(x, source, keys, call, rows)
             chosen = call.mask & Pairs(seen[:, None], keys.shape[2] - rows, 0)
-            call = replace(call, mask=chosen, kept=False, found={}, chosen={})  # no other layer chooses these
+            call = replace(call, mask=chosen, alike=False)  # no other layer chooses these
 
         def finish(out: Tensor) -> Tensor:
             indexer = [p for name in self.choosing for p in self.get_submodule(name).parameters()]
@@ -188,7 +189,7 @@ class Indexer(AttentionLayer):
             inputs = MixerInputs(mask, positions, documents, encoding=None if encoding is None else compose(encoding))
         else:
             require_alone(self, mask, positions, documents, encoding)
-        inputs = replace(inputs, cache=None, memory=None, return_weights=True, shared={})
+        inputs = replace(inputs, cache=None, memory=None, return_weights=True, step=Step())
         check_flags(type(self).__name__, dense=dense)
         k_top, modes = self.k_top, {module: module.training for module in self.modules()}
         try:

@@ -175,7 +175,9 @@ class LatentAttention(AttentionLayer):
         def over_keys(q: Tensor, k: Tensor, v: Tensor, before: int) -> tuple[Tensor, Tensor | None]:
             """Attention with what the encoding does to the part of queries and keys after the first `before` numbers."""
             suffix: Any = SuffixEncoding(encoding, before) if adds(encoding) else compose(None)
-            return attended(self, (q, k, v), call, suffix, columns, k_positions, scale, inputs.return_weights)
+            return attended(
+                self, (q, k, v), call, suffix, columns, k_positions, scale, inputs.return_weights, inputs.step
+            )
 
         call, columns, finish = self.narrowed(x, source, call, columns)
         attend = self.absorbed if absorbed else self.expanded

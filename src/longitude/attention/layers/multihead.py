@@ -139,7 +139,7 @@ class MultiHeadAttention(AttentionLayer):
             q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
         call, columns, finish = self.narrowed(x, x, call, columns)
-        out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, self.scale, weigh)
+        out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, self.scale, weigh, inputs.step)
         out = out if finish is None else finish(out)
         if encoding.rotate_values and encoding.stable_keys:  # else `attended` has rotated values and output
             out = rotated_back(out, encoding, tables, call)

@@ -147,9 +147,9 @@ class StickBreaking(MultiHeadAttention):
         require_no_weights(self, inputs.return_weights, inputs.memory)
         return super().mix_tokens(x, inputs)
 
-    def over_keys(self, qkv: tuple[Tensor, Tensor, Tensor], call: Call, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    def over_keys(self, qkv: tuple[Tensor, Tensor, Tensor], call: Call, *others: Any) -> tuple[Tensor, None]:
         q, k, v = qkv
-        pairs = call.pairs(q.shape[0], q.shape[2], k.shape[2])
+        pairs = call.pairs(q.shape[0], q.shape[2], k.shape[2], others[-1])
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         dropout, order = self.dropout if self.training else 0.0, pairs.q_order
         r = Request(q, k, v, (), pairs.mask, order, 0, scale, dropout, q_order=order, pairs=pairs)

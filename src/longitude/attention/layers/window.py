@@ -60,7 +60,6 @@ class WindowAttention(MultiHeadAttention):
     ):
         super().__init__(dim, num_heads, num_kv_heads, encoding, **options)
         self.size, self.step = size, step
-        self.window_mask: Mask = Window(size) if step == 1 else Dilated(size, step)
 
     def products(self, keys: float) -> float:
         return super().products(min(keys, self.size))
@@ -72,12 +71,12 @@ class WindowAttention(MultiHeadAttention):
 
     def mask_of(self, inputs: MixerInputs) -> Mask:
         """The mask with the window joined by &."""
-        mask = super().mask_of(inputs)
-        return inputs.once((type(self), self.size, self.step), lambda: mask & self.joined_mask(inputs))
+        return inputs.step.once(type(self).masked, super().mask_of(inputs), inputs.documents, self.size, self.step)
 
-    def joined_mask(self, inputs: MixerInputs) -> Mask:
-        """Mask that the layer joins to the mask of a call."""
-        return self.window_mask
+    @staticmethod
+    def masked(mask: Mask, documents: Tensor | None, size: int, step: int) -> Mask:
+        """The mask of a call with that of the layer."""
+        return mask & (Window(size) if step == 1 else Dilated(size, step))
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """Mix tokens as MultiHeadAttention does; the cache then drops tokens that left the window.
@@ -133,10 +132,10 @@ class ChunkAttention(WindowAttention):
         **options: Unpack[AttendOptions],
     ):
         super().__init__(dim, num_heads, num_kv_heads, encoding, size=size, step=1, **options)
-        self.window_mask = Chunks(size)
 
     def products(self, keys: float) -> float:
         return super().products(min(keys, (self.size + 1) / 2))  # on average, half a chunk precedes a token
 
-    def joined_mask(self, inputs: MixerInputs) -> Mask:
-        return self.window_mask if inputs.documents is None else Chunks(self.size, places_of(inputs.documents))
+    @staticmethod
+    def masked(mask: Mask, documents: Tensor | None, size: int, step: int) -> Mask:
+        return mask & Chunks(size, None if documents is None else places_of(documents))

@@ -14,6 +14,7 @@ from longitude.attention.backends.table.decoding import DecodingStep, decoding
 from longitude.attention.backends.table.plain import is_step
 from longitude.attention.operation import choose_once, raw_request
 from longitude.attention.request import Request
+from longitude.attention.step import Step
 from longitude.positions.composed import compose
 
 pytestmark = pytest.mark.skipif(not band.available(torch.float32), reason="there is no compiler")
@@ -24,7 +25,7 @@ def request_of(q: Any, k: Any, v: Any, encoding: Any = None, mask: Any = None, s
     """Of the last token of a stream, as the first layer of a model makes it."""
     past = k.shape[2] - 1
     r = raw_request(q, k, v, compose(encoding), None, mask or lg.Causal(), past, 0, scale, 0.0, False)
-    r.made = {}
+    r.step = Step()
     return r
 
 

@@ -232,7 +232,7 @@ def is_short(r: Request) -> bool:
 
 TABLE = Backend(
     "table",
-    run=lambda r: table(r)[0] if r.q.shape[2] > 1 or (step := r.once("decoding", decoding)) is None else step(r),
+    run=lambda r: table(r)[0] if r.q.shape[2] > 1 or (step := r.once(decoding)) is None else step(r),
     partial=table,
     terms=(OffsetBias, OffsetVectors, Drift, RowBias, PairBias),
     devices=("cpu",),

@@ -30,7 +30,7 @@ def decoding(r: Request) -> DecodingStep | None:
 
     Its table [H, Lk] has the bias at the offsets of the query from each key, the first of which is the largest.
     """
-    if not r.once("described", describes):
+    if not r.once(describes):
         return None
     late = r.order_gap + 1 - r.length  # the loop gives the query the order of the last key
     low, high = [None if bound is None else bound - late for bound in r.band]

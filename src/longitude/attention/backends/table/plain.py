@@ -31,4 +31,4 @@ def is_faster_in_c(r: Request) -> bool:
 
 def is_step(r: Request) -> bool:
     """Whether C runs a decoding step whose request is shared by layers."""
-    return r.once("described", describes)
+    return r.once(describes)
