@@ -125,7 +125,7 @@ def test_layers_of_one_forward_answer_as_each_alone(documents: Tensor | None, gr
         if "chunks" in own:
             layers.append(lg.attention.ChunkAttention(16, 4, 2, size=own.pop("chunks")).double())
         else:
-            kind = lg.attention.WindowAttention if "size" in own else lg.MultiHeadAttention
+            kind: Any = lg.attention.WindowAttention if "size" in own else lg.MultiHeadAttention
             layers.append(kind(16, 4, **({"num_kv_heads": 2} | own)).double())
     documents = None if documents is None else documents[:, -tokens:]
     with torch.set_grad_enabled(grad):
