@@ -222,3 +222,11 @@ test_wrong_options = refused_calls(
         (lambda: lg.PaTH(32, 4, 8, num_kv_heads=3), "num_kv_heads", "num_heads=4", "3"),
     ]
 )
+
+
+def test_padding_between_tokens_of_a_document_forgets_nothing():
+    """The level after padding is the level before it plus the token's own logarithm."""
+    fox, x = lg.FoX(8, 2).double(), torch.randn(1, 6, 8, dtype=torch.float64)
+    level = fox.context(x, None, torch.tensor([[0, 0, -1, -1, 0, 0]]))[0]["forgotten"]
+    without = fox.context(x[:, [0, 1, 4, 5]], None, torch.zeros(1, 4, dtype=torch.long))[0]["forgotten"]
+    torch.testing.assert_close(level[..., [0, 1, 4, 5]], without, atol=1e-12, rtol=0)
