@@ -10,7 +10,7 @@ import pytest
 from longitude.cli import main
 from longitude.extend.units import work_of, working
 from longitude.measure.sources import read_text
-from longitude.study.results import question_of
+from longitude.study.results import keep, question_of, read_run
 from tests.study.conftest import edit_question, sealed_again, units_in, write_run
 from tests.support import refused
 
@@ -79,6 +79,29 @@ def test_losses_of_a_training_that_has_not_ended(kind, tmp_path, capsys):
     assert str(path) in capsys.readouterr().err
 
 
+def test_losses_behind_a_link_are_not_read(tmp_path, capsys):
+    sent = write_run(tmp_path / "run", {"rope": (2.6,)}, {("rope", 0): {"status": "running"}}, test_lengths=(256,))
+    folder = units_in(sent, "rope")["train"]
+    folder.rename(tmp_path / ELSEWHERE)
+    link(folder)
+    assert main(["report", str(sent)]) == 2
+    assert str(folder) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ['{"step": 1, "loss": "0", "tokens": 4}', '{"step": 1, "loss": 0.5}'])
+def test_losses_of_another_type_are_left_out(line, tmp_path):
+    sent = write_run(tmp_path / "run", {"rope": (2.6,)}, {("rope", 0): {"status": "running"}}, test_lengths=(256,))
+    (units_in(sent, "rope")["train"] / "losses.jsonl").write_text(line + "\n")
+    assert main(["report", str(sent)]) == 0
+
+
+def test_a_terabyte_in_a_study_that_is_kept_is_named(whole, tmp_path, capsys):
+    sent = keep(read_run(whole), tmp_path / "run")
+    replaced(sent / "documents.parquet", "a terabyte")
+    assert main(["report", str(sent)]) == 2
+    assert str(sent / "documents.parquet") in capsys.readouterr().err
+
+
 def test_figures_are_not_written_or_removed_elsewhere(sent, capsys):
     link(sent / "figures")
     assert main(["report", str(sent)]) == 2
@@ -110,6 +133,7 @@ QUESTIONS = {
     "a configuration of another type": lambda asked: asked.update(configuration=[]),
     "a trial without a seed": lambda asked: asked["trials"][0].pop("seed"),
     "a trial of another type": lambda asked: asked["trials"].append("rope"),
+    "a trial of no encoding of it": lambda asked: asked["configuration"].update(encodings=["nope"]),
     "no data": lambda asked: asked.pop("data"),
     "data without a hash": lambda asked: asked["data"].pop("sha256"),
     "steps of another type": lambda asked: asked.update(train_steps={"rope": "many"}),

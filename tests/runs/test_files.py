@@ -121,6 +121,9 @@ def test_lines_that_are_damaged_are_named(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"1", b"\xff\xfe") + b'{"step"')
     with refused("losses.jsonl", "line 2", "remedy"):
         read_json_lines(path, "remedy")
+    path.write_text("[" * 100_000 + "\n")
+    with refused("losses.jsonl", "line 1", "remedy"):
+        read_json_lines(path, "remedy")
 
 
 def test_files_of_a_folder_get_the_mode_of_new_files(tmp_path):

@@ -121,6 +121,13 @@ def test_a_flipped_bit_in_a_finished_unit_is_named(tmp_path):
             Store(tmp_path).holds(unit)
     weights.write_bytes(bytes(100))
     assert Store(tmp_path).holds(unit)
+    about = Store(tmp_path).folder(unit) / "unit.json"
+    whole = about.read_text()
+    for sums in ([], {"model/weights": 100}, {"model/weights": {}}):
+        about.write_text(json.dumps(json.loads(whole) | {"files": sums}))
+        with pytest.raises(ValueError, match="weights"):
+            Store(tmp_path).holds(unit)
+    about.write_text(whole)
     os.mkfifo(weights.parent / "more")
     with pytest.raises(ValueError, match="more"):
         Store(tmp_path).holds(unit)

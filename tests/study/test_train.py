@@ -224,6 +224,7 @@ def test_a_byte_that_changed_after_a_checkpoint_was_saved_is_noticed(file, tmp_p
         save_file({"weight": torch.arange(100.0)}, folder / "model.safetensors")
         torch.save({"moments": torch.arange(100.0)}, folder / "optimizer.pt")
         seal(folder)
+    (tmp_path / "checkpoint-²").mkdir()  # a digit, but no number
     assert newest(tmp_path, logged=20) == (tmp_path / "checkpoint-10", [])
     damaged = bytearray((tmp_path / "checkpoint-10" / file).read_bytes())
     damaged[len(damaged) // 2] ^= 1
@@ -236,13 +237,13 @@ def test_the_loss_log_ends_before_the_first_doubtful_line(tmp_path):
     log = LossLog(tmp_path / "losses.jsonl")
     assert log.read() == []
     for step in (1, 2, 3):
-        log.append({"step": step, "loss": 0.1 * step})
+        log.append({"step": step, "loss": 0.1 * step, "tokens": step})
     with open(log.path, "a") as file:
         file.write('{"step": 4, "lo')
     assert len(log.read()) == 3
     log.cut(2)
     for step, loss in ((3, 7.0), (5, 1.0)):
-        log.append({"step": step, "loss": loss})
+        log.append({"step": step, "loss": loss, "tokens": step})
     assert [entry["loss"] for entry in log.read()] == [0.1, 0.2, 7.0]
 
 

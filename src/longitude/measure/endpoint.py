@@ -72,7 +72,7 @@ class Endpoint:
         answer = self.post(f"{self.url}/{route}", temperature=0, **content)
         usage = answer.get("usage") if isinstance(answer, dict) else None
         read = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-        if isinstance(read, int) and 0 < read < (count := sent()):  # 0: not counted
+        if isinstance(read, int | float) and 0 < read < (count := sent()):  # 0: not counted
             remedy = "it cuts prompts: start it with a longer context, or ask for shorter --lengths"
             raise Refused(f"{self.url}/{route}: the server read {read} of {count} tokens of a prompt; {remedy}")
         try:

@@ -245,8 +245,9 @@ def changed_file(folder: Path, sums: Any) -> str | None:
     for name in sorted(paths.keys() | sums.keys()):
         if name not in paths or name not in sums:
             return name
-        size = paths[name].lstat().st_size
-        if sums[name][:1] != [size] or sums[name] != [size, _crc32(paths[name])]:  # the size first: it may be huge
+        size, recorded = paths[name].lstat().st_size, sums[name]
+        is_of_size = isinstance(recorded, list) and recorded[:1] == [size]  # compared first: the file may be huge
+        if not is_of_size or recorded != [size, _crc32(paths[name])]:
             return name
     return None
 
@@ -366,7 +367,7 @@ def read_json_lines(path: Path, remedy: str = "remove it, and the same command c
     for number, line in enumerate(content[:whole].splitlines(), 1):
         try:
             entries.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is damaged at line {number} ({error}); {remedy}") from None
     return entries
 

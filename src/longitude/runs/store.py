@@ -121,8 +121,13 @@ class Store:
         return self.units / unit.name
 
     def unfinished(self, kind: str, key: str) -> Path:
-        """Folder of a unit in progress: equal for all labels, so that no two processes compute the same unit."""
-        return self.units / f".{kind}-{key}"
+        """Folder of a unit in progress: equal for all labels, so that no two processes compute the same unit.
+
+        ValueError if a link stands in its place.
+        """
+        path = self.units / f".{kind}-{key}"
+        require_folder(path)
+        return path
 
     def find(self, kind: str, key: str) -> Path | None:
         """The folder of a finished unit, whatever its label is; None if it is not finished.
@@ -251,7 +256,6 @@ class Store:
     @contextmanager
     def _held(self, unit: Unit, unfinished: Path) -> Iterator[None]:
         """Hold the lock of the unfinished folder. BusyError if another process holds it, or renamed the folder into place."""
-        require_folder(unfinished)
         path = unfinished / LOCK
         with ExitStack() as stack:
             try:

@@ -23,6 +23,8 @@ from longitude.runs.files import (
 )
 
 LOSSES = "losses.jsonl"
+MEASURED = ("loss", "tokens")
+"""Numbers that each of its lines has, besides the step."""
 
 
 def seal(checkpoint: Path) -> None:
@@ -59,7 +61,7 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    paths = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    paths = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
     return [(step_of(path), path) for path in paths]
 
 
@@ -77,6 +79,8 @@ class LossLog:
             for line in lines:
                 entry = json.loads(line)
                 if not isinstance(entry, dict) or entry.get("step") != len(entries) + 1:
+                    break
+                if not all(isinstance(entry.get(name), int | float) for name in MEASURED):
                     break
                 entries.append(entry)
         return entries

@@ -16,6 +16,7 @@ from longitude.measure.rows import Row, from_frame, read_rows, to_frame
 from longitude.positions.samplers import Mixed
 from longitude.report.wording import count
 from longitude.runs.files import atomic, read_bytes, read_json, write_json
+from longitude.runs.memory import available_memory
 from longitude.runs.store import QUESTION, RESULT, Store
 from longitude.runs.training import LOSSES, LossLog
 from longitude.statistics.estimates import Sums
@@ -279,9 +280,11 @@ def question_of(run: Path) -> dict[str, Any] | None:
     _converted(question, QuestionKept if kept else QuestionAsked, path, remedy)
     for part in (question, *question.get("others", [])):
         try:
-            StudyConfig.of(part["configuration"])
+            labels = StudyConfig.of(part["configuration"]).encodings
         except ValueError as error:
             raise ValueError(f"{path}: {error}; {remedy}") from None
+        if strange := {str(trial.get("label")) for trial in part["trials"]}.difference(labels):
+            raise UsageError(f"{path}: label of a trial", ", ".join(labels), min(strange), remedy)
     return question
 
 
@@ -333,7 +336,7 @@ def _read_kept(folder: Path, study: dict[str, Any]) -> Run:
 
 def digest_of(path: Path) -> str:
     """A hash of the contents of a file."""
-    return hashlib.sha256(read_bytes(path, limit=path.lstat().st_size)).hexdigest()
+    return hashlib.sha256(read_bytes(path, limit=available_memory())).hexdigest()
 
 
 def keys_of(question: Mapping[str, Any]) -> list[Keys]:
