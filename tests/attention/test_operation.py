@@ -1,6 +1,7 @@
 """attend() from outside: against torch's own attention, by hand, and its every refusal."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,13 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, chunked
+from longitude.attention import operation
+from longitude.attention.backends import BACKENDS, Backend, chunked
 from longitude.attention.backends.table import backend as table
 from longitude.attention.mixer import MixerInputs
+from longitude.attention.request import Request
 from longitude.positions.composed import compose
+from longitude.positions.terms import Softcap
 from tests.support import GENERAL, built, close, gradients, heads, random, refused
 
 
@@ -264,6 +268,40 @@ def test_refusals(asked, case):
     tensors, options, words = REFUSED[case]
     with refused(*words):
         asked(*tensors, **options)
+
+
+Q1, K1, V1 = heads(5, dtype=torch.float32)
+BASE = Request(Q1, K1, V1, (), lg.Causal(), 2, 0, scale=0.5, q_order=2)
+CHANGES = {
+    "dtype": {"q": Q1.double(), "k": K1.double(), "v": V1.double()},
+    "queries": {"q": Q1[:, :, :3]},
+    "keys": {"k": K1[:, :, :3], "v": V1[:, :, :3]},
+    "width of values": {"v": V1[..., :3]},
+    "scale": {"scale": 0.25},
+    "dropout": {"dropout": 0.5},
+    "weights": {"weights": True},
+    "logsumexp": {"lse": True},
+    "learned": {"learned": (torch.zeros(1),)},
+    "sinks": {"sinks": torch.zeros(4)},
+    **{f"gradient of {name}": {name: x.clone().requires_grad_()} for name, x in (("q", Q1), ("k", K1), ("v", V1))},
+    "terms": {"terms": (Softcap(2.0),)},
+    "numbers of terms": {"terms": (Softcap(3.0),)},
+    "position of queries": {"q_positions": 3},
+    "position of keys": {"k_positions": 1},
+    "mask": {"mask": lg.Window(2)},
+    "order": {"q_order": 3},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_calls_that_differ_in_one_thing_share_no_choice(change, monkeypatch):
+    """A backend may decide by each; by tensors' values alone it may not."""
+    prices = []
+    probe = Backend("probe", run=len, memory=len, price=lambda r: prices.append(r) or math.inf)  # type: ignore[arg-type]
+    monkeypatch.setattr(operation, "BACKENDS", {"reference": BACKENDS["reference"], "probe": probe})
+    for r in (BASE, replace(BASE, **CHANGES[change]), BASE, replace(BASE, q=Q1 + 1)):
+        operation.choose_once(r, "auto")
+    assert len(prices) == 2
 
 
 @torch.no_grad()

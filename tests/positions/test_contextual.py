@@ -87,6 +87,19 @@ def test_fox_scale_gate() -> None:
         close(lg.attend(q, k, v, encoding=encoding, context=context, scale=scale), want)
 
 
+@pytest.mark.parametrize("calls", [[11], [4, 3, 4]], ids=str)
+def test_padding_inside_a_document_forgets_nothing(calls: list[int]) -> None:
+    """As after a prompt that is padded on the right: tokens have the levels that they have without padding."""
+    encoding, x = lg.testing.example("fox")(), random(1, 11, 16)
+    documents = torch.tensor([[0, 0, 0, -1, -1, 0, -1, 1, 1, -1, 1]])
+    levels, carry, real = [], None, documents[0] >= 0
+    for some, marks in zip(x.split(calls, 1), documents.split(calls, 1), strict=True):
+        columns, carry = encoding.context(some, carry, marks)
+        levels.append(columns["forgotten"])
+    want, _ = encoding.context(x[:, real], None, documents[:, real])
+    close(torch.cat(levels, -1)[..., real], want["forgotten"])
+
+
 def test_fox_decay_times() -> None:
     """Where x is zero, head h has forgotten all but 1/e after T_h tokens: here 2, 8, 32."""
     encoding = lg.FoX(4, 3, decay_times=(2, 32))
