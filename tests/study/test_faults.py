@@ -125,7 +125,7 @@ def test_a_file_that_a_power_cut_left_short_is_made_again_or_refused_with_what_t
     if name != "results.parquet":
         folder = units.get(kind, file)
         remedy = f"move {folder} away" if inside else "remove it"
-        with pytest.raises(ValueError, match=f"{re.escape(str(folder))}.*{file.name}.*{re.escape(remedy)}"):
+        with pytest.raises(ValueError, match=f"{re.escape(str(folder))}.*{re.escape(remedy)}"):
             run_and_read(path)
         assert_kept(studies[1], path)
         folder.rename(tmp_path / "away")

@@ -127,12 +127,14 @@ def test_another_start_trains_other_models(tuned, first):
     """Weights of the start are part of a model's unit: what began from others is another model, and both stay."""
     [trial] = [trial for trial in read_run(first).of("rope") if trial.seed == 0]
     weights, planned = trial.folder / "model.safetensors", plan(TUNED, tuned)
-    before = weights.read_bytes()
+    before = {path: path.read_bytes() for path in (weights, trial.folder / "unit.json")}
     try:
         weights.write_bytes((read_run(first).of("rope")[1].folder / "model.safetensors").read_bytes())
+        sealed_again(trial.folder)
         other = plan(TUNED, tuned)
     finally:
-        weights.write_bytes(before)
+        for path, content in before.items():
+            path.write_bytes(content)
     assert not {units.training.key for units in other.trials} & {units.training.key for units in planned.trials}
     assert all(Store(tuned).holds(units.measuring) for units in planned.trials)
 

@@ -11,10 +11,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import longitude as lg
-from longitude import kernels
 from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.backends.triton import backend, launch
 from longitude.attention.operation import choose, requests
+from longitude.native import gpu as kernels
 from longitude.native.gpu import switched_off
 from longitude.positions.composed import compose
 from tests.attention.backends.one_request import masks, problem

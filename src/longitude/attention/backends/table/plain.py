@@ -21,12 +21,14 @@ SHORTEST = 512
 
 def is_faster_in_c(r: Request) -> bool:
     """Whether C runs a request that torch's function also supports; compiled and transformed calls are left to torch."""
+    if not in_memory(r.q, r.k, r.v):  # first: what a comparison of symbolic lengths decides, a graph is bound to
+        return False
     wide_heads = r.q.dtype == torch.float32 and r.q.shape[3] >= 32
     if min(r.rows, r.length) < (SHORTEST // 2 if wide_heads else SHORTEST) or r.sees_all:
         return False
     learns = torch.is_grad_enabled() and (r.q.requires_grad or r.k.requires_grad or r.v.requires_grad)
     supported = r.q.dtype == torch.float32 or (r.q.dtype == torch.bfloat16 and learns)
-    return supported and in_memory(r.q, r.k, r.v) and band.available(r.q.dtype)
+    return supported and band.available(r.q.dtype)
 
 
 def is_step(r: Request) -> bool:
