@@ -40,7 +40,7 @@ class MixerInputs:
     encoding: Composed | None = None
     tables: Any = None
     return_weights: bool = False
-    step: Step = field(default_factory=Step)
+    step: Step = field(default_factory=lambda: Step())  # dynamo traces a function here, and no class
 
     def to(self, device: Any, non_blocking: bool = False) -> MixerInputs:
         """Move the tensors to another device, for libraries that spread layers over devices; caches are not moved."""

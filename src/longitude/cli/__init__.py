@@ -21,7 +21,7 @@ from inspect import Parameter, Signature, signature
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, TextIO, cast, get_args, get_type_hints
 
 import docstring_parser
 import tyro
@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. What it prints controls no terminal, whatever files and servers hold."""
     write_any_sign()
     try:
-        with redirect_stdout(Cleaned(sys.stdout)), redirect_stderr(Cleaned(sys.stderr, keep="\r")):
+        out, err = cast(TextIO, Cleaned(sys.stdout)), cast(TextIO, Cleaned(sys.stderr, keep="\r"))
+        with redirect_stdout(out), redirect_stderr(err):
             return _run(arguments)
     except BrokenPipeError:  # the reader of our output is gone
         sys.stdout = None

@@ -58,8 +58,11 @@ class RotaryPairs:
 
     def starts(self) -> dict[str, Candidate]:
         """Name -> candidate, with the attention factor of its method; "unchanged" is the model as it was trained."""
-        starting = (method for method in METHODS.values() if method.starts and method.make)
-        schemes = {method.name: method.make(self.factor, self.original_length) for method in starting}
+        schemes = {
+            method.name: method.make(self.factor, self.original_length)
+            for method in METHODS.values()
+            if method.starts and method.make
+        }
         return {name: self.candidate(scheme) for name, scheme in ({"unchanged": None} | schemes).items()}
 
     def longrope(self, long: Candidate, short: tuple[float, ...] | None = None) -> LongRoPE:

@@ -40,7 +40,9 @@ class StockMask:
     streams: Tensor | None = None
     dense: bool = False
     slots: int = 0
-    step: Step = field(default_factory=Step, init=False, repr=False)
+    step: Step = field(
+        default_factory=lambda: Step(), init=False, repr=False
+    )  # dynamo traces a function here, and no class
 
     # generate() handles the masks of a static cache as tensors of four dimensions.
     ndim: ClassVar[int] = 4

@@ -276,7 +276,7 @@ class ServerTokenizer:
             raise UsageError("--endpoint", SUCH, str(error)) from None
         values = [answer.get(name) for name in names] if isinstance(answer, dict) else []
         for value in values:
-            if isinstance(value, kind) and (kind is str or all(type(token) is int for token in value)):
+            if isinstance(value, kind) and (not isinstance(value, list) or all(type(token) is int for token in value)):
                 return value
         routes = f"or a server that counts tokens ({self.root}/tokenize and detokenize)"
         raise UsageError(

@@ -246,7 +246,9 @@ def _kept(results: Results) -> list[str]:
 
 def _missing(results: Results) -> list[str]:
     models = results.question["models"]
-    absent = [(models[m.model]["label"], m.part.task, m.part.length, m.reason) for m in results.measured if m.reason]
+    absent: list[Any] = [
+        (models[m.model]["label"], m.part.task, m.part.length, m.reason) for m in results.measured if m.reason
+    ]
     absent += [(row.label, row.task, row.length, row.reason) for row in results.rows if row.reason is not None]
     lengths: dict[tuple[str, str, str], dict[int | None, None]] = {}
     for label, task, length, reason in absent:  # once for each depth

@@ -293,7 +293,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         )
         if call.order is not None:
             places = call.order.argsort(1)
-            x, *hidden_states = (None if t is None else in_order(t, places) for t in (x, *hidden_states))
+            x = in_order(x, places)
+            hidden_states: Any = tuple(None if t is None else in_order(t, places) for t in hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
             cache=call.cache,

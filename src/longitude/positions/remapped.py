@@ -47,11 +47,12 @@ class Remapped(Rotary):
         positions: Tensor,
         length: int | None = None,
         dtype: torch.dtype = torch.float32,
+        center: Tensor | None = None,
         move: Callable[[Tensor], Tensor] | None = None,
     ) -> RotaryTable:
-        """Cos and sin in float32 or wider, of positions [L] or [B, L], or of those to which a region maps them."""
+        """Cos and sin in float32 or wider, of positions [L] or [B, L], or of those to which a region maps them by `move`."""
         require_positions(positions, who=self.registered_name)
-        return self.tables(positions if move is None else move(positions), length, dtype)
+        return self.tables(positions if move is None else move(positions), length, dtype, center)
 
     def regions(self) -> tuple[Region, ...]:
         raise NotImplementedError

@@ -63,7 +63,8 @@ class Around:
         if (norm := self.norms.get(kind)) is None:
             return x
         by_token = x.transpose(1, 2)
-        width = norm.weight.shape[-1] if isinstance(getattr(norm, "weight", None), Tensor) else x.shape[-1]
+        weight = getattr(norm, "weight", None)
+        width = weight.shape[-1] if isinstance(weight, Tensor) else x.shape[-1]
         return norm(by_token if width == x.shape[-1] else by_token.flatten(2)).reshape(by_token.shape).transpose(1, 2)
 
 
@@ -256,7 +257,8 @@ def promised_scale(config: Any, width: int) -> float:
     if "qk_rope_head_dim" not in given:
         with suppress(NotUnderstood):  # some classes have a scale of their own, which no key names
             scales = {layer.scale for layer in observe(class_of(config) or config) if layer.attends}
-            scale = scales.pop() if len(scales) == 1 and None not in scales else scale
+            own = scales.pop() if len(scales) == 1 else None
+            scale = scale if own is None else own
     else:
         factors = [
             compose(rope.encoding(given["qk_rope_head_dim"], "half")).softmax_factor for rope in ropes(config).values()

@@ -96,7 +96,7 @@ def image_positions(subject: Subject) -> Measurement:
         raise DoesNotApply("its positions have one axis")
     if kind not in KINDS:
         raise DoesNotApply(f"the rule of {kind} is not read here; known: {', '.join(KINDS)}")
-    far = dict.fromkeys((*AXES, "beginnings"), (0.0, ""))
+    far: dict[str, tuple[float, str]] = dict.fromkeys((*AXES, "beginnings"), (0.0, ""))
     shared: dict[str, None] = {}
     for name, pieces in SEQUENCES.items():
         timed = kind == "qwen2_5_vl" and any(piece.kind == 2 for piece in pieces)

@@ -89,7 +89,7 @@ def in_chat(question: Question, text: str, tokenizer: Any) -> str:
         with memory_within(TEMPLATE_BYTES):
             rendered = within(TEMPLATE_SECONDS, render)
     except Exception as error:
-        reason = {MemoryError: f"it takes more than {TEMPLATE_BYTES / 1e9:.1f} GB"}
+        reason: dict[type[Exception], str] = {MemoryError: f"it takes more than {TEMPLATE_BYTES / 1e9:.1f} GB"}
         reason |= {TimeoutError: f"it takes more than {TEMPLATE_SECONDS} s"}
         told = reason.get(type(error), f"{type(error).__name__}: {error}")
         raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
@@ -118,8 +118,8 @@ class RopeType(NamedTuple):
     """
 
     scheme: type[Scaling] | None
-    required: Mapping[str, str]
-    optional: Mapping[str, str]
+    required: dict[str, str]
+    optional: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -196,9 +196,11 @@ class ByHalves(torch.autograd.Function):
             part.rows(of_q).add_(grads.q)
             part.keys(of_k).add_(grads.k)
             part.keys(of_v).add_(grads.v)
-            if grads.terms.q_level is not None and of_rows_level is not None and of_key_level is not None:
-                part.rows(of_rows_level).add_(grads.terms.q_level)
-                part.keys(of_key_level).add_(grads.terms.k_level)
+            of_query_levels, of_key_levels = grads.terms.q_level, grads.terms.k_level
+            if of_rows_level is not None and of_key_level is not None:
+                assert of_query_levels is not None and of_key_levels is not None
+                part.rows(of_rows_level).add_(of_query_levels)
+                part.keys(of_key_level).add_(of_key_levels)
 
         if cut.has_past:
             part = cut.past()
