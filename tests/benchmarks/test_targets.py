@@ -23,7 +23,7 @@ from target import Session, Target
 
 SESSION = Session(threads=1, repeats=1, memory=False, peers=False, shrink=256)
 QUICK = [target for target in targets.TARGETS if not target.environment and not target.name.startswith("graphs")]
-SLOW = ("training", "recurren")
+SLOW = ("training", "recurren", "135M")
 
 
 @pytest.mark.one_in(5)

@@ -416,7 +416,8 @@ def extending(arguments: list[str], log: str) -> None:
     sys.exit(main(["extend", *arguments]))
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [20])
 def test_killed_at_any_moment_and_shared_by_two_processes(kills, arguments, tmp_path) -> None:
     """Each kill hits one of two processes; what is written is what one undisturbed process writes."""
     context: Any = multiprocessing.get_context("forkserver")

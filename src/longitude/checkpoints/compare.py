@@ -254,9 +254,23 @@ def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:
 
     kept = facts(declared)
     if any(one not in kept for one in facts(written)):
+        meant, read_as = in_words(written, declared), in_words(declared, written)
         raise ValueError(
-            f"its keys mean {written}, but transformers reads {declared}; write them where its class reads them"
+            f"its keys mean {meant}, but transformers reads {read_as}; write them where its class reads them"
         )
+
+
+def in_words(ropes: Ropes, others: Ropes) -> str:
+    """The numbers of rotary parameters that differ from those of others, by layer type."""
+    if isinstance(ropes, dict):
+        alike = others if isinstance(others, dict) else dict.fromkeys(ropes, others)
+        parts = {layer: in_words(rope, alike.get(layer) or rope) for layer, rope in ropes.items() if rope is not None}
+        return ", ".join(f"{layer}: {words}" for layer, words in parts.items() if words)
+    theirs = others._asdict() if isinstance(others, RopeConfig) else {}
+    apart = {name: value for name, value in ropes._asdict().items() if name not in theirs or theirs[name] != value}
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float | int) else f"{name} {value}" for name, value in apart.items()
+    )
 
 
 # ---- declared against observed ---------------------------------------------------------------------------------------

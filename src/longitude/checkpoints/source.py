@@ -112,7 +112,12 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and "CausalLM" not in architecture
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (masked and "LMHead" not in architecture)
     if not causal and not masked:
-        raise UsageError(model, "a language model, causal or masked", config.model_type)
+        inside = (
+            ""
+            if text is config
+            else f"its text_config ({text.model_type}) in a config.json of its own, with its weights"
+        )
+        raise UsageError(model, "a language model, causal or masked", config.model_type, inside and f"give {inside}")
     kind = AutoModelForCausalLM if causal else AutoModelForMaskedLM
     skeleton = built_without_weights(model, kind.from_config, config)
     source = Source(model, folder, json, inner, text, skeleton, causal)
