@@ -6,13 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from longitude.cli import main
 from longitude.extend.units import work_of, working
 from longitude.measure.sources import read_text
 from longitude.study.results import keep, question_of, read_run
 from tests.study.conftest import edit_question, sealed_again, units_in, write_run
-from tests.support import refused
+from tests.support import edit_config, refused
 
 ELSEWHERE = "elsewhere"
 
@@ -183,3 +185,61 @@ def test_a_pipe_and_no_name_are_no_text(tmp_path):
     for data in (str(tmp_path / "text"), ""):
         with refused("--data"):
             read_text(data)
+
+
+# ---- a checkpoint runs no code ---------------------------------------------------------------------------------------
+COMMANDS = {
+    "check": ["check"],
+    "show": ["show"],
+    "extend": ["extend", "--to", "128", "--method", "yarn", "--no-measure", "--out", "out"],
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A small Llama, and a file that code of its folder would write."""
+    torch.manual_seed(0)
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 32,
+    }
+    folder = tmp_path / "model"
+    LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=32)).save_pretrained(folder)
+    return folder, tmp_path / "was run"
+
+
+@pytest.mark.parametrize("command", ["check", "show", "extend"])
+def test_modeling_code_is_not_run(command, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, mark = checkpoint
+    code = (
+        f"open({str(mark)!r}, 'w').close()\nfrom transformers import LlamaConfig as Config, LlamaForCausalLM as Model\n"
+    )
+    (folder / "code.py").write_text(code)
+    edit_config(folder, model_type="mine", auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"})
+    main([*COMMANDS[command], str(folder)])
+    assert not mark.exists()
+
+
+class Runs:
+    """A pickle that creates a file when it is read."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return open, (str(self.mark), "w")
+
+
+@pytest.mark.parametrize("options", [[], ["--allow-pickle"]], ids=str)
+@pytest.mark.parametrize("command", ["check", "extend"])
+def test_pickles_are_not_run(command, options, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, mark = checkpoint
+    (folder / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": torch.zeros(32, 16), "other": Runs(mark)}, folder / "pytorch_model.bin")
+    assert main([*COMMANDS[command], str(folder), *options]) == 2
+    assert not mark.exists()
