@@ -22,7 +22,6 @@ import numpy as np
 
 from fill_numbers import ROOT
 from longitude.checkpoints.load import load
-from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import open_source
 from longitude.extend.criteria import running_text
 from longitude.extend.extend import extend
@@ -39,6 +38,7 @@ from longitude.measure.run import measure
 from longitude.measure.sources import read_text
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import provenance
+from longitude.runs.quiet import quiet
 from longitude.runs.store import Store
 from longitude.statistics.seeds import seed_difference, t_interval
 

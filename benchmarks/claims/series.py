@@ -30,9 +30,8 @@ from longitude.runs.files import write_json
 from longitude.runs.store import Store
 from longitude.study.analysis import analyse
 from longitude.study.config import StudyConfig, listed, option
-from longitude.study.costs import costs
 from longitude.study.executors import Executor
-from longitude.study.plan import plan
+from longitude.study.plan import costs, plan
 from longitude.study.presets import list_presets, of_preset
 from longitude.study.report import write_report
 from longitude.study.results import is_kept, read_run

@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedConfig
 
 from longitude.checkpoints.load import one_line_of
-from longitude.checkpoints.quiet import quiet
 from longitude.positions.config_keys import WINDOWED
+from longitude.runs.quiet import quiet
 
 TOKENS = 3
 LARGE = 2**26

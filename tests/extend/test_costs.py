@@ -1,13 +1,14 @@
 """`longitude extend --plan`: what will be read and trained, before anything is loaded or written."""
 
 import json
+import sys
 
 import pytest
 
-from longitude.checkpoints.costs import H100, forward_flops
 from longitude.checkpoints.source import open_source
-from longitude.extend import costs as module, short_contexts
+from longitude.extend import short_contexts
 from longitude.extend.short_contexts import FEWEST, SHORTEST, TOKENS, sample_within
+from longitude.runs.costs import H100, forward_flops
 from tests.extend.conftest import LENGTH, files
 
 TUNED = ["--fine-tune", "no such text", "--steps", 5, "--batch", 3]
@@ -16,8 +17,8 @@ TUNED = ["--fine-tune", "no such text", "--steps", 5, "--batch", 3]
 @pytest.fixture
 def planned(checkpoint, command, tmp_path, monkeypatch):
     """planned(*arguments) -> the parts, with a machine of 10^9 FLOP/s."""
-    for place in (module, short_contexts):
-        monkeypatch.setattr(place, "flops_per_second", lambda *_, **__: 1e9)
+    for place in ("extend", "short_contexts"):  # `longitude.extend.extend` is the function, too
+        monkeypatch.setattr(sys.modules[f"longitude.extend.{place}"], "flops_per_second", lambda *_, **__: 1e9)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> dict[str, dict]:

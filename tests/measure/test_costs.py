@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from longitude.checkpoints.costs import H100
-from longitude.measure import costs as module
+from longitude.measure import plan as module
 from longitude.measure.config import MeasureConfig
-from longitude.measure.costs import costs
+from longitude.measure.plan import costs
 from longitude.measure.windows import plan_windows
+from longitude.runs.costs import H100
 
 LLAMA3 = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096}
 LLAMA3 |= {"intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}

@@ -8,14 +8,18 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from longitude.checkpoints.costs import Cost, products_per_token
 from longitude.cli import main
-from longitude.study.costs import costs, flops_per_token, on_meta, train_steps, wall_seconds
-from longitude.study.plan import plan
-from longitude.study.train import build_model
+from longitude.runs.costs import Cost, products_per_token
+from longitude.study import train
+from longitude.study.plan import costs, plan, train_steps, wall_seconds
+from longitude.study.train import build_model, on_meta
 from tests.study.conftest import COPY, TINY, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
+
+
+def flops_per_token(config, label):
+    return train.flops_per_token(config, on_meta(config, label))
 
 
 def test_flops_are_six_for_each_weight_of_a_product_and_those_of_attention():

@@ -10,9 +10,8 @@ import torch
 from longitude.measure import from_frame, read_rows
 from longitude.runs.store import Store
 from longitude.study import rates, run_trial, runner
-from longitude.study.costs import train_steps
 from longitude.study.executors import Workers
-from longitude.study.plan import plan
+from longitude.study.plan import plan, train_steps
 from longitude.study.rates import Choice, choices, choose, chosen, chosen_rates, edges, recorded, shown
 from longitude.study.results import read_run, status_of
 from longitude.study.tasks.base import task_for

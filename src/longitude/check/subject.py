@@ -22,8 +22,8 @@ from transformers import DynamicCache
 from longitude.attention.state_mixer import StateMixer
 from longitude.check.selection import Selection
 from longitude.checkpoints.load import Checkpoint
-from longitude.checkpoints.quiet import greedy
 from longitude.models.stock_caches import arguments_of, cache_name
+from longitude.runs.quiet import greedy
 from longitude.testing.engine import Battery, DoesNotApply, Measurement
 
 EQUAL = 1e-4

@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from longitude.check.against import against
 from longitude.checkpoints.gguf import FACTORS, GGUF, LISTS, LONG, SHORT
 from longitude.checkpoints.load import in_one_line
-from longitude.checkpoints.quiet import quiet
 from longitude.errors import UsageError
 from longitude.runs.files import place
 from longitude.runs.memory import available_memory, require_memory
+from longitude.runs.quiet import quiet
 
 FOLDER = Path("runs/gguf")
 """Where the commands keep what they unpacked."""

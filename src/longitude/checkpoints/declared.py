@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from longitude.checkpoints.quiet import quiet
 from longitude.errors import UsageError, check_positive, check_sizes
 from longitude.hf.stock import KEY
 from longitude.positions.config_keys import (
@@ -34,6 +33,7 @@ from longitude.positions.config_keys import (
     rope_dicts,
 )
 from longitude.positions.hugging_face import RopeConfig, as_mapping, names_rotation, read_ropes, to_hugging_face
+from longitude.runs.quiet import quiet
 
 
 class Absent(str):

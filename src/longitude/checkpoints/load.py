@@ -28,13 +28,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
 from longitude.checkpoints.declared import fault_of, raw_config, require_numbers, text_part
-from longitude.checkpoints.quiet import quiet
 from longitude.errors import UsageError, unknown
 from longitude.hf.stock import KEY, class_of
 from longitude.positions.config_keys import BASES, SCHEMAS
 from longitude.positions.hugging_face import lost_type, names_rotation
 from longitude.runs.files import read_json
 from longitude.runs.memory import available_memory, require_memory
+from longitude.runs.quiet import quiet
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 INDEX = "model.safetensors.index.json"

@@ -29,10 +29,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from longitude.checkpoints.positions import is_rotary
-from longitude.checkpoints.quiet import quiet
 from longitude.positions.hugging_face import NotUnderstood, lost_type
 from longitude.positions.layers import LayerPositions
 from longitude.positions.scaling import Frequencies
+from longitude.runs.quiet import quiet
 
 NAME = "longitude_trace"
 TOKENS = 3

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig
 
-from longitude.checkpoints.quiet import quiet
 from longitude.hf.stock import heads_of
 from longitude.positions.bias import alibi_slopes
+from longitude.runs.quiet import quiet
 
 TABLE = re.compile(r"(^|\.)(wpe|pos(ition)?s?_?emb\w*|embed_positions)$")
 """Names of learned tables of positions in models."""

@@ -167,7 +167,7 @@ def _compare(model: str, config: ExtendOptions, json: bool) -> int:
         bar.update("reading the checkpoint", 0)
         chosen = compare.candidates(model, config.to, config.factor, config.original, config.allow_pickle)
         if config.plan:
-            [cost] = compare.costs(chosen, minutes)
+            cost = compare.cost_of(chosen, minutes)
             return print_costs([cost], json, *filter(None, [cost.reason]))
         with working(place_of(model, config)) as store:
             how: dict[str, Any] = {"text": config.text, "minutes": minutes}
@@ -257,7 +257,7 @@ def _print(result: dict[str, Any], written: Path | None, config: ExtendOptions, 
 def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
     """Print the estimated costs of the extension."""
     from longitude.cli.shared import print_costs
-    from longitude.extend.costs import Tuning, costs
+    from longitude.extend.extend import Tuning, costs
     from longitude.extend.plan import Target
     from longitude.runs.progress import Progress
 
@@ -270,8 +270,8 @@ def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
         tuning = Tuning(length=config.window, **given)
     minutes = None if config.no_measure else config.cost_minutes
     with Progress() as bar:
-        found = costs(model, target, tuning, config.budget, minutes, bar.note)
-    return print_costs(found, json, *([] if found else ["nothing is measured, searched or trained: files are copied"]))
+        parts = costs(model, target, tuning, config.budget, minutes, bar.note)
+    return print_costs(parts, json, *([] if parts else ["nothing is measured, searched or trained: files are copied"]))
 
 
 def place_of(model: str, config: ExtendOptions) -> Path:

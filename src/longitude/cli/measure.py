@@ -77,7 +77,7 @@ def show(results: Any, json: bool) -> None:
 def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> int:
     """Print the estimated costs of the measurement."""
     from longitude.cli.shared import print_costs
-    from longitude.measure.costs import costs
+    from longitude.measure.plan import costs
     from longitude.runs.device import device_of
     from longitude.runs.memory import available_memory
     from longitude.runs.progress import Progress

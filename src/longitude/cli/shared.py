@@ -3,7 +3,7 @@
 import codecs
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from io import TextIOWrapper
 from json import dumps, loads
@@ -82,33 +82,32 @@ def waiting(message: str) -> Iterator[None]:
         yield
 
 
-def print_costs(found: Sequence[Any], json: bool, *lines: str) -> int:
-    """Costs of `longitude.checkpoints.costs` as one table for every --plan, a column for what any of them has."""
-    from longitude.checkpoints.costs import HERE, ON_H100
+def print_costs(costs: Sequence[Any], json: bool, *lines: str) -> int:
+    """Costs of `longitude.runs.costs` as one table for every --plan, a column for what any of them has."""
     from longitude.report.table import show, table
+    from longitude.runs.costs import HERE, ON_H100
 
     if json:
-        print_json([cost.as_json for cost in found])
+        print_json([cost.as_json for cost in costs])
         return DONE
-    timed = any(cost.seconds is not None for cost in found)
-    columns = {
-        "model": [cost.model for cost in found],
-        "part": [cost.part for cost in found],
-        "parameters": [cost.parameters and f"{cost.parameters:,}" for cost in found],
-        "steps": [cost.steps and f"{cost.steps:,}" for cost in found],
-        "length": [f"{cost.length:,}" for cost in found],
-        "tokens": [f"{cost.tokens:,}" for cost in found],
-        "FLOPs": [f"{cost.flops:.2e}" for cost in found],
-        "GB": [cost.memory and f"{cost.memory.total / 1e9:.1f}" for cost in found],
-        "here": ["?" if cost.seconds is None else duration(cost.seconds) for cost in found] if timed else [],
-        "one H100": [cost.h100_seconds and duration(cost.h100_seconds) for cost in found],
+    cells: dict[str, Callable[[Any], str | None]] = {
+        "model": lambda cost: cost.model,
+        "part": lambda cost: cost.part,
+        "parameters": lambda cost: cost.parameters and f"{cost.parameters:,}",
+        "steps": lambda cost: cost.steps and f"{cost.steps:,}",
+        "length": lambda cost: f"{cost.length:,}",
+        "tokens": lambda cost: f"{cost.tokens:,}",
+        "FLOPs": lambda cost: f"{cost.flops:.2e}",
+        "GB": lambda cost: cost.memory and f"{cost.memory.total / 1e9:.1f}",
+        "here": lambda cost: "?" * bool(cost.reason) if cost.seconds is None else duration(cost.seconds),
+        "one H100": lambda cost: cost.h100_seconds and duration(cost.h100_seconds),
     }
-    shown = {head: cells for head, cells in columns.items() if any(cells)}
-    made = table(*shown, words=2)
-    for cells in zip(*shown.values(), strict=True):
-        made.add_row(*(cell or "" for cell in cells))
-    protocol = " ".join([*[HERE] * timed, *[ON_H100] * ("one H100" in shown)])
-    show(*[made] * bool(found), *lines, *[f"\n{protocol}"] * bool(protocol))
+    columns = {head: cell for head, cell in cells.items() if any(map(cell, costs))}
+    shown = table(*columns, words=2)
+    for cost in costs:
+        shown.add_row(*(cell(cost) or "" for cell in columns.values()))
+    protocol = " ".join(words for head, words in (("here", HERE), ("one H100", ON_H100)) if head in columns)
+    show(*[shown] * bool(costs), *lines, *[f"\n{protocol}"] * bool(protocol))
     return DONE
 
 

@@ -119,24 +119,25 @@ def _print_costs(planned: Any, execution: Execution, json: bool, elsewhere: bool
     from longitude.cli.shared import print_costs
     from longitude.report.wording import count
     from longitude.runs.progress import Progress
-    from longitude.study.costs import costs, wall_seconds
+    from longitude.study.plan import costs, wall_seconds
     from longitude.study.rates import models_trained
 
     with Progress() as bar:
         step = lambda *now: bar.update(f"a few steps of {now[0]}", *now[1:])  # noqa: E731
-        each = [costs(part, step, timed=not elsewhere) for part in planned.parts]
+        by_part = [costs(part, step, timed=not elsewhere) for part in planned.parts]
     config, trials = planned.config, sum(models_trained(part.config) for part in planned.parts)
     on_ray = execution.executor == "ray"
     workers = 1 if on_ray else getattr(execution.of(config, trials), "workers", 1)
-    minutes = sum(wall_seconds(part, len(config.seeds), workers, len(config.learning_rates)) for part in each) / 60
+    minutes = sum(wall_seconds(part, len(config.seeds), workers, len(config.learning_rates)) for part in by_part) / 60
     whole = f"{workers} at once: about {minutes:.1f} minutes on this machine as busy as now"
     if on_ray:
         whole = f"{minutes:.1f} minutes of work on a machine like this one"
     if elsewhere:
         whole = f"without times: --device {config.device} is not on this machine"
-    if len({part.config.size for part in planned.parts}) > 1:
-        each = [
-            [replace(cost, model=f"{cost.model}, {part.config.size}") for cost in own]
-            for part, own in zip(planned.parts, each, strict=True)
-        ]
-    return print_costs([cost for part in each for cost in part], json, f"\n{count(trials, 'model')} of these, {whole}")
+    sizes = [part.config.size for part in planned.parts]
+    rows = [
+        replace(cost, model=f"{cost.model}, {size}") if len({*sizes}) > 1 else cost
+        for size, part in zip(sizes, by_part, strict=True)
+        for cost in part
+    ]
+    return print_costs(rows, json, f"\n{count(trials, 'model')} of these, {whole}")

@@ -12,10 +12,8 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedConfig
 
-from longitude.checkpoints.costs import Cost
 from longitude.checkpoints.source import Source, open_source
 from longitude.errors import UsageError
-from longitude.extend.costs import reading
 from longitude.extend.factors import rotating_with
 from longitude.extend.plan import Target, original_length, plan_extension
 from longitude.extend.short_contexts import (
@@ -27,6 +25,7 @@ from longitude.extend.short_contexts import (
     Sample,
     Sums,
     inputs_of,
+    reading,
     sample_within,
 )
 from longitude.extend.units import PASSES
@@ -34,6 +33,7 @@ from longitude.measure.documents import bos_of, documents_of
 from longitude.measure.text import losses_by_length
 from longitude.measure.windows import Bounded, Resumable
 from longitude.positions.scaling.base import METHODS, SCHEMES
+from longitude.runs.costs import Cost
 from longitude.runs.store import Store, Unit
 from longitude.statistics.documents import Interval, interval, paired_difference
 
@@ -221,15 +221,12 @@ def candidates(
     return Candidates(source, trained, to, (*options, *["--allow-pickle"] * allow_pickle), configs)
 
 
-def costs(chosen: Candidates, minutes: float = MINUTES) -> list[Cost]:
+def cost_of(chosen: Candidates, minutes: float = MINUTES) -> Cost:
     """The cost of a comparison, by timing a few layers of the model; its reason says why `compare` would raise an error."""
     source, length, models = chosen.source, chosen.length, len(chosen.fitting)
     sample = sample_within(source, length, minutes, models, shortest=length, fewest=1)
-    cost, refused = (
-        reading("measuring", source, length, models * sample.tokens, sample.seconds),
-        too_slow(chosen, sample, minutes),
-    )
-    return [cost if refused is None else replace(cost, reason=f"without --plan this is refused: {refused}")]
+    cost, refused = reading(source, length, models * sample.tokens, sample.seconds), too_slow(chosen, sample, minutes)
+    return cost if refused is None else replace(cost, reason=f"without --plan this is refused: {refused}")
 
 
 def too_slow(chosen: Candidates, sample: Sample, minutes: float) -> UsageError | None:

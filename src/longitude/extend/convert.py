@@ -16,11 +16,11 @@ from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.layout import FUSED_BY_HEAD, FUSED_BY_KIND, SEPARATE, Change, layout_changes
 from longitude.checkpoints.load import differences, load, shapes_of
 from longitude.checkpoints.positions import rotary_of
-from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, open_source
 from longitude.extend.weights import write_checkpoint
 from longitude.positions.layouts import Layout
 from longitude.positions.rotation import RotaryTable, apply_rotary
+from longitude.runs.quiet import quiet
 
 CLOSE = 1e-4
 """Largest difference of logits that count as equal, relative to their spread: float32 sums in another order stay below."""

@@ -9,26 +9,35 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from longitude.checkpoints.declared import of_full_attention
 from longitude.checkpoints.source import Source, open_source, ropes_of
 from longitude.extend.criteria import needles, running_text
 from longitude.extend.factors import rotary_pairs
+from longitude.extend.fine_tune import Positions, Training, window_of
 from longitude.extend.plan import ROTATED_VALUES, ExtendPlan, Target, original_length, plan_extension
 from longitude.extend.search import SearchResult, search
 from longitude.extend.serve import FILE, page
-from longitude.extend.short_contexts import MINUTES, CostMeasurement, Progress, ShortContextLoss
+from longitude.extend.short_contexts import (
+    BATCH,
+    MINUTES,
+    CostMeasurement,
+    Progress,
+    ShortContextLoss,
+    memory_within,
+    reading,
+    sample_within,
+)
 from longitude.extend.spaces import longrope, longrope2
 from longitude.extend.units import staged, working
 from longitude.extend.weights import write_checkpoint
+from longitude.runs.costs import TRAINING, Cost, estimate, flops_per_second, forward_flops, training_memory
 from longitude.runs.files import place
 from longitude.runs.store import BusyError, Store, Unit
 
-if TYPE_CHECKING:
-    from longitude.extend.fine_tune import Training
-
-Train = Callable[[Path, Path], "Training"]
+RECOMPUTED = 4 / 3
+"""Work of a training step with gradient checkpointing relative to one without: each layer runs forward twice."""
+Train = Callable[[Path, Path], Training]
 
 
 @dataclass
@@ -232,3 +241,71 @@ def _search(
         on_progress=searching,
         on_note=on_note,
     )
+
+
+# ---- what it takes ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Options of `fine_tune` that determine its cost."""
+
+    steps: int
+    batch: int
+    length: int | None
+    positions: Positions
+    gradient_checkpointing: bool
+
+
+def costs(
+    model: str,
+    target: Target | None,
+    tuning: Tuning | None,
+    budget: float,
+    minutes: float | None,
+    on_progress: Callable[[str], object] = lambda what: None,
+) -> list[Cost]:
+    """Estimate the costs of the parts of an extension by timing a few layers of the model. Needs only config.json.
+
+    Low-rank training (LoRA) counts as training of all weights: its steps take up to a third less.
+
+    Args:
+        model: Folder or name of the checkpoint.
+        target: The extension; None: the model is only trained.
+        tuning: Options of the training; None: no training.
+        budget: Minutes of a search.
+        minutes: Approximate time for measuring the cost on short contexts; None: it is not measured.
+        on_progress: Called before each timing with a description.
+
+    Raises:
+        ValueError: For lengths that `extend` does not support, and for a class that cannot be timed or has unknown FLOPs.
+    """
+    source = open_source(model, allow_pickle=True)
+    original = (source.declared or 1) if target is None else original_length(source, target)
+    flops, estimates = forward_flops(source.skeleton), []
+    if minutes is not None and source.causal:
+        on_progress(f"timing a few layers of {model} for the measured cost")
+        sample = sample_within(source, original, minutes)
+        estimates.append(reading(source, sample.length, 2 * sample.tokens, sample.seconds))
+    if target is not None and target.searched and target.to > original:
+        on_progress(f"timing windows of {target.to} tokens for the search")
+        rate = flops_per_second(source.skeleton, target.to, max(1, BATCH // target.to), source.dtype)
+        windows = max(1, round(60 * budget * rate / flops.of(target.to)))
+        memory = memory_within(source, target.to)
+        estimates.append(estimate(source.name, "searching", flops, target.to, windows, memory, rate))
+    if tuning is not None:
+        length = _window(source, target, original, tuning)
+        on_progress(f"timing a training step of {tuning.batch} windows of {length} tokens")
+        rate = flops_per_second(source.skeleton, length, tuning.batch, training=True)
+        recomputes = tuning.gradient_checkpointing
+        memory = training_memory(source.skeleton, source.config, tuning.batch, length, recomputes)
+        passes = TRAINING * (RECOMPUTED if recomputes else 1)
+        windows = tuning.steps * tuning.batch
+        estimates.append(estimate(source.name, "training", flops, length, windows, memory, rate, passes))
+    return estimates
+
+
+def _window(source: Source, target: Target | None, original: int, tuning: Tuning) -> int:
+    """Tokens of a window of the training, for the checkpoint that is not written yet."""
+    if target is None:
+        return window_of(source.config, tuning.length, tuning.positions)[0]
+    short = tuning.positions != "contiguous" or target.method == "drope"
+    return tuning.length or (original if short else target.to)

@@ -25,7 +25,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from longitude.checkpoints.declared import of_full_attention
 from longitude.checkpoints.load import differences, load, require_shards
-from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, open_source, require_fit, ropes_of
 from longitude.errors import check_sizes
 from longitude.extend.short_contexts import MINUTES, CostMeasurement, ShortContextLoss
@@ -35,9 +34,11 @@ from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
 from longitude.positions.scaling.linear import is_unrotated
+from longitude.runs.costs import training_memory
 from longitude.runs.distributed import WAIT, is_first_process, processes
 from longitude.runs.files import make_folder, new_folder, require_plain, require_space
-from longitude.runs.memory import require_memory, total_memory, training_memory
+from longitude.runs.memory import require_memory, total_memory
+from longitude.runs.quiet import quiet
 from longitude.runs.store import key_of
 
 Positions = Literal["contiguous", "randomized", "skipped"]

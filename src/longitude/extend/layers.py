@@ -16,11 +16,11 @@ from longitude.checkpoints.compare import difference
 from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.declared import Ropes
 from longitude.checkpoints.observed import RotaryTables, observe
-from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import rope_frequencies
 from longitude.positions.scaling.base import Frequencies
+from longitude.runs.quiet import quiet
 
 CLOSE = 2e-5
 """Tolerance: float32 tables of the same formula, in another order of operations, differ by less."""

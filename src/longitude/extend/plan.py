@@ -19,7 +19,6 @@ from longitude.checkpoints.declared import Ropes, changed_keys, of_full_attentio
 from longitude.checkpoints.lint import COVERAGE, unknown_keys, unread_keys
 from longitude.checkpoints.load import differences, in_one_line, require_shards, shapes_of
 from longitude.checkpoints.positions import Kind, table_of
-from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, require_fit, ropes_of
 from longitude.errors import UsageError, Within, check_bounds
 from longitude.extend.factors import with_scheme, writable
@@ -31,8 +30,10 @@ from longitude.positions.config_keys import BASES, FULL, names_any
 from longitude.positions.hugging_face import ORIGINAL, unread_words
 from longitude.positions.scaling import BaseChange, DynamicNTK, Linear, Scaling, YaRN
 from longitude.positions.scaling.base import method_of, scheme_of
+from longitude.runs.costs import forward_memory
 from longitude.runs.files import read_json
-from longitude.runs.memory import forward_memory, require_memory, total_memory
+from longitude.runs.memory import require_memory, total_memory
+from longitude.runs.quiet import quiet
 
 ROTATED_VALUES = ("deepseek_v4",)
 """Model types with rotated values. A factor on cos and sin would multiply values too, so their YaRN has none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from longitude.checkpoints.compare import head_dim_of
-from longitude.checkpoints.costs import flops_per_second, forward_flops
 from longitude.checkpoints.load import Checkpoint, load, tokenizer_of
-from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
 from longitude.extend.units import PASSES, SAMPLE, digest_of_weights
 from longitude.measure.documents import Documents, bos_of, documents_of
@@ -23,8 +21,10 @@ from longitude.measure.sources import read_text
 from longitude.measure.text import DocumentLosses, losses_by_length
 from longitude.measure.windows import LOGITS, Bounded, Resumable
 from longitude.positions.config_keys import FULL
+from longitude.runs.costs import Cost, Memory, estimate, flops_per_second, forward_flops, forward_memory
 from longitude.runs.device import device_of
-from longitude.runs.memory import Memory, available_memory, forward_memory
+from longitude.runs.memory import available_memory, require_memory
+from longitude.runs.quiet import quiet
 from longitude.runs.store import Store, Unit
 from longitude.statistics.documents import Interval, interval, paired_difference
 
@@ -128,6 +128,13 @@ def memory_within(source: Source, length: int) -> Memory:
     return forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
 
 
+def reading(source: Source, length: int, tokens: int, seconds: float | None) -> Cost:
+    """The cost of evaluating this number of tokens in windows of `length`; seconds: of all of it, if known."""
+    flops, windows = forward_flops(source.skeleton), max(1, round(tokens / length))
+    cost = estimate(source.name, "measuring", flops, length, windows, memory_within(source, length), None)
+    return replace(cost, seconds=seconds)
+
+
 def inputs_of(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
     """Inputs of a unit for a model that rotates as by a configuration."""
     digest = sha256(config.to_json_string().encode()).hexdigest()
@@ -162,10 +169,8 @@ class CostMeasurement:
 
     def require_memory(self, length: int) -> None:
         """ValueError when the model with one window of `length` tokens is larger than what is free."""
-        needs = memory_within(self.source, length)
-        if needs.total > (free := available_memory(device_of().type)):
-            problem = f"reading {length} tokens at once takes {needs}, and {free / 1e9:.1f} GB are free"
-            raise ValueError(f"{self.source.name}: {problem}; {WITHOUT}")
+        what = f"{self.source.name}: reading {length} tokens at once takes"
+        require_memory(memory_within(self.source, length).total, available_memory(device_of().type), what, WITHOUT)
 
     def require_finite(self, sums: Sums, length: int) -> None:
         """ValueError unless the losses of the original model are finite."""

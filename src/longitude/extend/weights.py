@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from longitude.checkpoints.layout import Change
 from longitude.checkpoints.load import INDEX, differences, load, not_finite, shapes_of
-from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, require_same
 from longitude.runs.files import atomic, new_folder, read_json, require_space, write_json
+from longitude.runs.quiet import quiet
 
 CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".bpe", ".vocab", ".merges")
 """Ends of files that are copied: tokenizer, generation config, chat templates, the card."""

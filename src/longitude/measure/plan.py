@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,10 +36,11 @@ from longitude.measure.perplexity import follows_length
 from longitude.measure.sources import Text, read_text
 from longitude.measure.text import targets_of
 from longitude.measure.transport import address
-from longitude.measure.windows import LOGITS
+from longitude.measure.windows import LOGITS, plan_windows
 from longitude.positions.config_keys import FULL
+from longitude.runs.costs import WIDEST, Cost, Memory, estimate, flops_per_second, forward_flops, forward_memory
 from longitude.runs.device import device_of
-from longitude.runs.memory import Memory, available_memory, forward_memory
+from longitude.runs.memory import available_memory, require_memory
 from longitude.runs.store import Unit
 
 
@@ -245,12 +247,9 @@ def _subject(
     config = checkpoints.config_of(model)
     tokenizer = checkpoints.tokenizer_of(model, config)
     outline = outline_of(model, config)
-    needs, free = memory_of(options, outline), available_memory(device)
-    if needs.total > free:
-        raise ValueError(
-            f"{model}: --lengths {options.lengths[-1]} needs {needs}, and {free / 1e9:.1f} GB are free on {device}; take "
-            f"shorter --lengths, a smaller --chunk or --batch, or --dtype bfloat16"
-        )
+    needs, what = memory_of(options, outline), f"{model}: --lengths {options.lengths[-1]} takes"
+    smaller = "take shorter --lengths, a smaller --chunk or --batch, or --dtype bfloat16"
+    require_memory(needs.total, available_memory(device), what, smaller)
     plain = all(getattr(config, key, None) is None for key in (KEY, "quantization_config"))
     if plain and checkpoints.require_shards(folder := Path(model).expanduser()):
         checkpoints.held_against(model, *checkpoints.loaded_on_meta(str(folder), outline))
@@ -310,10 +309,16 @@ def outline_of(model: str, config: Any) -> Any:
 def memory_of(config: MeasureConfig, outline: Any) -> Memory:
     """Memory that a model needs at the longest length."""
     longest = config.lengths[-1]
-    dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
     chunk = longest if follows_length(outline) is not None else config.chunk
     head_dim = head_dim_of(outline.config.get_text_config(), FULL) if keeps_keys(outline) else 0
-    return forward_memory(outline, head_dim, dtype, longest, max(1, config.batch // longest), chunk, LOGITS)
+    return forward_memory(
+        outline, head_dim, dtype_of(config, outline), longest, max(1, config.batch // longest), chunk, LOGITS
+    )
+
+
+def dtype_of(config: MeasureConfig, outline: Any) -> torch.dtype:
+    """The dtype that a model is loaded in."""
+    return getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
 
 
 def keeps_keys(model: Any) -> bool:
@@ -356,3 +361,55 @@ def _content(model: str) -> str:
                 with open(path, "rb") as file:
                     digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+# ---- what it takes ---------------------------------------------------------------------------------------------------
+def costs(
+    config: MeasureConfig, models: tuple[str, ...], on_progress: Callable[[str, float, float], None] = lambda *_: None
+) -> list[Cost]:
+    """The cost of every model at every length. Needs only config.json: no weights, tokenizer or text.
+
+    Args:
+        config: The measurement; perplexity counts the maximum number of documents, retrieval its prompts.
+        models: Folders or names.
+        on_progress: Called before each timing with a description, the number of finished models, and the number of models.
+
+    Raises:
+        ValueError: For options or a config.json for which `measure` also raises it, and for a class whose FLOPs cannot be
+            counted.
+    """
+    require_consistent(config)
+    estimates = []
+    outlines = {model: outline_of(model, checkpoints.config_of(model)) for model in models}
+    trained = [trained_length(outline.config) for outline in outlines.values() if config.trained]
+    lengths = with_trained(config.lengths, trained)
+    for i, (model, outline) in enumerate(outlines.items()):
+        flops, memory, rate, reason = forward_flops(outline), memory_of(config, outline), None, ""
+        width, rows = min(lengths[-1], WIDEST), max(1, config.batch // lengths[-1])
+        on_progress(f"timing a few layers of {model}, {rows} windows of {width} tokens", i, len(models))
+        try:  # once for all lengths, so that noise makes no shorter one slower
+            rate = flops_per_second(outline, width, rows, dtype_of(config, outline))
+        except ValueError as error:
+            reason = str(error)
+        estimates += [
+            estimate(model, "measuring", flops, length, _windows(config, length), memory, rate, reason=reason)
+            for length in lengths
+        ]
+    return estimates
+
+
+def _windows(config: MeasureConfig, length: int) -> float:
+    """Number of windows of a length for perplexity, plus the number of prompts of all other tasks."""
+    prompts = [len(config.depths) if retrieval.TASKS[task].depths else 1 for task in config.tasks if task != PERPLEXITY]
+    windows = float(config.trials * sum(prompts))
+    if PERPLEXITY in config.tasks:
+        longest = config.lengths[-1]
+        documents = config.documents if config.tokens is None else min(config.documents, config.tokens // longest)
+        if "sliding" in config.methods:
+            planned = plan_windows([longest] * documents, length, config.stride or max(1, length // 2))
+            windows += sum(map(len, planned.values()))
+        windows += config.text_figure and length == longest
+        if {"non-overlapping", "per-position"} & {*config.methods}:
+            windows += documents * longest / length
+        windows += documents * (SAME_TARGETS in config.methods)
+    return windows

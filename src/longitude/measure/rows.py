@@ -63,7 +63,7 @@ class Row:
         train_bytes: Bytes of these tokens; with a tokenizer, estimated by the mean bytes per token of the training text.
         train_seconds: Time of its training, which no other run repeats exactly; None if training was interrupted.
         parameters: Number of parameters of the model.
-        flops_per_token: FLOPs of its training per token, forward and backward, as counted by longitude/checkpoints/costs.py.
+        flops_per_token: FLOPs of its training per token, forward and backward, as counted by longitude/runs/costs.py.
 
     Raises:
         ValueError: For a float that is not finite.

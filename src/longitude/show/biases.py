@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from longitude.checkpoints.quiet import quiet
 from longitude.positions.base import Encoding
 from longitude.positions.bias import FORBIDDEN
 from longitude.positions.composed import Composed
+from longitude.runs.quiet import quiet
 from longitude.show.drawing import Line, Lines, floor_of, middle
 from longitude.study.results import Run, TrialResult
 from longitude.study.train import build_model

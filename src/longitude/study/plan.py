@@ -1,19 +1,25 @@
 """Checks of a study before anything is written or trained: wrong options raise ValueError here."""
 
 import math
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 import torch
+import transformers
 
 from longitude.errors import UsageError, unknown
 from longitude.labels import parse_label
 from longitude.models import LongitudeConfig
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
-from longitude.runs.device import Device, device_of
+from longitude.runs.costs import TRAINING, Cost, training_memory
+from longitude.runs.device import Device, device_of, threads
 from longitude.runs.files import require_space
 from longitude.runs.store import Store
 from longitude.study.blocks import block_options
@@ -28,12 +34,17 @@ from longitude.study.config import (
     require_numbers,
     with_all,
 )
-from longitude.study.costs import train_steps
 from longitude.study.results import VERB, question_of
 from longitude.study.start import with_start
 from longitude.study.tasks.base import Task, of_task, sampler_of, task_of
-from longitude.study.train import build_model
+from longitude.study.train import build_model, flops_per_token, on_meta, tokens_read, train
+from longitude.study.trial import Trial
 from longitude.study.units import StudyPlan
+
+REFERENCE = "nope"
+"""The label that defines the compute to match: attention without an encoding."""
+STEPS, WARM = 6, 2
+"""Steps of a calibration; the first ones, which allocate and compile, do not count."""
 
 
 def plan(config: StudyConfig, run: Path, elsewhere: bool = False) -> StudyPlan:
@@ -225,3 +236,88 @@ def layers_of(config: LongitudeConfig) -> list[Any]:
     """The mixer of each layer with every option, and its encodings: equal for labels that describe the same model."""
     layers = zip(config.layer_mixers(), config.layer_specs(), strict=True)
     return [(mixer["name"], config.mixer_options(mixer), specs) for mixer, specs in layers]
+
+
+# ---- what it takes ---------------------------------------------------------------------------------------------------
+def train_steps(config: StudyConfig, first: StudyConfig) -> dict[str, int]:
+    """Label -> steps with the FLOPs of the reference in the study's steps; empty if labels are matched by steps.
+
+    first: the part of the study with its first size and training length, at which the reference is.
+    """
+    if config.match == "steps":
+        return {}
+    budget = config.steps * flops_per_token(first, on_meta(first, REFERENCE))  # a step of every part has as many tokens
+    return {
+        label: max(1, round(budget / flops_per_token(config, on_meta(config, label)))) for label in config.encodings
+    }
+
+
+def costs(
+    planned: StudyPlan, on_progress: Callable[[str, float, float], None] = lambda *now: None, timed: bool = True
+) -> list[Cost]:
+    """The training and the measuring of a trial of every label, in the order of the study; nothing is written.
+
+    Time is measured by real steps, so it includes all work of a layer. A measured token takes a third of a training token.
+
+    Args:
+        planned: Result of `plan`.
+        on_progress: Called with a label, the number of labels that are done, and the number of all labels.
+        timed: Whether to run a few steps of each; else seconds are None.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # the Trainer warns of checkpoints seconds apart
+    config, task, estimates = planned.config, task_of(planned.config.task), list[Cost]()
+    measured = task.measured_tokens(config)
+    with threads(config.threads):
+        for i, label in enumerate(config.encodings):
+            on_progress(label, i, len(config.encodings))
+            model, steps = on_meta(config, label), planned.steps.get(label, config.steps)
+            per_token, tokens = flops_per_token(config, model), tokens_read(config, planned.data, steps)
+            step = _step_seconds(planned, label) if timed else None
+            training = Cost(
+                model=label,
+                part="training",
+                parameters=sum(parameter.numel() for parameter in model.parameters()),
+                steps=steps,
+                length=config.train_length,
+                tokens=tokens,
+                flops=per_token * tokens,
+                memory=training_memory(
+                    model, model.config, config.batch_size, task.positions(config.train_length), False
+                ),
+                seconds=None if step is None else step * steps,
+            )
+            share = measured / (TRAINING * steps * config.batch_size * config.train_length)
+            measuring = Cost(
+                model=label,
+                part="measuring",
+                length=config.test_lengths[-1],
+                tokens=round(measured),
+                flops=per_token / TRAINING * measured,
+                seconds=None if training.seconds is None else training.seconds * share,
+            )
+            estimates += training, measuring
+    return estimates
+
+
+def wall_seconds(costs: Sequence[Cost], seeds: int, workers: int, rates: int = 1) -> float:
+    """Wall time of all trials in seconds, `workers` at a time, if no worker is without one before the last.
+
+    With several learning rates the first seed is trained at each before anything is measured.
+    """
+    training, measuring = (
+        [cost.seconds or 0.0 for cost in costs if cost.part == part] for part in ("training", "measuring")
+    )
+    whole = [sum(trial) for trial in zip(training, measuring, strict=True)]
+    rounds = [whole * seeds] if rates == 1 else [training * rates, measuring + whole * (seeds - 1)]
+    return sum(max(sum(seconds) / workers, *seconds) for seconds in rounds)
+
+
+def _step_seconds(planned: StudyPlan, label: str) -> float:
+    """Seconds of a training step: the median of a few."""
+    config = replace(planned.config, steps=STEPS)
+    trial, times = Trial(label, config.seeds[0], config.learning_rates[0], STEPS), list[float]()
+    with tempfile.TemporaryDirectory() as folder:
+        model, timed = build_model(config, label, trial.seed), lambda *_: times.append(time.perf_counter())
+        train(model, config, trial, planned.data, Path(folder), timed, note=lambda _: None)
+    return median(after - before for before, after in pairwise(times[WARM:]))

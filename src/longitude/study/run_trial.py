@@ -13,24 +13,25 @@ import pandas as pd
 import torch
 import transformers
 
-from longitude.checkpoints.costs import TRAINING
 from longitude.measure import write_rows
 from longitude.report.wording import and_
+from longitude.runs.costs import TRAINING
 from longitude.runs.device import device_of, threads
 from longitude.runs.files import atomic, out_of_space, write_json
 from longitude.runs.store import Store, Unit
 from longitude.runs.training import drop_unfinished, remove_checkpoints
 from longitude.study.config import StudyConfig
-from longitude.study.costs import flops_per_token, tokens_read
 from longitude.study.data import StudyData
 from longitude.study.results import DOCUMENTS, FAILURE, NOTHING_MEASURED, ROWS, STATUS, WINDOW, read_status
 from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_distance, task_for
 from longitude.study.tokens import reader
 from longitude.study.train import (
     first_model,
+    flops_per_token,
     measurable,
     save,
     selection_loss,
+    tokens_read,
     train,
 )
 from longitude.study.trial import Status, Trial
@@ -177,7 +178,7 @@ class TrialRunner:
             "backend": model.config.attention_backend,
             "commit": self.commit,
             "train_positions": None if config.positions == "contiguous" else config.train_positions,
-            **self.cost(trial, status),
+            **self.training(trial, status, model),
         }
         of = Measuring(model, config, self.data, lengths, labels, on_progress)
         rows, tables = self.task.measure(of)
@@ -196,7 +197,7 @@ class TrialRunner:
         write_rows(rows, folder / ROWS)
         return all(row.value is not None for row in rows), "; ".join(left_out) or None
 
-    def cost(self, trial: Trial, status: Status) -> dict[str, Any]:
+    def training(self, trial: Trial, status: Status, model: Any) -> dict[str, Any]:
         """Columns about the training of the model: settings, amount and time."""
         read = tokens_read(self.config, self.data, trial.steps)
         return {
@@ -206,7 +207,7 @@ class TrialRunner:
             "train_bytes": None if self.task.generated else round(read * self.data.bytes_per_token),
             "train_seconds": status.training_seconds,
             "parameters": status.parameters,
-            "flops_per_token": flops_per_token(self.config, trial.label),
+            "flops_per_token": flops_per_token(self.config, model),
         }
 
 

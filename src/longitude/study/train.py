@@ -23,6 +23,7 @@ from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.models.loss import IGNORED
 from longitude.positions.base import Encoding
+from longitude.runs.costs import TRAINING, products_per_token
 from longitude.runs.files import flush
 from longitude.runs.training import LOSSES, LossLog, newest, seal, step_of
 from longitude.study.blocks import block_options, in_block
@@ -86,6 +87,26 @@ def build_model(config: StudyConfig, label: str, seed: int) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return task_of(config.task).model(shape)
+
+
+def on_meta(config: StudyConfig, label: str) -> Any:
+    """The model of a label on the meta device, without weights."""
+    with torch.device("meta"):
+        return build_model(config, label, 0)
+
+
+def flops_per_token(config: StudyConfig, model: Any) -> float:
+    """FLOPs of matrix products per training token, forward and backward: three times those of the forward pass."""
+    task = task_of(config.task)
+    length = task.positions(config.train_length)
+    keys = length / 2 if task.stack == "decoder" else length  # per query, on average
+    return TRAINING * 2 * products_per_token(model, keys)
+
+
+def tokens_read(config: StudyConfig, data: StudyData, steps: int) -> int:
+    """Tokens that a model reads in its training."""
+    examples = task_of(config.task).examples(replace(config, steps=steps), data, config.seeds[0])
+    return examples.read(steps * config.batch_size)
 
 
 def measurable(model: Any, config: StudyConfig) -> tuple[float, list[int]]:

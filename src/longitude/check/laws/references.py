@@ -22,9 +22,9 @@ from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_i
 from longitude.checkpoints.compare import head_dim_of, not_rotary
 from longitude.checkpoints.layout import layout_changes
 from longitude.checkpoints.load import auto_class_of
-from longitude.checkpoints.quiet import quiet
 from longitude.hf.stock import KEY
 from longitude.positions.hugging_face import RopeConfig
+from longitude.runs.quiet import quiet
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 OTHER = {"half": "interleaved", "interleaved": "half"}

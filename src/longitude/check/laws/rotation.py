@@ -24,9 +24,9 @@ from longitude.checkpoints.compare import (
 )
 from longitude.checkpoints.declared import declared_length, unread
 from longitude.checkpoints.positions import is_rotary, last_position, table_of
-from longitude.checkpoints.quiet import quiet
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Follows, Frequencies, LongRoPE, rope_frequencies
+from longitude.runs.quiet import quiet
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 FAR = 100_003

@@ -13,7 +13,6 @@ import torch
 
 from longitude.checkpoints.load import Checkpoint
 from longitude.checkpoints.positions import last_position
-from longitude.checkpoints.quiet import greedy
 from longitude.errors import check_sizes, unknown
 from longitude.measure.config import BOS, check_ascending, checked_lengths
 from longitude.measure.perplexity import described
@@ -23,6 +22,7 @@ from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.retrieval.tasks import TASKS, Task
 from longitude.measure.rows import Row, check_labels
 from longitude.measure.windows import Progress
+from longitude.runs.quiet import greedy
 from longitude.statistics import proportions
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from longitude.checkpoints import costs
-from longitude.checkpoints.costs import TRAINING, WORDS, flops_per_second, forward_flops, smaller
+from longitude.runs import costs
+from longitude.runs.costs import TRAINING, WORDS, flops_per_second, forward_flops, smaller
 from tests.support import refused
 
 TINY = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16}

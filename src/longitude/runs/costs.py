@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from longitude.checkpoints.load import SMALLER, one_line_of
-from longitude.checkpoints.positions import last_position
-from longitude.checkpoints.quiet import quiet
-from longitude.models.decoder import LongitudeModel
-from longitude.runs.memory import Memory, available_memory, forward_memory, require_memory, training_memory
+from longitude.runs.memory import available_memory, require_memory
+from longitude.runs.quiet import quiet
 
 H100 = 0.4 * 989e12
 """FLOP/s of one H100 in bfloat16: 40%, which good code reaches, of the peak for dense products in its data sheet."""
@@ -35,6 +33,33 @@ LARGEST = 250_000_000
 """Maximum parameters of a model that is timed on this machine; a larger one gets fewer layers and a smaller vocabulary."""
 WORDS, WIDEST = 8192, 1024
 """Size of the smaller vocabulary, and largest window that is timed, in tokens."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Estimated bytes of a forward pass or a training step.
+
+    Attributes:
+        weights: Bytes of the weights; in training with gradients and moments.
+        cache: Keys and values of the longest window.
+        layer: Intermediate results of one layer for a chunk of tokens; in training those kept for the backward pass.
+        logits: Bytes of the logits that are computed at once.
+        python: Python and its libraries.
+    """
+
+    weights: int
+    cache: int
+    layer: int
+    logits: int
+    python: int = 2**29
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in asdict(self).items())
+        return f"about {self.total / 1e9:.1f} GB ({parts})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +113,41 @@ class Flops:
         return self.per_token * length + self.per_pair * length * (length + 1) / 2
 
 
+def estimate(
+    model: str,
+    part: str,
+    flops: Flops,
+    length: int,
+    windows: float,
+    memory: Memory,
+    rate: float | None,
+    passes: float = 1,
+    reason: str = "",
+) -> Cost:
+    """The cost of `passes` forward passes over each of `windows` windows; rate: FLOP/s of this machine, if known."""
+    work = windows * passes * flops.of(length)
+    return Cost(
+        model=model,
+        part=part,
+        length=length,
+        tokens=round(windows * length),
+        flops=work,
+        memory=memory,
+        seconds=None if rate is None else work / rate,
+        h100_seconds=work / H100,
+        reason=reason,
+    )
+
+
+# ---- FLOPs -----------------------------------------------------------------------------------------------------------
+def stacks_of(model: Any) -> list[Any]:
+    """The stacks of layers of a Longitude model, whose mixers declare their products; none in other models."""
+    return [module for module in model.modules() if hasattr(module, "mixers")]
+
+
 def products_per_token(model: Any, keys: float) -> float:
     """Multiply-adds per token in a Longitude model, with `keys` visible keys per query on average."""
-    stacks = [module for module in model.modules() if isinstance(module, LongitudeModel)]
+    stacks = stacks_of(model)
     linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     mixed = sum(mixer.products(keys) for stack in stacks for mixer in stack.mixers)
     return (linear + mixed) / len(stacks)  # a token of an encoder-decoder is in one of its stacks
@@ -98,9 +155,9 @@ def products_per_token(model: Any, keys: float) -> float:
 
 def forward_flops(outline: Any) -> Flops:
     """FLOPs of a model on the meta device, counted at two lengths. ValueError for a model that does not run there."""
-    if any(isinstance(module, LongitudeModel) for module in outline.modules()):
-        none, one = (products_per_token(outline, keys) for keys in (0, 1))
-        return Flops(2 * none, 2 * (one - none))
+    if stacks_of(outline):
+        alone, with_key = (products_per_token(outline, keys) for keys in (0, 1))
+        return Flops(2 * alone, 2 * (with_key - alone))
 
     def count(length: int) -> int:
         with FlopCounterMode(display=False) as counter, torch.no_grad(), quiet(), countable_experts(outline):
@@ -112,7 +169,7 @@ def forward_flops(outline: Any) -> Flops:
         a, b = count(near), count(far)
     except Exception as error:  # any error of code that needs values of tensors
         name = type(outline).__name__
-        raise ValueError(f"{name}: its FLOPs cannot be counted without weights ({one_line_of(error)})") from error
+        raise ValueError(f"{name}: its FLOPs cannot be counted without weights ({shorten(str(error), 240)})") from error
     per_pair = (b / far - a / near) / (far - near)
     return Flops(a / near - per_pair * near, per_pair)
 
@@ -121,14 +178,13 @@ def forward_flops(outline: Any) -> Flops:
 def countable_experts(outline: Any) -> Iterator[None]:
     """Context in which experts of a mixture run on the meta device, as products of the tokens that each is chosen for."""
     before = getattr(outline.config, "_experts_implementation", None)
-    if before is None:
-        yield
-        return
-    outline.set_experts_implementation("batched_mm")
+    if before is not None:
+        outline.set_experts_implementation("batched_mm")
     try:
         yield
     finally:
-        outline.set_experts_implementation(before)
+        if before is not None:
+            outline.set_experts_implementation(before)
 
 
 def flops_per_second(
@@ -144,25 +200,37 @@ def flops_per_second(
     A large model is built with as many layers as LARGEST allows. ValueError if its class cannot be built with fewer layers.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    config, width = smaller(outline), min(length, WIDEST, last_position(outline) or WIDEST)
+    config = smaller(outline)
+    text = config.get_text_config()
+    width = min(length, WIDEST, getattr(text, "max_position_embeddings", None) or WIDEST)
     try:
         with quiet(), torch.device("meta"):
             skeleton = type(outline)(copy.deepcopy(config))
             counted = forward_flops(skeleton)
-        text = skeleton.config.get_text_config()
         if training:
-            needed = training_memory(skeleton, text, rows, width, False).total
+            needs = training_memory(skeleton, text, rows, width, False)
         else:  # built in float32, whatever it is cast to
             logits = width * rows * text.vocab_size
-            needed = forward_memory(skeleton, 0, torch.float32, width, rows, chunk=width, logits=logits).total
-        require_memory(needed, min(map(available_memory, {"cpu", device})), "its smallest part takes", SMALLER)
+            needs = forward_memory(skeleton, 0, torch.float32, width, rows, chunk=width, logits=logits)
+        free = min(map(available_memory, {"cpu", device}))
+        require_memory(needs.total, free, "its smallest part takes", "take a machine with more")
         with quiet():
-            model = type(outline)(config).to(device, torch.float32 if training else dtype)
+            model = type(outline)(config).to(device, torch.float32 if training else dtype).train(training)
     except Exception as error:
         name = type(outline).__name__
-        raise ValueError(f"{name}: no part of it can be run to time it ({one_line_of(error)})") from error
-    ids = torch.randint(0, config.get_text_config().vocab_size, (rows, width), device=device)
-    step = _training_step(model, ids) if training else _forward(model, ids)
+        raise ValueError(f"{name}: no part of it can be run to time it ({shorten(str(error), 240)})") from error
+    ids = torch.randint(0, text.vocab_size, (rows, width), device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6) if training else None
+
+    def step() -> None:
+        if optimizer is None:
+            with torch.inference_mode():
+                model(input_ids=ids, use_cache=False)
+        else:
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
     passes = TRAINING if training else 1
     return passes * rows * counted.of(width) / _seconds(step, times)
 
@@ -188,33 +256,67 @@ def smaller(outline: Any) -> Any:
     return config
 
 
-def _forward(model: Any, ids: Any) -> Callable[[], object]:
-    model.eval()
-
-    def step() -> None:
-        with torch.inference_mode():
-            model(input_ids=ids, use_cache=False)
-
-    return step
-
-
-def _training_step(model: Any, ids: Any) -> Callable[[], object]:
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-6)
-
-    def step() -> None:
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
 def _seconds(step: Callable[[], object], times: int) -> float:
     """Median seconds of a call, without the first; fewer calls if they take long."""
     step()
-    found: list[float] = []
-    while len(found) < times and sum(found) < 20:
+    taken: list[float] = []
+    while len(taken) < times and sum(taken) < 20:
         begun = time.perf_counter()
         step()
-        found.append(time.perf_counter() - begun)
-    return median(found)
+        taken.append(time.perf_counter() - begun)
+    return median(taken)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+def forward_memory(
+    model: Any, head_dim: int, dtype: torch.dtype, width: int, rows: int, chunk: int, logits: int
+) -> Memory:
+    """Memory to read `rows` windows of `width` tokens, `chunk` tokens at once, with `logits` numbers of the head's output.
+
+    The model may be on the meta device. head_dim: 0 if no layer keeps keys and values.
+    """
+    config, chunk = model.config.get_text_config(), min(chunk, width)
+    heads, hidden = getattr(config, "num_attention_heads", 0), config.hidden_size
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    inner = inner_size(config)
+    keys_and_values = 2 * width * head_dim * (groups + heads)  # grown by a chunk, and repeated for all heads
+    layer = chunk * (10 * hidden + 3 * inner) + keys_and_values
+    if has_square_scores(config):
+        layer += 3 * heads * chunk * width
+    elif chunk < width:
+        layer += 2 * chunk * width  # the mask of a chunk
+    size = dtype.itemsize
+    return Memory(
+        weights=sum(parameter.numel() for parameter in model.parameters()) * size,
+        cache=2 * config.num_hidden_layers * groups * head_dim * width * rows * size if chunk < width else 0,
+        layer=layer * rows * size,
+        logits=3 * 4 * min(logits, chunk * rows * config.vocab_size),
+    )
+
+
+def inner_size(config: Any) -> int:
+    """Inner width of the MLPs; the largest if layers differ (Gemma 3n)."""
+    size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return max(size) if isinstance(size, list | tuple) else size
+
+
+def has_square_scores(config: Any) -> bool:
+    """Whether attention stores a score for every pair of tokens. Our models attend with our backends."""
+    if config.model_type == "longitude":
+        return config.attention_backend == "reference"
+    return getattr(config, "_attn_implementation", None) == "eager"
+
+
+def training_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> Memory:
+    """Peak memory of a training step with Adam, for `batch` windows of `length` tokens.
+
+    Weights, gradients and two moments; what layers keep for the backward pass; logits and their gradient in float32.
+    """
+    fixed = sum(p.numel() * (p.element_size() + (12 if p.requires_grad else 0)) for p in model.parameters())
+    tokens, width = batch * length, config.hidden_size
+    inner = inner_size(config)
+    size = next(model.parameters()).element_size()
+    layer = tokens * (10 * width + 4 * inner) * size
+    saved = config.num_hidden_layers * (tokens * width * size if gradient_checkpointing else layer)
+    kept = saved + (layer if gradient_checkpointing else 0)
+    return Memory(weights=fixed, cache=0, layer=kept, logits=3 * tokens * config.vocab_size * 4)
