@@ -86,14 +86,26 @@ def _place(factory: Callable[..., Any]) -> tuple[str, str]:
 
 
 def whole_signature(kind: type) -> inspect.Signature:
-    """The signature of a class, with the keywords that `**options: Unpack[KEYS]` passes on to the class that it extends."""
-    constructor, *inherited = [each for each in kind.__mro__ if "__init__" in vars(each)]
-    function = vars(constructor)["__init__"]
+    """The signature of a class, with what its constructor passes on to the class that it extends.
+
+    That is the keywords of `**options: Unpack[KEYS]`; or everything, for a mixin with `*sizes` and `**options`, whose next class
+    depends on the whole class.
+    """
+    return _signature([base for base in kind.__mro__ if "__init__" in vars(base)])
+
+
+def _signature(bases: Sequence[type]) -> inspect.Signature:
+    """The signature of the first class; the others are those after it in the order of resolution."""
+    function = vars(bases[0])["__init__"]
     _, *parameters = inspect.signature(function).parameters.values()
     if parameters and (unpacked := re.fullmatch(r"Unpack\[(\w+)\]", str(parameters[-1].annotation))):
         keys = function.__globals__[unpacked[1]].__annotations__
-        passed_on = whole_signature(inherited[0]).parameters
+        passed_on = _signature(bases[1:]).parameters
         parameters[-1:] = [parameter for name, parameter in passed_on.items() if name in keys]
+    elif parameters[1:-1] and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        passed_on = [*_signature(bases[1:]).parameters.values()]
+        named = [p for p in passed_on if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        parameters = [*passed_on[: len(passed_on) - len(named)], *parameters[1:-1], *named]
     return inspect.Signature(parameters)
 
 

@@ -12,7 +12,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from longitude.attention.backends.transport.backend import carried
-from longitude.attention.cache_guard import CacheKind, CropsTogether, together
+from longitude.attention.cache_guard import CropsTogether, together
 from longitude.attention.length_dependent import later, newest
 from longitude.errors import UsageError
 from longitude.positions.base import Columns, Encoding, Transport
@@ -70,7 +70,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         kind: The kind of cache, for mixers that support only some kinds.
     """
 
-    kind: CacheKind = "full"
+    kind: str = "full"
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-
-CacheKind = Literal["full", "rolling", "latent", "indexed", "indexed_latent", "state"]
-"""Kind of a cache layer: all keys and values, the newest of them, latents, those of indexed attention, or a state."""
 
 
 class unchanged_if_refused:

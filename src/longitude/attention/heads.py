@@ -10,25 +10,34 @@ from torch import Tensor
 from longitude.errors import UsageError, check_sizes
 
 
-class HeadOptions(TypedDict, total=False):
-    """Keywords of MultiHeadAttention that every layer over it has. Defaults and descriptions are there."""
+class LayerOptions(TypedDict, total=False):
+    """Keywords of every layer with keys and values. Defaults are AttentionLayer's; MultiHeadAttention describes all of these."""
 
-    head_dim: int | None
-    bias: bool
     dropout: float
     scale: float | None
-    qk_norm: bool
-    qk_norm_eps: float
     output_gate: bool
     short_conv: str | Sequence[str]
     conv_kernel: int | None
 
 
-class AttendOptions(HeadOptions, total=False):
+class ScoreOptions(LayerOptions, total=False):
     """The same, and those of layers that call `attend`."""
 
     backend: str
     softcap: float | None
+
+
+class HeadOptions(LayerOptions, total=False):
+    """Keywords of MultiHeadAttention that every layer over it has."""
+
+    head_dim: int | None
+    bias: bool
+    qk_norm: bool
+    qk_norm_eps: float
+
+
+class AttendOptions(HeadOptions, ScoreOptions, total=False):
+    """The same, and those of layers that call `attend`."""
 
 
 def head_sizes(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers.cache_utils import CacheLayerMixin
 
-from longitude.attention.cache_guard import CacheKind, CropsTogether, of_this_mode
+from longitude.attention.cache_guard import CropsTogether, of_this_mode
 from longitude.attention.documents import last_position
 from longitude.errors import UsageError
 from longitude.positions.coordinates import Positions
@@ -28,7 +28,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         in_place: Whether the mixer overwrites the state that it reads, if gradients are off.
     """
 
-    kind: CacheKind = "state"
+    kind: str = "state"
     is_sliding = False
     is_compileable = False
 

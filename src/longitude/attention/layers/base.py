@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from longitude.errors import UsageError
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit, following, part_of
+
+if TYPE_CHECKING:
+    from longitude.attention.cache import LongitudeCacheLayer
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,13 @@ Narrowed = tuple[Call, Columns, Callable[[Tensor], Tensor] | None]
 class AttentionLayer(Mixer):
     """A mixer with keys and values, and what may stand around them: short convolutions, a gate of the output, a softcap.
 
-    Subclasses call `set_options` in their constructor, and the other methods where they apply.
+    It makes the modules of the options that are on; subclasses call its other methods where they apply.
+
+    Args:
+        dim: Width of x.
+        inner: Input width of o_proj.
+        channels: Width of the short convolution at each place where the layer can have one.
+        dropout, scale, backend, output_gate, softcap, short_conv, conv_kernel: As in MultiHeadAttention.
     """
 
     scores = True
@@ -81,33 +90,34 @@ class AttentionLayer(Mixer):
     has_weights = True
     o_proj: nn.Linear
     encoding: Composed
+    cache_class = "LongitudeCacheLayer"
+    """Class of its cache layer in `longitude.attention.cache`: a name, because caches need transformers, and layers do not."""
+    cache_kinds: tuple[str, ...] = ("full",)
+    """Kinds of cache layers that it reads."""
 
-    def set_options(
+    def __init__(
         self,
         dim: int,
         inner: int,
         channels: Mapping[str, int],
         *,
-        dropout: float,
-        scale: float | None,
-        backend: str,
-        softcap: float | None,
-        output_gate: bool,
-        short_conv: str | Sequence[str],
-        conv_kernel: int | None,
-    ) -> None:
-        """Check and keep the options, and make the modules of those that are on.
-
-        inner: input width of o_proj. channels: width of the convolution at each place where the layer can have one.
-        """
-        name = type(self).__name__
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+        output_gate: bool = False,
+        softcap: float | None = None,
+        short_conv: str | Sequence[str] = (),
+        conv_kernel: int | None = None,
+    ):
+        super().__init__()
         require_backend(backend)
         require_options(scale, dropout, softcap)
         self.dim, self.dropout, self.scale, self.backend, self.softcap = dim, dropout, scale, backend, softcap
         self.gate_proj = nn.Linear(dim, inner, bias=False) if output_gate else None
         self.short_conv = conv_places(short_conv)
         if foreign := [place for place in self.short_conv if place not in channels]:
-            raise UsageError(f"short_conv: {name}", f"{' or '.join(map(repr, channels))}", repr(foreign[0]))
+            able = " or ".join(map(repr, channels))
+            raise UsageError(f"short_conv: {type(self).__name__}", able, repr(foreign[0]))
         if conv_kernel is not None and not self.short_conv:
             raise UsageError("conv_kernel", "None without short_conv", conv_kernel)
         kernel = 4 if conv_kernel is None else conv_kernel
@@ -115,6 +125,11 @@ class AttentionLayer(Mixer):
             n = channels[place]
             setattr(self, f"{place}_conv", nn.Conv1d(n, n, kernel, groups=n, bias=False))
             self.bidirectional = False
+
+    def cache_layer(self) -> LongitudeCacheLayer:
+        from longitude.attention import cache
+
+        return getattr(cache, self.cache_class)()
 
     def mask_of(self, inputs: MixerInputs) -> Mask:
         """The mask of a call, with what the layer itself adds; ValueError if it is not causal and the class is."""

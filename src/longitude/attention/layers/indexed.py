@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from longitude.attention.heads import AttendOptions, split_heads
+from longitude.attention.heads import split_heads
 from longitude.attention.layers.base import AttentionLayer, Call, Narrowed, checked_call, normed
-from longitude.attention.layers.latent import EvenSize, LatentAttention
+from longitude.attention.layers.latent import LatentAttention
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MixerInputs, register_mixer, require_alone
 from longitude.attention.patterns import Pairs
 from longitude.attention.step import Step
-from longitude.errors import Positive, UsageError, check_flags
+from longitude.errors import UsageError, check_flags
 from longitude.native.derivatives import with_zero_gradients
 from longitude.not_finite import filled
 from longitude.positions.base import Columns, Encoding
@@ -28,9 +28,6 @@ from longitude.positions.coordinates import Positions, by_axis, explicit, wide
 from longitude.positions.layouts import Layout, check_layout
 from longitude.positions.rotation import RotaryTable, apply_rotary
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
-
-if TYPE_CHECKING:
-    from longitude.attention.cache import IndexedCacheLayer, IndexedLatentCacheLayer
 
 ROWS = 256
 """Queries in a block, for which the index scores of all heads are held in memory at a time."""
@@ -72,39 +69,47 @@ def indexer_loss(scores: Float[Tensor, "B L N"], weights: Float[Tensor, "B H L N
 
 
 class Indexer(AttentionLayer):
-    """Base class of layers that attend to the k_top keys of the highest index score."""
+    """Base class of layers that attend to the k_top keys of the highest index score; the class after it has keys and values."""
 
     source = "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556"
     bidirectional = False
     choosing = ("index_q", "index_k", "index_w", "index_norm")
+    num_heads: int
 
-    def set_indexer(
+    def __init__(
         self,
-        query_dim: int,
-        k_top: int,
-        index_heads: int,
-        index_dim: int,
-        index_rotation: Layout | None,
-        index_base: float | None,
-        index_rotary_dim: int | None,
-        index_scaling: Any,
-    ) -> None:
-        """Check the options, and build the modules. query_dim: input width of the indexer's queries."""
-        name, dim = type(self).__name__, self.dim
-        self.k_top, self.index_heads, self.index_dim = k_top, index_heads, index_dim
-        self.index_q = nn.Linear(query_dim, index_heads * index_dim, bias=False)
-        self.index_k, self.index_w = (nn.Linear(dim, width, bias=False) for width in (index_dim, index_heads))
-        self.index_norm = nn.LayerNorm(index_dim, eps=1e-6)
+        *sizes: Any,
+        k_top: int = 2048,
+        index_heads: int | None = None,
+        index_dim: int | None = None,
+        index_rotation: Layout | None = "half",
+        index_base: float | None = None,
+        index_rotary_dim: int | None = None,
+        index_scaling: Any = None,
+        **options: Any,
+    ):
+        super().__init__(*sizes, **options)
+        name, (source_dim, head_dim) = type(self).__name__, self.index_widths
+        self.k_top, self.index_heads = k_top, self.num_heads if index_heads is None else index_heads
+        self.index_dim = head_dim if index_dim is None else index_dim
+        self.index_q = nn.Linear(source_dim, self.index_heads * self.index_dim, bias=False)
+        self.index_k, self.index_w = (nn.Linear(self.dim, n, bias=False) for n in (self.index_dim, self.index_heads))
+        self.index_norm = nn.LayerNorm(self.index_dim, eps=1e-6)
         if index_rotation is None and not index_base is index_rotary_dim is index_scaling is None:
             raise UsageError(name, "no index_base, index_rotary_dim or index_scaling", "index_rotation=None")
         self.index_scaling = from_dict(index_scaling)
         if self.index_scaling is not None and self.index_scaling.length_at(0, 0) is not None:
             raise UsageError(name, "an index_scaling that does not follow the length", repr(index_scaling))
         self.index_rotation, self.index_base = index_rotation, 10_000.0 if index_base is None else index_base
-        self.index_rotary_dim = index_dim if index_rotary_dim is None else index_rotary_dim
+        self.index_rotary_dim = self.index_dim if index_rotary_dim is None else index_rotary_dim
         if index_rotation is not None:
             check_layout(name, index_rotation)
             self._frequencies(None)  # validates
+
+    @property
+    def index_widths(self) -> tuple[int, int]:
+        """Width of what the indexer's queries are made of, and the default of index_dim."""
+        raise NotImplementedError
 
     def products(self, keys: float) -> float:
         return super().products(min(keys, self.k_top)) + keys * self.index_heads * self.index_dim
@@ -269,35 +274,11 @@ class IndexedAttention(Indexer, MultiHeadAttention):
         DeepSeek-AI 2025, arXiv:2512.02556, https://arxiv.org/abs/2512.02556
     """
 
-    cache_kinds = ("indexed",)
+    cache_class, cache_kinds = "IndexedCacheLayer", ("indexed",)
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        encoding: Encoding | Sequence[Encoding] | None = None,
-        *,
-        k_top: int = 2048,
-        index_heads: int | None = None,
-        index_dim: int | None = None,
-        index_rotation: Layout | None = "half",
-        index_base: float | None = None,
-        index_rotary_dim: int | None = None,
-        index_scaling: Any = None,
-        **options: Unpack[AttendOptions],
-    ):
-        super().__init__(dim, num_heads, num_kv_heads, encoding, **options)
-        index_heads = num_heads if index_heads is None else index_heads
-        index_dim = self.head_dim if index_dim is None else index_dim
-        self.set_indexer(
-            dim, k_top, index_heads, index_dim, index_rotation, index_base, index_rotary_dim, index_scaling
-        )
-
-    def cache_layer(self) -> IndexedCacheLayer:
-        from longitude.attention.cache import IndexedCacheLayer
-
-        return IndexedCacheLayer()
+    @property
+    def index_widths(self) -> tuple[int, int]:
+        return self.dim, self.head_dim
 
 
 @register_mixer("indexed_latent")
@@ -309,7 +290,7 @@ class IndexedLatentAttention(Indexer, LatentAttention):
 
     Args:
         dim, num_heads, encoding, head_dim, kv_rank, q_rank, nope_dim, rope_dim, value_dim, eps: As in LatentAttention.
-        bias, dropout, scale, backend, route: As in LatentAttention.
+        bias, dropout, scale, backend, output_gate, softcap, short_conv, conv_kernel, route: As in LatentAttention.
         k_top, index_heads, index_rotation, index_base, index_scaling: As in IndexedAttention.
         index_dim: Width of a head of the indexer; None: nope_dim + rope_dim.
         index_rotary_dim: Only the first index_rotary_dim numbers rotate, rope_dim in DeepSeek V3.2; None: all.
@@ -321,46 +302,8 @@ class IndexedLatentAttention(Indexer, LatentAttention):
         DeepSeek-AI 2025, arXiv:2512.02556, https://arxiv.org/abs/2512.02556
     """
 
-    cache_kinds = ("indexed_latent",)
+    cache_class, cache_kinds = "IndexedLatentCacheLayer", ("indexed_latent",)
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        encoding: Encoding | Sequence[Encoding] | None = None,
-        *,
-        k_top: int = 2048,
-        index_heads: int | None = None,
-        index_dim: int | None = None,
-        index_rotation: Layout | None = "half",
-        index_base: float | None = None,
-        index_rotary_dim: int | None = None,
-        index_scaling: Any = None,
-        head_dim: int | None = None,
-        kv_rank: int | None = None,
-        q_rank: int | None = None,
-        nope_dim: int | None = None,
-        rope_dim: EvenSize | None = None,
-        value_dim: int | None = None,
-        eps: Positive = 1e-6,
-        bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
-        route: str = "auto",
-    ):
-        super().__init__(
-            dim, num_heads, encoding, head_dim=head_dim, kv_rank=kv_rank, q_rank=q_rank, nope_dim=nope_dim, rope_dim=rope_dim,
-            value_dim=value_dim, eps=eps, bias=bias, dropout=dropout, scale=scale, backend=backend, route=route,
-        )  # fmt: skip
-        index_heads = num_heads if index_heads is None else index_heads
-        index_dim = self.nope_dim + self.rope_dim if index_dim is None else index_dim
-        query_dim = dim if q_rank is None else q_rank
-        self.set_indexer(
-            query_dim, k_top, index_heads, index_dim, index_rotation, index_base, index_rotary_dim, index_scaling
-        )
-
-    def cache_layer(self) -> IndexedLatentCacheLayer:
-        from longitude.attention.cache import IndexedLatentCacheLayer
-
-        return IndexedLatentCacheLayer()
+    @property
+    def index_widths(self) -> tuple[int, int]:
+        return self.dim if self.q_rank is None else self.q_rank, self.nope_dim + self.rope_dim

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from longitude.attention.heads import ScoreOptions
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
 from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
 from longitude.errors import Positive, UsageError, check_sizes, unknown
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Term
 from longitude.positions.composed import Composed, compose
 from longitude.positions.linear import is_plain
-
-if TYPE_CHECKING:
-    from longitude.attention.cache import LatentCacheLayer
 
 EvenSize = int
 """0 or an even number, whose pairs rotate."""
@@ -64,7 +62,7 @@ class LatentAttention(AttentionLayer):
         DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, https://arxiv.org/abs/2405.04434.
     """
 
-    cache_kinds = ("latent",)
+    cache_class, cache_kinds = "LatentCacheLayer", ("latent",)
 
     def __init__(
         self,
@@ -80,22 +78,12 @@ class LatentAttention(AttentionLayer):
         value_dim: int | None = None,
         eps: Positive = 1e-6,
         bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
-        output_gate: bool = False,
-        softcap: float | None = None,
-        short_conv: str | Sequence[str] = (),
-        conv_kernel: int | None = None,
         route: str = "auto",
+        **options: Unpack[ScoreOptions],
     ):
-        super().__init__()
-        self.sizes = sized(dim, num_heads, head_dim, kv_rank, nope_dim, rope_dim, value_dim)
-        self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = self.sizes
-        self.set_options(
-            dim, num_heads * self.value_dim, {"input": dim, "output": dim}, dropout=dropout, scale=scale, backend=backend,
-            softcap=softcap, output_gate=output_gate, short_conv=short_conv, conv_kernel=conv_kernel,
-        )  # fmt: skip
+        sizes = sized(dim, num_heads, head_dim, kv_rank, nope_dim, rope_dim, value_dim)
+        super().__init__(dim, num_heads * sizes[-1], {"input": dim, "output": dim}, **options)
+        self.sizes = self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = sizes
         if route not in ROUTES:
             raise unknown("route", route, ROUTES, "")
         self.num_heads, self.q_rank, self.route = num_heads, q_rank, route
@@ -115,11 +103,6 @@ class LatentAttention(AttentionLayer):
 
     def products(self, keys: float) -> float:
         return keys * self.num_heads * (self.nope_dim + self.rope_dim + self.value_dim)
-
-    def cache_layer(self) -> LatentCacheLayer:
-        from longitude.attention.cache import LatentCacheLayer
-
-        return LatentCacheLayer()
 
     @classmethod
     def encoding_shapes(cls, options: Mapping[str, Any]) -> dict[str, int]:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.attention.cache_guard import CacheKind
-from longitude.attention.heads import head_sizes
+from longitude.attention.heads import ScoreOptions, head_sizes
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
 from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
 from longitude.errors import Positive
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import explicit
-
-if TYPE_CHECKING:
-    from longitude.attention.cache import LongitudeCacheLayer
 
 
 @register_mixer("attention")
@@ -60,7 +56,6 @@ class MultiHeadAttention(AttentionLayer):
 
     widens = True
     rotates_values = True
-    cache_kinds: tuple[CacheKind, ...] = ("full",)
 
     def __init__(
         self,
@@ -71,24 +66,15 @@ class MultiHeadAttention(AttentionLayer):
         *,
         head_dim: int | None = None,
         bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
         qk_norm: bool = False,
         qk_norm_eps: Positive = 1e-6,
-        output_gate: bool = False,
-        softcap: float | None = None,
-        short_conv: str | Sequence[str] = (),
-        conv_kernel: int | None = None,
+        **options: Unpack[ScoreOptions],
     ):
-        super().__init__()
         num_kv_heads, head_dim = head_sizes("MultiHeadAttention", dim, num_heads, num_kv_heads, head_dim)
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         inner, kv = num_heads * head_dim, num_kv_heads * head_dim
-        self.set_options(
-            dim, inner, {"input": dim, "qkv": inner + 2 * kv, "kv": 2 * kv, "output": dim}, dropout=dropout, scale=scale,
-            backend=backend, softcap=softcap, output_gate=output_gate, short_conv=short_conv, conv_kernel=conv_kernel,
-        )  # fmt: skip
+        channels = {"input": dim, "qkv": inner + 2 * kv, "kv": 2 * kv, "output": dim}
+        super().__init__(dim, inner, channels, **options)
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.q_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps) if qk_norm else None
         self.q_proj = nn.Linear(dim, inner, bias=bias)
@@ -98,11 +84,6 @@ class MultiHeadAttention(AttentionLayer):
 
     def products(self, keys: float) -> float:
         return 2 * keys * self.num_heads * self.head_dim
-
-    def cache_layer(self) -> LongitudeCacheLayer:
-        from longitude.attention.cache import LongitudeCacheLayer
-
-        return LongitudeCacheLayer()
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """Project, rotate, cache, attend, project."""

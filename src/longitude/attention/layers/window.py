@@ -64,7 +64,7 @@ class WindowAttention(MultiHeadAttention):
     def products(self, keys: float) -> float:
         return super().products(min(keys, self.size))
 
-    def cache_layer(self) -> RollingCacheLayer:
+    def cache_layer(self) -> RollingCacheLayer:  # with a size
         from longitude.attention.rolling_cache import RollingCacheLayer
 
         return RollingCacheLayer((self.size - 1) * self.step)
