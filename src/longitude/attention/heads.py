@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from longitude.attention.operation import require_backend
+from longitude.attention.request import require_options
 from longitude.errors import UsageError, check_sizes
 
 
@@ -38,6 +41,66 @@ class HeadOptions(LayerOptions, total=False):
 
 class AttendOptions(HeadOptions, ScoreOptions, total=False):
     """The same, and those of layers that call `attend`."""
+
+
+class HeadedOptions(TypedDict, total=False):
+    """Keywords of Headed that layers over it have."""
+
+    head_dim: int | None
+    bias: bool
+    dropout: float
+    scale: float | None
+    backend: str
+
+
+class Headed(nn.Module):
+    """Projections of queries, keys, values and outputs, and what `attend` needs beside them.
+
+    Args:
+        dim: Width of x and of the output.
+        num_heads: Heads of queries.
+        num_kv_heads: Heads of keys and values; None: num_heads.
+        kv_dim: Width of what keys and values are made of; None: dim.
+        head_dim: Width of a head; None: dim / num_heads.
+        bias: Whether the projections have biases.
+        dropout: Dropout probability of the weights, in training.
+        scale: Factor of the scores; None: head_dim^-1/2.
+        backend: As in `attend`.
+
+    Raises:
+        ValueError: For sizes that do not fit, and options that `attend` does not support.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        kv_dim: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        num_kv_heads, head_dim = head_sizes(type(self).__name__, dim, num_heads, num_kv_heads, head_dim)
+        kv_dim = dim if kv_dim is None else kv_dim
+        check_sizes(type(self).__name__, kv_dim=kv_dim)
+        require_backend(backend)
+        require_options(scale, dropout)
+        self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
+        self.dropout, self.scale, self.backend = dropout, scale, backend
+        self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
+        self.k_proj, self.v_proj = (nn.Linear(kv_dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
+        self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
+
+    def queries(self, x: Tensor) -> Float[Tensor, "B H L head_dim"]:
+        return split_heads(self.q_proj(x), self.num_heads)
+
+    def keys_and_values(self, x: Tensor) -> tuple[Float[Tensor, "B Hkv L head_dim"], Float[Tensor, "B Hkv L head_dim"]]:
+        return split_heads(self.k_proj(x), self.num_kv_heads), split_heads(self.v_proj(x), self.num_kv_heads)
 
 
 def head_sizes(

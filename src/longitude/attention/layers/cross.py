@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from longitude.attention.documents import require_tokens
-from longitude.attention.heads import head_sizes, join_heads, split_heads
+from longitude.attention.heads import Headed, join_heads
 from longitude.attention.masks import NoMask, Padding
-from longitude.attention.operation import attend, require_backend
-from longitude.attention.request import require_options
-from longitude.errors import UsageError, check_sizes
+from longitude.attention.operation import attend
+from longitude.errors import UsageError
 
 if TYPE_CHECKING:
     from longitude.attention.cache import DynamicLayer
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(Headed):
     """Cross-attention of a sequence x to a source s: W_o softmax(scale W_q x . W_k s) W_v s.
 
     The two have no common order, so there is no encoding and no causality: queries attend to all valid tokens of the source.
@@ -29,10 +28,7 @@ class CrossAttention(nn.Module):
         num_heads: heads of queries.
         num_kv_heads: heads of keys and values; None: num_heads.
         kv_dim: width of the source; None: dim.
-        bias: whether the projections have biases.
-        dropout: dropout probability of the weights, in training.
-        scale: factor of the scores; None: head_dim^-1/2.
-        backend: as in attend.
+        head_dim, bias, dropout, scale, backend: as in MultiHeadAttention.
 
     Raises:
         ValueError: for sizes that do not fit.
@@ -40,30 +36,6 @@ class CrossAttention(nn.Module):
     Source:
         Vaswani et al. 2017, arXiv 1706.03762, https://arxiv.org/abs/1706.03762
     """
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        *,
-        kv_dim: int | None = None,
-        bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
-    ):
-        super().__init__()
-        num_kv_heads, head_dim = head_sizes("CrossAttention", dim, num_heads, num_kv_heads)
-        kv_dim = dim if kv_dim is None else kv_dim
-        check_sizes("CrossAttention", kv_dim=kv_dim)
-        require_backend(backend)
-        require_options(scale, dropout)
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.dropout, self.scale, self.backend = dropout, scale, backend
-        self.q_proj = nn.Linear(dim, dim, bias=bias)
-        self.k_proj, self.v_proj = (nn.Linear(kv_dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
-        self.o_proj = nn.Linear(dim, dim, bias=bias)
 
     def cache_layer(self) -> DynamicLayer:
         """An empty cache of the source's keys and values."""
@@ -100,8 +72,8 @@ class CrossAttention(nn.Module):
         require_tokens(x, dim)
         if source is not None and (source.dim() != 3 or source.shape[::2] != (len(x), kv_dim) or source.numel() == 0):
             raise UsageError("source", f"[{len(x)}, S, {kv_dim}] with no empty dimension", list(source.shape))
-        q = split_heads(self.q_proj(x), self.num_heads)
-        k, v = self.keys_and_values(source, cache, len(x))
+        q = self.queries(x)
+        k, v = self.of_source(source, cache, len(x))
         if valid is not None and valid.shape != (len(x), k.shape[2]):
             expected = [len(x), k.shape[2]]
             raise UsageError("valid", f"{expected}, one per token of the source", list(valid.shape))
@@ -113,7 +85,7 @@ class CrossAttention(nn.Module):
         out = self.o_proj(join_heads(out.to(x.dtype)))
         return (out, weights) if return_weights else out
 
-    def keys_and_values(self, source: Tensor | None, cache: DynamicLayer | None, batch: int) -> tuple[Tensor, Tensor]:
+    def of_source(self, source: Tensor | None, cache: DynamicLayer | None, batch: int) -> tuple[Tensor, Tensor]:
         """[B, Hkv, S, head_dim] each: those of a filled cache, else projected from the source and cached."""
         if cache is not None and (not hasattr(cache, "keys") or hasattr(cache, "kind")):
             raise UsageError(
@@ -124,7 +96,7 @@ class CrossAttention(nn.Module):
         if cache is None or not cache.get_seq_length():
             if source is None:
                 raise UsageError("source", "[B, S, kv_dim], or a cache with its keys and values", "neither")
-            k, v = (split_heads(project(source), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
+            k, v = self.keys_and_values(source)
             return (k, v) if cache is None else cache.update(k, v)
         k, v = cache.keys, cache.values
         assert isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from longitude.attention.documents import require_number_per_token
-from longitude.attention.heads import head_sizes, join_heads, split_heads
+from longitude.attention.heads import Headed, HeadedOptions, join_heads
 from longitude.attention.layers.hierarchical_blocks import (
     MEANS,
     Merge,
@@ -32,8 +32,8 @@ from longitude.attention.layers.hierarchical_blocks import (
 )
 from longitude.attention.masks import Causal, Documents, Padding, Window
 from longitude.attention.mixer import register_mixer
-from longitude.attention.operation import raw_request, require_backend, run
-from longitude.attention.request import require_options, validate
+from longitude.attention.operation import raw_request, run
+from longitude.attention.request import validate
 from longitude.attention.state_mixer import StateInputs, StateMixer, document_flags, without_trivial
 from longitude.errors import UsageError, check_choice, check_flags, check_sizes
 from longitude.native.derivatives import readable, with_zero_gradients
@@ -295,7 +295,7 @@ class LearnedMerge(nn.Module):
 
 
 @register_mixer("hierarchical")
-class HierarchicalAttention(StateMixer):
+class HierarchicalAttention(StateMixer, Headed):
     """Attention to blocks of growing size: the last `window` tokens individually, earlier tokens in blocks of sizes 2^l.
 
         near = attention over the last tokens,   far = softmax over the blocks (scale q.K + bias + ln size) V
@@ -316,10 +316,7 @@ class HierarchicalAttention(StateMixer):
             level for keys and one for values.
         merge_levels: number of levels with learned matrices, for blocks of up to 2^merge_levels tokens. Higher levels average.
             Levels that no training sequence was long enough to use average, too, over what lower levels learned to merge.
-        head_dim: width of a head; None: dim / num_heads.
-        bias: whether the projections have biases.
-        dropout: dropout probability of the weights, in training.
-        scale: factor of the scores; None: head_dim^-1/2.
+        head_dim, bias, dropout, scale: as in MultiHeadAttention.
         backend: backend of the near part, as in attend.
 
     Raises:
@@ -345,29 +342,18 @@ class HierarchicalAttention(StateMixer):
         size_term: bool = True,
         merge: str = "mean",
         merge_levels: int = 12,
-        head_dim: int | None = None,
-        bias: bool = False,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
+        **options: Unpack[HeadedOptions],
     ):
-        super().__init__()
-        num_kv_heads, head_dim = head_sizes("HierarchicalAttention", dim, num_heads, num_kv_heads, head_dim)
+        super().__init__(dim, num_heads, num_kv_heads, **options)
         require_rule("HierarchicalAttention", window, combine, size_term)
         check_choice("HierarchicalAttention", Literal["mean", "learned"], merge=merge)
-        require_backend(backend)
-        require_options(scale, dropout)
-        self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
         self.window, self.combine, self.size_term = window, combine, size_term
-        self.dropout, self.scale, self.backend = dropout, scale, backend
-        self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
-        self.k_proj, self.v_proj = (nn.Linear(dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
-        self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
         self.gate_proj = nn.Linear(dim, num_heads, bias=False) if combine == "gate" else None
         self.gate_bias = nn.Parameter(torch.empty(num_heads)) if combine == "gate" else None
         learned = merge == "learned"
-        self.merge_keys = LearnedMerge(merge_levels, head_dim) if learned else None
-        self.merge_values = LearnedMerge(merge_levels, head_dim) if learned else None
+        self.merge_keys, self.merge_values = (
+            LearnedMerge(merge_levels, self.head_dim) if learned else None for _ in range(2)
+        )
         self.encoding = compose(encoding)
         self.require(self.encoding)
         self.reset_parameters()
@@ -401,10 +387,7 @@ class HierarchicalAttention(StateMixer):
 
     def mix(self, x: Tensor, state: State | None, inputs: StateInputs) -> tuple[Tensor, State | None]:
         self.require_state(state, len(x), inputs.encoding)
-        counts = self.num_heads, self.num_kv_heads, self.num_kv_heads
-        projections = zip((self.q_proj, self.k_proj, self.v_proj), counts, strict=True)
-        q, k, v = (split_heads(project(x), count) for project, count in projections)
-        gate = None
+        q, (k, v), gate = self.queries(x), self.keys_and_values(x), None
         if self.gate_proj is not None and self.gate_bias is not None:
             opening = self.gate_proj(x) + self.gate_bias
             gate = opening.to(torch.promote_types(opening.dtype, torch.float32)).sigmoid().transpose(1, 2)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from longitude.attention.documents import require_number_per_token, require_tokens, runs_of
-from longitude.attention.heads import head_sizes, join_heads, split_heads
+from longitude.attention.heads import Headed, HeadedOptions, join_heads, split_heads
 from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Padding
-from longitude.attention.operation import attend, require_backend
+from longitude.attention.operation import attend
 from longitude.attention.patterns import Global, Pairs
-from longitude.attention.request import require_options
 from longitude.errors import check_sizes
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.coordinates import Positions, canonical, explicit
 
 
-class LongformerAttention(nn.Module):
+class LongformerAttention(Headed):
     """Longformer attention: tokens attend to `window` tokens on either side and to global tokens, global tokens to all.
 
         out_i = softmax over { j : |i-j| <= window or j global } of scale q_i.k_j, of v_j        where i is not global
@@ -35,11 +35,8 @@ class LongformerAttention(nn.Module):
         encoding: an encoding that reads only positions.
         window: tokens on either side: transformers' attention_window is 2 window.
         causal: whether later tokens, j > i, are hidden from all queries.
-        head_dim: width of a head; None: dim / num_heads.
         bias: whether the projections have biases.
-        dropout: dropout probability of the weights, in training.
-        scale: factor of the scores; None: head_dim^-1/2.
-        backend: as in attend.
+        head_dim, dropout, scale, backend: as in MultiHeadAttention.
 
     Raises:
         ValueError: for sizes that do not fit, or an encoding that reads tokens.
@@ -56,26 +53,15 @@ class LongformerAttention(nn.Module):
         *,
         window: int,
         causal: bool = False,
-        head_dim: int | None = None,
         bias: bool = True,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
+        **options: Unpack[HeadedOptions],
     ):
-        super().__init__()
-        _, head_dim = head_sizes("LongformerAttention", dim, num_heads, head_dim=head_dim)
+        super().__init__(dim, num_heads, bias=bias, **options)
         check_sizes("LongformerAttention", window=window)
-        require_backend(backend)
-        require_options(scale, dropout)
         self.window, self.causal = window, causal
-        self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
-        self.dropout, self.scale, self.backend = dropout, scale, backend
-        inner = num_heads * head_dim
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, inner, bias=bias) for _ in range(3))
         self.global_q_proj, self.global_k_proj, self.global_v_proj = (
-            nn.Linear(dim, inner, bias=bias) for _ in range(3)
+            nn.Linear(dim, num_heads * self.head_dim, bias=bias) for _ in range(3)
         )
-        self.o_proj = nn.Linear(inner, dim, bias=bias)
         self.encoding = compose(encoding)
         if self.encoding.reads_tokens:
             raise ValueError(
@@ -117,27 +103,23 @@ class LongformerAttention(nn.Module):
             mask = mask & Documents(documents) & Padding(documents >= 0)
         positions = canonical("positions", 0 if positions is None else positions, batch, length, self.encoding.axes)
 
-        q, k, v = (self.projected(x, project) for project in (self.q_proj, self.k_proj, self.v_proj))
         seen = (Band(self.window, self.window) | several) & mask
         order = torch.arange(length, device=x.device)
         chosen = several.chosen(order)
-        out = self.attend(q, k, v, seen, positions, positions)
+        out = self.attend(self.queries(x), *self.keys_and_values(x), seen, positions, positions)
         (rows,) = torch.nonzero(chosen if chosen.dim() == 1 else chosen.any(0), as_tuple=True)
         if len(rows):
-            q = self.projected(x[:, rows], self.global_q_proj)
-            k, v = (self.projected(x, project) for project in (self.global_k_proj, self.global_v_proj))
+            projected = self.global_q_proj(x[:, rows]), self.global_k_proj(x), self.global_v_proj(x)
             q_positions = explicit(positions, length, x.device)
             q_positions = q_positions[rows] if q_positions.dim() == 1 else q_positions[:, rows]
             every = Pairs(mask.allowed(rows, order), length - len(rows), 0)  # attend has queries as the last tokens
-            full = self.attend(q, k, v, every, q_positions, positions)
+            qkv = (split_heads(y, self.num_heads) for y in projected)
+            full = self.attend(*qkv, every, q_positions, positions)
             where = chosen[..., rows, None] if chosen.dim() == 1 else chosen[:, None, rows, None]
             out = out.index_copy(2, rows, torch.where(where, full, out[:, :, rows]))
         if documents is not None:
             out = out.masked_fill((documents < 0)[:, None, :, None], 0.0)
         return self.o_proj(join_heads(out))
-
-    def projected(self, x: Tensor, project: nn.Module) -> Float[Tensor, "B H L D"]:
-        return split_heads(project(x), self.num_heads)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, q_positions: Positions, positions: Positions
