@@ -13,6 +13,7 @@ from transformers import (
     BloomForCausalLM,
     Gemma3ForCausalLM,
     MistralForCausalLM,
+    masking_utils,
 )
 from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
@@ -758,6 +759,15 @@ REPLACED: dict[str, tuple[Callable[[], Any], Any, str, Callable[[Any], Any], str
     "one layer in pairs of neighbours": (
         partial(llama, num_hidden_layers=3), modeling_llama, "apply_rotary_pos_emb", third_in_pairs,
         "transformers_class", "was replaced; the first output that differs is that of model.layers.2.self_attn",
+    ),
+    "packed documents that are not found": (
+        llama, masking_utils, "find_packed_sequence_indices", lambda right: lambda positions: None,
+        "packing", "attend to each other: create_causal_mask gets position_ids that begin again",
+    ),
+    "packed documents that are not found, with a window": (
+        partial(built_of, "mistral"), masking_utils, "packed_sequence_mask_function",
+        lambda right: lambda documents: lambda row, head, query, key: query >= 0,
+        "packing", "attend to each other: create_sliding_window_causal_mask gets position_ids that begin again",
     ),
     "a cap behind the mask": (
         partial(built_of, "gemma2", eager=True, attn_logit_softcapping=5.0), modeling_gemma2, "eager_attention_forward",

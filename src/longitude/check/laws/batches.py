@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from inspect import signature
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from transformers import masking_utils
 
 from longitude.check.causes import in_parts
 from longitude.check.laws.decoding import CACHE, RESTS
 from longitude.check.laws.passes import require_one_way
-from longitude.check.recorder import recorded
+from longitude.check.recorder import as_allowed, recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
 
@@ -109,15 +114,50 @@ def documents(subject: Subject) -> Measurement:
         raise DoesNotApply(
             "forward takes no position_ids, so the start of a document cannot be declared; pack none into one row"
         )
+    # Only an unmodified class may leave documents together, and only if it never asks for masks that separate them.
+    joins = joining_mask(subject, tokens, options) if subject.stock else ""
     return each_as_alone(
         subject,
         tokens,
         sizes,
         options,
-        "does not look for packed documents, and those in one row attend to each other",
-        f"attend to each other: {next(iter(options))} that begin again do not reach the mask (expected where forward gets "
+        "" if joins else "does not look for packed documents, and those in one row attend to each other",
+        f"attend to each other: {joins} gets position_ids that begin again, and its mask does not separate them"
+        if joins
+        else f"attend to each other: {next(iter(options))} that begin again do not reach the mask (expected where forward gets "
         "neither a cache nor an attention_mask)",
     )
+
+
+def joining_mask(subject: Subject, tokens: Tensor, options: Mapping[str, Any]) -> str:
+    """Name of a mask function of transformers that gets positions that begin again and joins documents; "" if none does.
+
+    The call shows whether the class hands its positions over, so a broken mask function cannot hide that it does.
+    """
+    joining: list[str] = []
+
+    def spying(make: Callable[..., Any]) -> Callable[..., Any]:
+        def spy(*args: Any, **named: Any) -> Any:
+            mask, asked = make(*args, **named), signature(make).bind(*args, **named).arguments
+            positions = asked.get("position_ids")
+            if positions is not None and asked.get("attention_mask") is None and asked.get("cache") is None:
+                begins = (positions[0].diff() != 1).nonzero().flatten().tolist()
+                # Without a tensor, attention is causal over the whole row.
+                if begins and (
+                    not isinstance(mask, Tensor) or as_allowed(mask)[begins[0] + 1 :, : begins[0] + 1].any()
+                ):
+                    joining.append(make.__name__)
+            return mask
+
+        return spy
+
+    with ExitStack() as stack:
+        for module in {sys.modules[type(part).__module__] for part in subject.model.modules()}:
+            for name, make in list(vars(module).items()):
+                if name.endswith("causal_mask") and getattr(make, "__module__", "") == masking_utils.__name__:
+                    stack.enter_context(patch.object(module, name, spying(make)))
+        subject.logits(tokens, **options)
+    return next(iter(joining), "")
 
 
 def collated(subject: Subject) -> tuple[Tensor, dict[str, Any]]:
@@ -186,14 +226,14 @@ def each_as_alone(
 ) -> Measurement:
     """Documents of these sizes in one row [1, L] against each alone.
 
-    If one changes another, transformers' own classes are as published, and DoesNotApply gives the reason `stock`; code of others
-    fails, with the cause `joined`.
+    If one changes another, transformers' own classes are as published, and DoesNotApply gives the reason `stock`, unless it is
+    empty; code of others fails, with the cause `joined`.
     """
     together = subject.logits(tokens, **options)
     apart = torch.cat([subject.logits(document) for document in tokens.split([*sizes], 1)], 1)
     error, cause = subject.error(together, apart), "are not what each is alone"
     if subject.first_above(error) is not None and one_depends_on_another(subject, tokens, sizes, options):
-        if subject.stock:
+        if subject.stock and stock:
             kind, by = f"{type(subject.model).__name__} of transformers", f"by {float(error.max()):.1e}"
             raise DoesNotApply(f"{kind} {stock} ({by}); give each a row of its own here")
         cause = joined
