@@ -60,7 +60,7 @@ def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, c
         ({"tasks": ("passkey", "passkey")}, ["--tasks", "passkey"]),
         ({"text": "/nowhere/text"}, ["--text", "/nowhere/text"]),
         ({"lengths": (48, 4096)}, ["text", "4097"]),
-        ({"lengths": (48, 2**40), "tasks": ("passkey",)}, ["memory", "cpu"]),
+        ({"lengths": (48, 2**40), "tasks": ("passkey",)}, ["memory", "--chunk"]),
         ({"stride": 50}, ["--stride", "48", "50"]),
         ({"targets": 50, "methods": ("same-targets",)}, ["--targets", "48", "50"]),
         ({"targets": 40, "methods": ("same-targets",)}, ["--targets", "32", "40", "--no-trained"]),
