@@ -91,7 +91,7 @@ def installed(folder: Path, monkeypatch, code: str, value: str = "installed_mine
     (about / "entry_points.txt").write_text(f"[longitude.plugins]\nown = {value}\n")
     (folder / "installed_mine.py").write_text(code)
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(plugins, "_looked_for_installed", False)
+    monkeypatch.setattr(plugins, "looked_for_installed", False)
 
 
 def test_a_file_is_seen_by_everything(tmp_path):
@@ -262,4 +262,4 @@ def test_a_broken_installation_says_whose_it_is(tmp_path, monkeypatch, code, val
     for _ in range(2):  # at every look, not at the first alone
         with pytest.raises(ValueError, match=reason):
             lg.list_encodings()
-    monkeypatch.setattr(plugins, "_looked_for_installed", True)
+    monkeypatch.setattr(plugins, "looked_for_installed", True)

@@ -4,7 +4,7 @@ They are made of characters that no shell and no file system changes.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -123,7 +123,7 @@ def parse_label(label: str, mixer: str = "attention") -> Label:
         ]
         encodings = [spec for spec in every if spec["name"] not in MIXERS]
         return Label(encodings, [spec for spec in every if spec["name"] in MIXERS], layers)
-    specs = _specs(label, {**MIXERS, CONV: conv})
+    specs = _specs(label, MIXERS, {CONV: conv})
     places = [spec.get("at", "input") for spec in specs if spec["name"] == CONV]
     specs = [spec for spec in specs if spec["name"] != CONV]
     encodings, mixers = ([spec for spec in specs if (spec["name"] in MIXERS) == is_mixer] for is_mixer in (False, True))
@@ -162,7 +162,7 @@ def parse_encoding(label: str) -> list[Spec]:
 
     Values and errors as `parse_label`.
     """
-    return _specs(label, {})
+    return _specs(label)
 
 
 def parse_mixer(label: str) -> Spec:
@@ -187,37 +187,42 @@ def require_characters(label: str) -> None:
         )
 
 
-def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:
-    """The parts of a label; mixers: those that it may name."""
+def _specs(label: str, *mixers: Mapping[str, Any]) -> list[Spec]:
+    """The parts of a label; mixers: those that it may name beside encodings."""
     from longitude.positions.base import ENCODINGS
 
     require_characters(label)
-    valid = {**ENCODINGS, **mixers}
+    registers = (*mixers, ENCODINGS)
     parts = PARTS.split(label)
     parts = [re.sub(r"^[^:]+", lambda name: ENCODINGS.canonical(name[0]), part) for part in parts]
-    for name in (part.partition(":")[0] for part in parts):
-        if name not in valid:
+    specs = []
+    for part in parts:
+        name = part.partition(":")[0]
+        factory = next((register[name] for register in registers if name in register), None)
+        if factory is None:
+            valid = [name for register in registers for name in register]
             near = nearest(name, valid)
-            kind = "mixer" if near in mixers else "encoding" if near or not mixers else "encoding or mixer"
+            kind = "encoding" if near in ENCODINGS or not mixers else "mixer" if near else "encoding or mixer"
             raise unknown(kind, name, valid, "`longitude list` lists them.")
-    return [_spec(part, valid) for part in parts]
+        specs.append(_spec(part, factory))
+    return specs
 
 
-def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
-    """rope:base=5e5 -> {"name": "rope", "base": 5e5}; valid: name -> the function or class with its options."""
+def _spec(part: str, factory: Callable[..., Any]) -> Spec:
+    """rope:base=5e5 -> {"name": "rope", "base": 5e5}; factory: the function or class with its options."""
     from longitude.registry import options_of
 
     name, colon, rest = part.partition(":")
     if colon and not rest:
         raise UsageError("", f"{name}:option=value after the colon", repr(part))
     options = parse_options(rest, f"{name}:option=value,option=value", part)
-    known = [option for option in options_of(valid[name]) if option != "encoding"]  # which a label names itself
+    known = [option for option in options_of(factory) if option != "encoding"]  # which a label names itself
     if SCHEME in known and options.get(SCHEME) is not None:
         known += _take_scheme(name, options, known)
-    for mixer in getattr(valid[name], "parts", ()):
+    for mixer in getattr(factory, "parts", ()):
         own = {key: options.pop(key) for key in [*options] if key.startswith(f"{mixer}.")}
         if own:
-            spec = {"name": options.get(mixer, options_of(valid[name])[mixer].default)}
+            spec = {"name": options.get(mixer, options_of(factory)[mixer].default)}
             options[mixer] = spec | {key.removeprefix(f"{mixer}."): value for key, value in own.items()}
     for key in options:
         if key not in known:

@@ -63,7 +63,7 @@ class Plugin:
 
 
 _loaded: dict[str, Plugin] = {}
-_looked_for_installed = False
+looked_for_installed = False
 _outside: dict[str, tuple[str, str]] = {}
 """Name -> (kind, module) of everything that is registered from outside of this package."""
 
@@ -105,10 +105,10 @@ def run_file(path: str, content: bytes) -> ModuleType:
 
 def load_installed() -> None:
     """Import the modules of all entry points, once. ValueError, at every call, if one cannot be imported."""
-    global _looked_for_installed
-    if _looked_for_installed:
+    global looked_for_installed
+    if looked_for_installed:
         return
-    _looked_for_installed = True  # before the imports, which may look names up
+    looked_for_installed = True  # before the imports, which may look names up
     try:
         for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
             if point.name not in _loaded:
@@ -116,7 +116,7 @@ def load_installed() -> None:
         for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
             load(path)
     except ValueError:
-        _looked_for_installed = False
+        looked_for_installed = False
         raise
 
 

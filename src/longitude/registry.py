@@ -44,6 +44,8 @@ class Registry(Mapping[str, Any]):
 
     def load(self) -> None:
         """Import every module that registers."""
+        if self._loaded and plugins.looked_for_installed:
+            return
         if not self._loaded:
             self._loaded = True  # before the imports, which may look names up
             for package in map(import_module, self.packages):

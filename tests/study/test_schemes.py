@@ -1,7 +1,7 @@
 """Trained models measured past their training length with scaled positions: the laws of that, and what is refused."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import pytest
@@ -10,14 +10,17 @@ import torch
 from longitude.extend.plan import stretched
 from longitude.measure import losses_by_length, read_rows
 from longitude.positions.absolute import Sinusoidal
+from longitude.positions.scaling import SCHEMES as SCALINGS, Linear, base as rows, register_scheme
+from longitude.report.wording import and_
 from longitude.study import schemes
 from longitude.study.plan import plan
 from longitude.study.results import read_run
-from longitude.study.schemes import SCHEMES, extended, extends, searched, windows_of, with_temperatures
+from longitude.study.schemes import extended, extends, list_schemes, searched, windows_of, with_temperatures
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, model_config
 from tests.study.conftest import NUMBERS, TINY, OneTrial, run
 
+SCHEMES = list_schemes()
 TOKENS = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(0))
 BY_ALL = replace(TINY, encodings=("rope", "sinusoidal", "learned", "alibi"), methods=("non-overlapping", *SCHEMES))
 
@@ -46,6 +49,20 @@ def test_a_scheme_as_a_method_is_the_model_of_the_scheme_s_label(label, scheme):
     built.load_state_dict(trained.state_dict())
     torch.testing.assert_close(logits(extended(trained, scheme, 16, 48)), logits(built), rtol=0, atol=0)
     assert (logits(built) - logits(trained)).abs().max() > 1e-3
+
+
+def test_a_registered_scheme_is_a_method_of_a_study(monkeypatch):
+    monkeypatch.setattr(SCALINGS, "factories", {**SCALINGS.factories})
+    monkeypatch.setattr(rows, "METHODS", {**rows.METHODS})
+
+    @register_scheme("third")
+    @dataclass(frozen=True)
+    class Third(Linear):
+        """Positions over the cube of the factor."""
+
+    assert "third" in list_schemes() and "third" in task_of("text").valid_methods()
+    [own] = extended(build_model(TINY, "rope", 0), "third", 16, 48).model.encodings
+    assert own.scaling == Third(3.0)
 
 
 @pytest.mark.parametrize("length", [64, 128, 256, 1024, 4096])
@@ -244,12 +261,13 @@ def test_a_search_is_given_the_selection_text(data, tmp_path, monkeypatch):
 
 def test_what_a_label_was_not_measured_by_is_in_its_status(study):
     reasons = {trial.label: trial.reason for trial in read_run(study).trials}
+    rotating = [scheme for scheme in SCHEMES if scheme not in ("linear", "temperatures")]
     assert reasons == {
         "rope": None,
-        "sinusoidal": "sinusoidal is not extended by ntk, yarn and longrope",
-        "learned": "learned is not extended by ntk, yarn, longrope and temperatures; learned has no positions from 16 on, so it "
+        "sinusoidal": f"sinusoidal is not extended by {and_(rotating)}",
+        "learned": f"learned is not extended by {and_([*rotating, 'temperatures'])}; learned has no positions from 16 on, so it "
         "was not measured at 32, 48 but by linear",
-        "alibi": "alibi is not extended by linear, ntk, yarn and longrope",
+        "alibi": f"alibi is not extended by {and_(['linear', *rotating])}",
     }
 
 

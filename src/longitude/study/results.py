@@ -213,7 +213,7 @@ class Run:
     def methods(self) -> list[str]:
         """Methods with one value per length that were measured; the first is the one that the study concludes from.
 
-        Those of plugins come last, whether they are loaded here or not.
+        Those that extend models come last, in the order of the study, whether their plugins are loaded here or not.
         """
         known = self.task.methods
         order = sorted(self.config.methods, key=lambda each: known.index(each) if each in known else len(known))

@@ -24,16 +24,13 @@ from longitude.measure import losses_by_length
 from longitude.measure.windows import Progress, Reader
 from longitude.models.configuration import mixer_class
 from longitude.positions.base import ENCODINGS
-from longitude.positions.scaling import NTK, Linear, Scaling, YaRN
-from longitude.positions.scaling.base import scheme_of
+from longitude.positions.scaling import NTK, SCHEMES, Scaling, YaRN, base as scaling
 from longitude.registry import Registry, options_of
 from longitude.report.wording import and_
 
 PLAIN = ("non-overlapping", "sliding", "per-position")
 """Methods that evaluate the unchanged model."""
 TEMPERATURES = "temperatures"
-SCHEMES = ("linear", "ntk", "yarn", "longrope", TEMPERATURES)
-"""Methods that extend models: by a scheme of lg.scaling, or by a temperature for each head."""
 METHODS = Registry("method of --methods", "`longitude study --help`", ())
 """Methods of plugins that extend models: name -> a function that makes its `Method`."""
 CANDIDATES = 64
@@ -51,36 +48,41 @@ class Method:
     """How a method extends a trained model.
 
     Attributes:
-        like: "linear" or "ntk": it extends the encodings that this scheme extends; None: `takes` decides.
-        takes: LongitudeConfig -> whether it extends such a model.
-        scheme: (encoding, factor, training length) -> the scheme; None: the model stays as it is.
-        positions: (positions, training length, length) -> position ids for the model; None: 0, 1, 2, ...
+        scheme: (encoding, factor, training length) -> the scheme. It extends models with encodings that this scheme extends.
+        positions: (positions, training length, length) -> position ids for the model, which stays as it is; None: 0, 1, 2, ...
         search: (model, selection text, training length, length, on_progress) -> the extended model, found on this text; None:
             nothing is searched for.
         search_tokens: Tokens that the search evaluates at a length; with a gradient, a token counts three times.
+        takes: LongitudeConfig -> whether it extends such a model, instead of `scheme`.
     """
 
-    like: str | None
-    scheme: Callable[[Spec, float, int], Scaling] | None = None
+    scheme: Callable[[Spec, float, int], Scaling] | None
     positions: Callable[[Tensor, int, int], Tensor] | None = None
     search: Search | None = None
     search_tokens: int = 0
     takes: Callable[[Any], bool] | None = None
 
 
+def list_schemes() -> list[str]:
+    """Methods of `longitude extend` that need no training and no instruction-following model, and `TEMPERATURES`."""
+    SCHEMES.load()
+    rows = [row for row in scaling.METHODS.values() if row.extends and not row.needs_training]
+    return [*(row.name for row in rows if row.searched in ("", "text")), TEMPERATURES]
+
+
 def method_of(name: str) -> Method:
     """A method that extends models, by its name. ValueError for an unknown one."""
-    if name not in SCHEMES:
+    if name in METHODS:
         return METHODS[name]()
-    if name == "yarn":
-        return Method("ntk", lambda spec, factor, original: YaRN(factor, original, beta_fast=ramp_start(original)))
-    if name == "longrope":
-        return Method("ntk", search=with_searched_factors, search_tokens=CANDIDATES * TOKENS)
     if name == TEMPERATURES:
         tokens = 3 * ITERATIONS * TOKENS
         return Method(None, search=with_temperatures, search_tokens=tokens, takes=takes_temperatures)
-    like = "linear" if name == "linear" else "ntk"
-    return Method(like, lambda spec, factor, original: scheme_of(name, factor, original))
+    if name == "yarn":
+        return Method(lambda spec, factor, original: YaRN(factor, original, beta_fast=ramp_start(original)))
+    if scaling.method_of(name).searched:  # NTK stands for the factors that are not known yet
+        found = {"search": with_searched_factors, "search_tokens": CANDIDATES * TOKENS}
+        return Method(lambda spec, factor, original: NTK(factor), **found)
+    return Method(lambda spec, factor, original: scaling.scheme_of(name, factor, original))
 
 
 def ramp_start(original: int) -> float:
@@ -99,11 +101,10 @@ def extends(config: Any, scheme: str, original: int) -> bool:
     It must extend all of its encodings with a maximum length, and there must be one.
     """
     method = method_of(scheme)
-    if method.takes is not None:
-        return method.takes(config)
-    probe = Linear(2.0) if method.like == "linear" else NTK(2.0)
+    if method.scheme is None:
+        return bool(method.takes and method.takes(config))
     specs = [spec for specs in config.layer_specs() for spec in specs]
-    longer = [_extended(spec, probe, original, 2 * original) for spec in specs]
+    longer = [_extended(spec, method.scheme(spec, 2.0, original), original, 2 * original) for spec in specs]
     return None not in longer and longer != specs
 
 
@@ -124,15 +125,11 @@ def takes_temperatures(config: Any) -> bool:
 
 def extended_by(scheme: str) -> str:
     """What a scheme extends, in words for an error."""
-    method = method_of(scheme)
-    if method.takes is not None:
+    if scheme == TEMPERATURES:
         return "attention without QK-norm, with encodings that have no last position"
-    able = (
-        (lambda kind: hasattr(kind, "extended"))
-        if method.like == "linear"
-        else (lambda kind: "scaling" in options_of(kind))
-    )
-    return f"{and_([name for name, kind in ENCODINGS.items() if able(kind)])} that are not scaled yet"
+    option = "extended" if scheme == "linear" else "scaling"  # linear interpolates tables and sinusoids, too
+    able = [name for name, kind in ENCODINGS.items() if hasattr(kind, option) or option in options_of(kind)]
+    return f"{and_(able)} that are not scaled yet"
 
 
 def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> Any:
@@ -144,8 +141,9 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
         original: Training length, in positions.
         length: Positions of the extended model.
     """
-    make = method_of(scheme).scheme if isinstance(scheme, str) else lambda *_: scheme
-    if length <= original or make is None:
+    method = method_of(scheme) if isinstance(scheme, str) else Method(lambda *_: scheme)
+    make = method.scheme
+    if length <= original or make is None or method.positions is not None:
         return model
 
     def scaled(spec: Spec) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from longitude.study.results import FIRST, LAST
 from longitude.study.schemes import (
     METHODS,
     PLAIN,
-    SCHEMES,
     extended_by,
     extended_on,
     extends,
+    list_schemes,
     method_of,
     reader_of,
     windows_of,
@@ -37,12 +37,12 @@ class Text(Task):
     """The next byte or token of a text, from those before it: bits per byte of held-out text."""
 
     metric, words, loss_unit = "bits_per_byte", "bits per byte", "byte"
-    methods = (*PLAIN, COPIES, *SCHEMES)
+    methods = (*PLAIN, COPIES)
     tokenized = True
     ngrams = (2, 3)
 
     def valid_methods(self) -> tuple[str, ...]:
-        return (*self.methods, *METHODS)
+        return (*self.methods, *list_schemes(), *METHODS)
 
     def prepare(self, config: StudyConfig) -> StudyData:
         schemes = schemes_of(config)
