@@ -91,17 +91,24 @@ def test_each_argument_of_a_request_counts_in_a_step() -> None:
                         assert got is want or not isinstance(got, Tensor) and got == want, (name, x.name)
                 assert [term.signature() for term in ours.terms] == [term.signature() for term in alone.terms]
             assert len(step.results) == 2, name
-        step = Step()
-        for tensors in (
-            (q, k, v),
-            (q[:, :, 1:], k, v),
-            (q, k[:1], v),
-            (q, k, v[..., 1:]),
-            (q.float(), k.float(), v.float()),
-        ):
-            step.request(lambda *given: request(), *tensors)
-        step.request(raw_request, q, k, v, *reads.values())
-        assert len(step.results) == 6
+        step, make = Step(), lambda *tensors: request()  # one function: another has a key of its own
+        others = [(q, k, v), (torch.nn.Parameter(q), k, v)]
+        for n, x in enumerate((q, k, v)):
+            others += [(*(q, k, v)[:n], other, *(q, k, v)[n + 1 :]) for other in (x[:1], x.float(), x.to("meta"))]
+        for tensors in others * 2:
+            step.request(make, *tensors)
+        assert len(step.results) == len(others)
+
+
+def test_what_a_request_makes_once_is_made_for_all_layers() -> None:
+    step, make, results = Step(), lambda *tensors: request(), []
+    for _ in range(3):
+        results.append(step.request(make, *heads(7)).once(object_of))
+    assert len({*map(id, results)}) == 1
+
+
+def object_of(_: Request) -> object:
+    return object()
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

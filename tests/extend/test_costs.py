@@ -2,12 +2,16 @@
 
 import json
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig
 
 from longitude.checkpoints.source import open_source
 from longitude.extend import short_contexts
-from longitude.extend.short_contexts import FEWEST, SHORTEST, TOKENS, sample_within
+from longitude.extend.short_contexts import FEWEST, SHORTEST, TOKENS, inputs_of, sample_within
 from longitude.runs.costs import H100, forward_flops
 from tests.extend.conftest import LENGTH, files
 
@@ -106,3 +110,14 @@ def test_the_table_and_what_is_refused(planned, checkpoint, command, refused) ->
 def test_the_machine_is_timed(checkpoint, command) -> None:
     code, printed, _ = command(checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn", *TUNED, "--plan", "--json")
     assert code == 0 and all(0 < part["seconds"] < 3600 for part in json.loads(printed))
+
+
+def test_a_loss_belongs_to_weights_configuration_and_device() -> None:
+    def inputs(weight: float = 1.0, device: str = "cpu", **options: Any) -> dict[str, Any]:
+        model = SimpleNamespace(state_dict=lambda: {"w": torch.full((2,), weight)}, device=torch.device(device))
+        checkpoint: Any = SimpleNamespace(model=model)
+        return inputs_of(checkpoint, LlamaConfig(**options))
+
+    assert inputs() == inputs()
+    for other in (inputs(2.0), inputs(device="cuda"), inputs(rope_theta=2.0)):
+        assert other != inputs()

@@ -213,6 +213,8 @@ def test_only_the_whole_gram_tells_what_to_copy(vocabulary, monkeypatch):
         gram = re.findall('right after "(.*?)"', asked.ask)[0].split()
         assert all(words.count(word) > 20 for word in gram) and len({*words}) == vocabulary
         assert solved(text) == {*asked.answers}
+        lengths = [len(asked.text(size).split("\n")[1].split()) for size in (0, 1, 50)]
+        assert lengths == [2 * len(gram), 2 * len(gram) + 1, 2 * len(gram) + 50]  # a word for each unit of filler
 
 
 # ---- fitted and never cut ----------------------------------------------------------------------------------------------

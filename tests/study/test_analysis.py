@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.study.analysis import analyse
 from longitude.study.answers import share
 from longitude.study.report import table, write_report
-from longitude.study.results import read_run
+from longitude.study.results import Run, read_run
 from tests.study.conftest import (
     BITS,
     conclusion,
@@ -381,3 +382,10 @@ def test_the_table_of_answers(tmp_path):
     assert "solved to" in printed(tmp_path, 80)
     styles = [str(getattr(cell, "style", "")) for cell in table(analyse(tmp_path)).columns[-1].cells]
     assert styles == ["green", "red", "red", ""]
+
+
+@pytest.mark.parametrize(
+    ("trained", "lengths", "reference"), [(128, [64, 128, 256], 128), (100, [64, 128], 64), (32, [64], 64)]
+)
+def test_others_are_compared_with_the_training_length_or_the_nearest(trained, lengths, reference):
+    assert Run.reference.fget(SimpleNamespace(lengths=lengths, train_length=trained)) == reference  # pyright: ignore[reportOptionalCall]

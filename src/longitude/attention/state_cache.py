@@ -89,7 +89,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         self.change_ids(change)
         self.state, self.last = tree_map_only(Tensor, change, (self.state, self.last))
-        if isinstance(self.newest, Tensor) and self.newest.dim() == 2 and len(self.newest) > 1:
+        if isinstance(self.newest, Tensor) and self.newest.dim() == 2:
             self.newest = change(self.newest)
 
     def reset(self) -> None:
