@@ -1,45 +1,100 @@
-"""Bounds of options: declared beside the option, and true of every option that declares some."""
+"""Bounds of options: declared in the annotation, and true of every option of everything that is registered."""
 
 import math
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Annotated
+from inspect import Parameter, signature
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
+from longitude.attention.mixer import MIXERS
 from longitude.cli.extend import ExtendOptions
-from longitude.errors import UsageError, Within, bounds_of, check_bounds
+from longitude.errors import Count, Positive, Share, UsageError, Within, bounds_of, check_bounds, excluded
 from longitude.extend.plan import Target
 from longitude.measure.config import MeasureConfig, require_consistent
+from longitude.positions.base import ENCODINGS
+from longitude.positions.samplers import SAMPLERS
+from longitude.positions.scaling import SCHEMES
+from longitude.registry import Checked, annotations_of
+from longitude.testing.battery.wrong_input import wrong_values
 
-CHECKS = {
-    MeasureConfig: require_consistent,
-    ExtendOptions: lambda options: options.check(),
-    Target: lambda target: None,  # when it is made
+REGISTERED = {
+    f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}": kind
+    for register in (ENCODINGS, SCHEMES, MIXERS, SAMPLERS)
+    for kind in register.values()
+    if isinstance(kind, type) and issubclass(kind, Checked)
 }
+Size = Literal["small", "large"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "allowed", "refused"),
+    [
+        (int, (1, 7), (0, -1, 1.0, True, "2", None)),
+        (int | None, (1, None), (0, "none")),
+        (Count, (0, 7), (-1, 1.0, False, None)),
+        (float, (-1, 0.5), (math.nan, math.inf, "1", True, None)),
+        (Positive, (1, 1e-9), (0, -0.5, math.inf, math.nan, True, "2", None)),
+        (Positive | None, (1, None), (0.0,)),
+        (Annotated[int | None, Within(2)], (2, None), (1,)),
+        (Share, (0, 0.5, 1), (-0.1, 1.1, True)),
+        (bool, (True, False), ("no", 0, 1, None)),
+        (Size, ("small", "large"), ("big", None, 1, ["small"])),
+        (str | list[float] | None, ("any", [1.0], None, 0), ()),
+        (Any, (0, None), ()),
+    ],
+    ids=str,
+)
+def test_what_an_annotation_excludes(annotation, allowed, refused) -> None:
+    assert [excluded(annotation, value) for value in allowed] == [None] * len(allowed)
+    assert all(excluded(annotation, value) for value in refused)
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_values_outside_of_bounds_are_refused(name) -> None:
+    """By every option, alone: arguments are checked before the constructor asks for others."""
+    kind = REGISTERED[name]
+    for option, annotation in annotations_of(kind).items():
+        for value in wrong_values(annotation):
+            with pytest.raises(UsageError) as error:
+                kind(**{option: value})
+            assert (error.value.what, error.value.got) == (kind.__name__, repr(value))
+            assert str(error.value.expected).startswith(f"{option} to be ")
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_numbers_and_flags_are_declared_and_defaults_are_within(name) -> None:
+    annotations = annotations_of(REGISTERED[name])
+    for option, parameter in signature(REGISTERED[name]).parameters.items():
+        if parameter.default is not Parameter.empty:
+            assert excluded(annotations[option], parameter.default) is None, option
+        if isinstance(parameter.default, int | float) or get_origin(annotations.get(option)) is Literal:
+            assert [*wrong_values(annotations[option])], option
+
+
 OPTIONS = {
-    MeasureConfig: lambda **given: MeasureConfig(lengths=(64, 128), **given),
-    ExtendOptions: lambda **given: ExtendOptions(to=64, method="yarn", **given),
+    MeasureConfig: lambda **given: require_consistent(MeasureConfig(lengths=(64, 128), **given)),
+    ExtendOptions: lambda **given: ExtendOptions(to=64, method="yarn", **given).check(),
     Target: lambda **given: Target(**{"to": 64, "method": "yarn"} | given),
 }
 
 
-def outside(bound: Within) -> list[float]:
-    low = bound.low if bound.above == -math.inf else bound.above + 1
-    return [low - 1, math.nan, -math.inf, math.inf, *([bound.high + 1] if bound.high < math.inf else [])]
-
-
 @pytest.mark.parametrize(("options", "name"), [(options, name) for options in OPTIONS for name in bounds_of(options)])
 def test_values_outside_are_refused_by_the_name_of_the_option(options, name) -> None:
-    for value in outside(bounds_of(options)[name]):
+    for value in wrong_values(bounds_of(options)[name]):
+        if isinstance(value, bool | str) or value == 1.5:
+            continue  # the command line makes numbers of the type
         with pytest.raises(UsageError) as error:
-            CHECKS[options](OPTIONS[options](**{name: value}))
+            OPTIONS[options](**{name: value})
         assert error.value.what == f"--{name.replace('_', '-')}" and error.value.got == str(value)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_defaults_are_within(options) -> None:
-    given = {field.name: field.default for field in fields(options) if field.default is not MISSING}
-    check_bounds(OPTIONS[options](**{name: value for name, value in given.items() if name in bounds_of(options)}))
+def test_defaults_of_options_are_within(options) -> None:
+    bounds = bounds_of(options)
+    for field in fields(options):
+        if field.name in bounds and field.default is not MISSING:
+            assert field.default is None or excluded(bounds[field.name], field.default) is None
 
 
 def test_bounds_as_they_are_declared() -> None:
@@ -48,6 +103,7 @@ def test_bounds_as_they_are_declared() -> None:
         some: Annotated[int, Within(1, 3)] = 2
         above: Annotated[float | None, Within(above=1)] = None
 
+    assert {*map(get_origin, bounds_of(Options).values())} == {Annotated} and get_args(Positive)[1].above == 0
     for good in ({"some": 1}, {"some": 3}, {"above": 1.001}, {"above": None}):
         check_bounds(replace(Options(), **good))
     for bad in ({"some": 0}, {"some": 4}, {"above": 1.0}, {"above": math.inf}):

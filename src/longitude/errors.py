@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
-from inspect import Signature, formatannotation
-from typing import Any, NamedTuple, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 OLDEST_TORCH = "2.11"  # pyproject.toml has these, too
 MODELS = ("transformers", "accelerate", "safetensors", "psutil")
@@ -115,49 +115,6 @@ def no_attribute(module: str, name: str) -> AttributeError:
     )
 
 
-def check_sizes(who: str, **numbers: int) -> None:
-    """UsageError unless every number is an int above zero."""
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise UsageError(who, f"{name} to be an int of 1 or more", repr(number))
-
-
-def check_positive(who: str, **numbers: float) -> None:
-    """UsageError unless every number is finite and above zero."""
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
-            raise UsageError(who, f"{name} to be a finite number above 0", repr(number))
-
-
-Positive = float
-"""An option that is a finite number above 0, where `check_declared` reads it in an annotation."""
-
-
-def check_declared(who: str, signature: Signature, given: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """UsageError for an argument that its annotation excludes; None passes where it is declared.
-
-    An int is a size of 1 or more, a bool True or False, a float finite and a Positive also above 0. Others are not read.
-    """
-    try:
-        arguments = signature.bind_partial(*given, **named).arguments
-    except TypeError:  # the call itself raises it
-        return
-    for name, value in arguments.items():
-        annotation = signature.parameters[name].annotation
-        kind = annotation if isinstance(annotation, str) else formatannotation(annotation)
-        if value is not None or not kind.endswith(" | None"):
-            check = CHECKS.get(kind.removesuffix(" | None"))
-            if check is not None:
-                check(who, **{name: value})
-
-
-def check_finite(who: str, **numbers: float) -> None:
-    """UsageError unless every number is a finite int or float."""
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
-            raise UsageError(who, f"{name} to be a finite number", repr(number))
-
-
 class Within(NamedTuple):
     """Bounds of an option, declared beside its type: Annotated[int, Within(1)].
 
@@ -176,41 +133,88 @@ class Within(NamedTuple):
 
     def __str__(self) -> str:
         if self.above > -math.inf:
-            return f"a finite number above {self.above:g}"
-        return f"{self.low:.12g} or more" if self.high == math.inf else f"{self.low:.12g} to {self.high:.12g}"
+            return f" above {self.above:g}"
+        if self.high < math.inf:
+            return f" from {self.low:.12g} to {self.high:.12g}"
+        return "" if self.low == -math.inf else f" of {self.low:.12g} or more"
 
 
-def bounds_of(options: type) -> dict[str, Within]:
-    """The bounds that a dataclass of options declares, by field."""
-    hints = get_type_hints(options, include_extras=True).items()
-    return {
-        name: bound for name, kind in hints for bound in getattr(kind, "__metadata__", ()) if isinstance(bound, Within)
-    }
+Positive = Annotated[float, Within(above=0)]
+Count = Annotated[int, Within(0)]
+Seed = Annotated[int, Within()]
+Share = Annotated[float, Within(0, 1)]
+
+
+def bound_of(annotation: Any) -> tuple[Any, Within | None, bool]:
+    """(type, bounds, whether None is allowed) of an annotation; no bounds if it is no number.
+
+    An int is a size of 1 or more, and a float is finite, unless an `Annotated` declares other bounds.
+    """
+    declared, optional = None, False
+    while (origin := get_origin(annotation)) in (Annotated, Union, UnionType):
+        if origin is Annotated:
+            annotation, *metadata = get_args(annotation)
+            declared = next((one for one in metadata if isinstance(one, Within)), declared)
+        else:
+            kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
+            if len(kinds) > 1:  # a number or another type: the class that takes both checks them
+                return object, None, True
+            annotation, optional = kinds[0], optional or len(kinds) < len(get_args(annotation))
+    return annotation, declared or {int: Within(1), float: Within()}.get(annotation), optional
+
+
+def excluded(annotation: Any, value: Any) -> str | None:
+    """Description of the values that an annotation allows if `value` is not one of them; None if it is, or if any is.
+
+    Numbers, bool and Literal exclude values. A bool is no number, and other types allow every value.
+    """
+    kind, bound, optional = bound_of(annotation)
+    if value is None and optional:
+        return None
+    if bound is not None:
+        numbers = int if kind is int else int | float
+        fits = isinstance(value, numbers) and not isinstance(value, bool) and bound.holds(value)
+        return None if fits else f"{'an int' if kind is int else 'a finite number'}{bound}"
+    if kind is bool:
+        return None if isinstance(value, bool) else "True or False"
+    if get_origin(kind) is Literal:
+        return None if isinstance(value, str) and value in get_args(kind) else either(get_args(kind))
+    return None
+
+
+def check_declared(who: str, annotations: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """UsageError for a value that the annotation of its name excludes."""
+    for name, value in values.items():
+        if name in annotations and (expected := excluded(annotations[name], value)) is not None:
+            raise UsageError(who, f"{name} to be {expected}", repr(value))
+
+
+def check_sizes(who: str, **numbers: int) -> None:
+    """UsageError unless every number is an int above zero."""
+    check_declared(who, dict.fromkeys(numbers, int), numbers)
+
+
+def check_positive(who: str, **numbers: float) -> None:
+    """UsageError unless every number is finite and above zero."""
+    check_declared(who, dict.fromkeys(numbers, Positive), numbers)
+
+
+def check_choice(who: str, kind: Any, **options: Any) -> None:
+    """UsageError unless every option is a value of `kind`: a Literal type, or bool, for which any text would count as True."""
+    check_declared(who, dict.fromkeys(options, kind), options)
+
+
+def bounds_of(options: type) -> dict[str, Any]:
+    """The annotations of a dataclass of options that declare bounds, by field."""
+    hints = get_type_hints(options, include_extras=True)
+    return {name: hint for name, hint in hints.items() if any(isinstance(one, Within) for one in get_args(hint))}
 
 
 def check_bounds(options: Any) -> None:
-    """UsageError for a field that is outside of its declared bounds. None is a field that was left out."""
-    for name, bound in bounds_of(type(options)).items():
-        if (value := getattr(options, name)) is not None and not bound.holds(value):
-            raise UsageError(f"--{name.replace('_', '-')}", str(bound), value)
-
-
-def check_flags(who: str, **flags: bool) -> None:
-    """UsageError unless every one is True or False: any other text would count as True."""
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise UsageError(who, f"{name} to be True or False", repr(flag))
-
-
-CHECKS = {"int": check_sizes, "bool": check_flags, "float": check_finite, "Positive": check_positive}
-
-
-def check_choice(who: str, choices: Any, **options: Any) -> None:
-    """UsageError unless every option is one of `choices`, a Literal type."""
-    valid = get_args(choices)
-    for name, option in options.items():
-        if not isinstance(option, str) or option not in valid:
-            raise UsageError(who, f"{name} {either(valid)}", repr(option))
+    """UsageError for a field of command-line options that is outside of its declared bounds. None is a field left out."""
+    for name, annotation in bounds_of(type(options)).items():
+        if (value := getattr(options, name)) is not None and (expected := excluded(annotation, value)) is not None:
+            raise UsageError(f"--{name.replace('_', '-')}", expected, value)
 
 
 def either(values: Sequence[object]) -> str:

@@ -2,13 +2,17 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cache
 from importlib import import_module
+from inspect import get_annotations
 from pkgutil import iter_modules
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin
 
 from longitude import plugins
-from longitude.errors import UsageError, either, unknown
+from longitude.errors import UsageError, check_declared, either, unknown
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -111,6 +115,48 @@ def _signature(bases: Sequence[type]) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
+@cache
+def annotations_of(factory: Callable[..., Any]) -> dict[str, Any]:
+    """The annotation of each option of a class or function; Any for one that only a type checker can evaluate."""
+    if not isinstance(factory, type):
+        return _evaluated(factory.__annotations__, factory.__globals__)
+    found: dict[str, Any] = {}
+    for base in reversed(factory.__mro__):
+        constructor = vars(base).get("__init__")
+        texts = get_annotations(base) if is_dataclass(factory) else getattr(constructor, "__annotations__", {})
+        found |= _evaluated(texts, vars(sys.modules[base.__module__]))
+    return {name: found[name] for name in whole_signature(factory).parameters if name in found}
+
+
+def _evaluated(texts: Mapping[str, Any], scope: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, text in texts.items():
+        try:
+            found[name] = eval(text, scope) if isinstance(text, str) else text  # noqa: S307  code that runs anyway
+        except Exception:
+            found[name] = Any
+    return found
+
+
+class _WholeSignature:
+    def __get__(self, instance: object, kind: type) -> inspect.Signature:
+        return whole_signature(kind)
+
+
+class Checked:
+    """Base of classes whose constructors refuse arguments that their annotations exclude, before anything runs."""
+
+    __signature__ = _WholeSignature()
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        try:
+            arguments = whole_signature(cls).bind_partial(*given, **named).arguments
+        except TypeError:  # the constructor raises it
+            arguments = {}
+        check_declared(cls.__name__, annotations_of(cls), arguments)
+        return super().__new__(cls)
+
+
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options of a class or function, by name."""
     parameters = inspect.signature(factory).parameters.items()
@@ -153,17 +199,10 @@ def _needs(
     name: str, factory: Callable[..., Any], missing: Sequence[str], full: Mapping[str, Any], builder: str
 ) -> str:
     """The missing options with their values, if a Literal lists them, and a call that gives every required option."""
-    try:
-        found = inspect.signature(factory, eval_str=True).parameters
-    except NameError:  # an annotation of a plugin that only a type checker can evaluate
-        found = inspect.signature(factory).parameters
-    values = {option: get_args(found[option].annotation) for option in missing if _is_literal(found[option].annotation)}
+    kinds, parameters = annotations_of(factory), options_of(factory)
+    values = {option: get_args(kinds[option]) for option in missing if get_origin(kinds.get(option)) is Literal}
     needs = [f"{option!r} ({either(values[option])})" if option in values else repr(option) for option in missing]
     given = {option: repr(values[option][0]) if option in values else "..." for option in missing}
-    given |= {option: repr(full[option]) for option, p in found.items() if p.default is p.empty and option in full}
-    call = ", ".join([repr(name), *(f"{option}={given[option]}" for option in found if option in given)])
+    given |= {option: repr(full[option]) for option, p in parameters.items() if p.default is p.empty and option in full}
+    call = ", ".join([repr(name), *(f"{option}={given[option]}" for option in parameters if option in given)])
     return f"{name!r} needs the option{'s' * (len(missing) > 1)} {', '.join(needs)}: {builder}({call})"
-
-
-def _is_literal(annotation: Any) -> bool:
-    return get_origin(annotation) is Literal

@@ -189,19 +189,10 @@ test_wrong_options = refused_calls(
         (lambda: lg.ALiBi(2, slopes=[1, 1], biased_heads=1), "slopes", "1"),
         (lambda: lg.ALiBi(2, future=[1, 1], biased_heads=1), "future", "1"),
         (lambda: lg.ALiBi(2, biased_heads=3), "biased_heads", "num_heads=2", "3"),
-        (lambda: lg.ALiBi(2, biased_heads=0), "biased_heads"),
         (lambda: lg.ALiBi(3, future="one-sided"), "future='one-sided'", "3"),
         (lambda: lg.ALiBi(4, future="one-sided", biased_heads=1), "ALiBi", "1"),
         (lambda: alibi_slopes(3, "bloom"), "'paper'", "'mpt'", "'bloom'"),
-        (lambda: Kerple(2, "exp"), "'log'", "'power'", "'exp'"),
-        (lambda: Sandwich(2, dim=0), "dim"),
         (lambda: Sandwich(2, dim=7), "Sandwich", "7"),
-        (lambda: Sandwich(2, index_start=2), "index_start", "1", "0", "2"),
-        (lambda: Sandwich(2, index_start=True), "index_start"),
-        (lambda: lg.Fire(4, c=0.0), "c", "0"),
-        (lambda: lg.Fire(4, threshold=0), "threshold", "0"),
-        (lambda: lg.Fire(4, eps=0), "eps", "0"),
-        (lambda: lg.Fire(4, width=1.5), "width"),
     ]
 )
 

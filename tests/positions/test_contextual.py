@@ -222,10 +222,6 @@ def test_path_fox_is_its_parts() -> None:
 
 test_wrong_options = refused_calls(
     [
-        (lambda: lg.CoPE(8, max_position=0), "max_position"),
-        (lambda: lg.PaTH(16, 4, 8, kernel=0), "kernel"),
-        (lambda: lg.PaTH(16, 4, 8, rank=0), "rank"),
-        (lambda: lg.PaTH(16, 4, 8, chunk_size=0), "chunk_size"),
         (lambda: lg.FoX(16, 4, decay_times=(0, 5)), "FoX", "decay_times", "0"),
         (lambda: lg.FoX(16, 4, decay_times=(5, -1)), "FoX", "decay_times", "0", "-1"),
         (lambda: lg.FoX(16, 4, decay_times=5), "FoX", "decay_times", "5"),

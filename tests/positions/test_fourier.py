@@ -79,10 +79,6 @@ def test_far_positions_repeat_nothing_unseen():
     [
         (lambda: fope(head_dim=7), ("head_dim",)),
         (lambda: fope(num_heads=3), ("num_kv_heads", "num_heads=3", "2")),
-        (lambda: fope(max_length=6), ("fope", "7")),
-        (lambda: fope(zero="one"), ("zero",)),
-        (lambda: fope(deviation=-1.0), ("deviation", "0")),
-        (lambda: fope(layout="neox"), ("layout",)),
         (lambda: fope().queries(torch.zeros(1, 3, 2, WIDTH), fope().prepare(torch.arange(2))), ("multiple", "2")),
         (lambda: lg.attention.HierarchicalAttention(16, 2, encoding=fope()), ("FoPE", "RotaryTable")),
     ],

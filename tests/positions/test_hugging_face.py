@@ -301,7 +301,7 @@ test_wrong_configs = refused_calls(
         (read(partial_rotary_factor=0), "partial_rotary_factor", "got 0"),
         (read(partial_rotary_factor="all"), "partial_rotary_factor", "'all'"),
         (read(partial_rotary_factor=True), "partial_rotary_factor", "True"),
-        (read(rope_type="linear", factor=0.5), "factor", "linear", "1", "0.5"),
+        (read(rope_type="linear", factor=0.5), "factor", "Linear", "1", "0.5"),
         (read(mrope_section=16), "mrope_section", "16"),
         (read(mrope_section="abc"), "mrope_section", "'abc'"),
         (read(mrope_section=[]), "mrope_section", "[]"),

@@ -220,7 +220,6 @@ def continued() -> None:
 
 A, X = {"max_length": 9, "dim": 4}, torch.zeros(1, 2, 4)
 test_refusals = refused_calls([
-    (lambda: lg.Abacus(**A, max_start=0), "Abacus", "max_start"),
     (lambda: lg.Abacus(**A, digits=()), "digits", "Abacus", "0"),
     (lambda: lg.Abacus(**A, digits=[1, 1]), "Abacus", "[1, 1]"),
     (lambda: lg.Abacus(**A, digits=[-1, 1]), "Abacus", "0"),

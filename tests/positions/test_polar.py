@@ -83,7 +83,6 @@ def test_mixers_that_keep_the_width_refuse_it(mixer):
         (lambda: POPE.queries(torch.zeros(1, 3, 2, 8), POPE.prepare(torch.arange(2))), ("pope", "4")),
         (lambda: POPE.keys(torch.zeros(1, 4, 2, 6), POPE.prepare(torch.arange(2))), ("pope", "[B, H, L, 8]")),
         (lambda: POPE.prepare(torch.tensor([-1])), ("pope",)),
-        (lambda: lg.encoding("pope", num_heads=4, head_dim=8, base=0.0), ("base",)),
         (lambda: lg.attend(*heads(3), encoding=[POPE, lg.Rotary(8, "half")]), ("PoPE", "Rotary")),
     ],
 )

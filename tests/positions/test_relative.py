@@ -137,9 +137,7 @@ def test_transformer_xl_starts_with_small_biases() -> None:
 
 test_wrong_options = refused_calls(
     [
-        (lambda: lg.Shaw(8, max_distance=0), "Shaw", "max_distance"),
         (lambda: lg.TransformerXL(4, 8, 15), "for", "sines", "TransformerXL", "15"),
-        (lambda: lg.TransformerXL(4, 8, 16, clamp_length=0), "TransformerXL", "clamp_length"),
         (lambda: lg.TransformerXL(4, 8, 16).queries(torch.zeros(1, 3, 5, 8), None),
          "TransformerXL", "[B, 4, L, 8]", "[1, 3, 5, 8]"),
     ]

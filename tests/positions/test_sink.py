@@ -110,6 +110,5 @@ test_wrong_use = refused_calls([
      "'sdpa'", "cannot"),
     (lambda: lg.attend(Q, K, V, encoding=sink(), return_weights=True, backend="table"), "'table'", "cannot", "'reference'"),
     (lambda: lg.Composed([lg.LearnedSink(4), lg.LearnedSink(4)]), "LearnedSink"),
-    (lambda: lg.LearnedSink(4, initial=float("inf")), "initial", "LearnedSink", "inf"),
     (lambda: lg.attend(Q[:, :2], K, V, encoding=sink()), "LearnedSink", "num_heads=4", "2"),
 ])  # fmt: skip

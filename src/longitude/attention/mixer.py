@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from inspect import Signature
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,12 +16,12 @@ from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.documents import padding_of
 from longitude.attention.masks import Causal, Mask, require_mask
 from longitude.attention.step import Step
-from longitude.errors import UsageError, check_declared
+from longitude.errors import UsageError
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
 from longitude.positions.linear import FullPrecision
-from longitude.registry import Registry, resolve_options, whole_signature
+from longitude.registry import Checked, Registry, resolve_options
 
 
 @dataclass
@@ -50,7 +49,7 @@ class MixerInputs:
         return replace(self, **dict(zip(names, moved, strict=True)), step=Step())
 
 
-class Mixer(FullPrecision):
+class Mixer(Checked, FullPrecision):
     """Token mixer: x [B, L, dim] -> [B, L, dim], in which each token depends on itself and earlier tokens.
 
     Subclasses implement `mix_tokens`, and `cache_layer` for their cache. Encodings that act on a model's input work with every
@@ -86,17 +85,6 @@ class Mixer(FullPrecision):
     parts: tuple[str, ...] = ()
     undecayed: tuple[str, ...] = ()
     full_precision: tuple[str, ...] = ()
-
-    __signature__: ClassVar[Signature]
-
-    def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__(**named)
-        cls.__signature__ = whole_signature(cls)
-
-    def __new__(cls, *given: Any, **named: Any) -> Self:
-        if cls is not Mixer:
-            check_declared(cls.__name__, cls.__signature__, given, named)
-        return super().__new__(cls)
 
     @property
     def far_from(self) -> int | None:

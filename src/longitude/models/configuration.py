@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from inspect import Parameter, Signature
+from inspect import get_annotations
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -16,7 +16,7 @@ from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.attention.short_conv import conv_places
 from longitude.attention.state_mixer import StateMixer
-from longitude.errors import Positive, UsageError, check_choice, check_declared, unknown
+from longitude.errors import Count, Positive, UsageError, check_declared, unknown
 from longitude.labels import is_label, parse_encoding, parse_label, parse_mixer
 from longitude.positions.base import ENCODINGS, resolved
 from longitude.positions.rotary import Rotary
@@ -38,8 +38,6 @@ SHARED = {
 """Mixer options, with the config key that sets each for all layers, unless the mixer's spec sets it."""
 GATED = ("swiglu", "geglu_tanh")
 """Activations of MLPs with a gate."""
-TokenId = int
-"""An int of 0 or more: a size is 1 or more, where `check_declared` reads int."""
 DEFAULTS = {"encoding": "auto", "encodings": None, "mixer": "attention", "mixers": None}
 """Config keys that a label may set, with their defaults."""
 
@@ -152,8 +150,8 @@ class LongitudeConfig(PreTrainedConfig):
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
     intermediate_size: int | None = None
-    mlp: str = "dense"
-    hidden_act: str = "swiglu"
+    mlp: MLPKind = "dense"
+    hidden_act: Activation = "swiglu"
     max_position_embeddings: int | None = 2048
     encoding: str | dict | list | None = "auto"
     encodings: list | None = None
@@ -161,8 +159,8 @@ class LongitudeConfig(PreTrainedConfig):
     mixers: list | None = None
     num_encoder_layers: int | None = None
     encoder_encoding: str | dict | list | None = None
-    norm: str = "rmsnorm"
-    norm_position: str = "pre"
+    norm: Norm = "rmsnorm"
+    norm_position: NormPosition = "pre"
     rms_norm_eps: Positive = 1e-6
     layer_norm_eps: Positive = 1e-5
     mlp_bias: bool = False
@@ -179,8 +177,8 @@ class LongitudeConfig(PreTrainedConfig):
     score_softcap: Positive | None = None
     short_conv: list | tuple | str | None = None
     use_cache: bool = True
-    pad_token_id: TokenId | None = None
-    bos_token_id: TokenId | None = None
+    pad_token_id: Count | None = None
+    bos_token_id: Count | None = None
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
 
@@ -197,7 +195,7 @@ class LongitudeConfig(PreTrainedConfig):
             self.num_key_value_heads = self.num_attention_heads
         for name in ("encoding", "mixer"):
             self._take_label(name)
-        check_declared("LongitudeConfig", DECLARED, (), {name: getattr(self, name) for name in DECLARED.parameters})
+        check_declared("LongitudeConfig", DECLARED, {name: getattr(self, name) for name in DECLARED})
         self.short_conv = [*conv_places(() if self.short_conv is None else self.short_conv)]
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= (number := getattr(self, name)) < 1:
@@ -208,13 +206,6 @@ class LongitudeConfig(PreTrainedConfig):
                 "num_key_value_heads to divide num_attention_heads",
                 f"{self.num_key_value_heads} and {self.num_attention_heads}",
             )
-        for name, choices in (
-            ("hidden_act", Activation),
-            ("norm", Norm),
-            ("norm_position", NormPosition),
-            ("mlp", MLPKind),
-        ):
-            check_choice("LongitudeConfig", choices, **{name: getattr(self, name)})
         require_backend(self.attention_backend)
         if self.mlp == "none" and self.intermediate_size is not None:
             raise UsageError("intermediate_size", "none with mlp='none'", self.intermediate_size)
@@ -383,10 +374,8 @@ class LongitudeConfig(PreTrainedConfig):
         return [_listed(spec) for spec in specs]
 
 
-DECLARED = Signature(
-    [Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind) for name, kind in LongitudeConfig.__annotations__.items()]
-)
-"""The options with their annotations, for `check_declared`."""
+DECLARED = get_annotations(LongitudeConfig, eval_str=True)
+"""The options with their annotations; without those of transformers' base class."""
 
 
 def by_pattern(name: str, pattern: Sequence[Any], layers: int) -> list[Any]:

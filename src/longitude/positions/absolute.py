@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_choice, check_positive, check_sizes
+from longitude.errors import Count, Positive, UsageError, check_choice
 from longitude.positions.base import ENCODINGS, Encoding, register
 from longitude.positions.coordinates import canonical, explicit, require_positions, wide
 from longitude.positions.scaling.linear import Linear
@@ -79,16 +79,12 @@ class Sinusoidal(AtInput):
     def __init__(
         self,
         dim: int,
-        base: float = 10_000.0,
+        base: Positive = 10_000.0,
         layout: Layout = "interleaved",
         frequencies: SinusoidFrequencies = "paper",
-        factor: float = 1.0,
+        factor: Positive = 1.0,
     ):
         super().__init__()
-        check_sizes("Sinusoidal", dim=dim)
-        check_positive("Sinusoidal", base=base, factor=factor)
-        check_choice("Sinusoidal", Layout, layout=layout)
-        check_choice("Sinusoidal", SinusoidFrequencies, frequencies=frequencies)
         if frequencies == "tensor2tensor" and dim < 2:
             raise UsageError("Sinusoidal", "dim of 2 or more for frequencies of tensor2tensor", dim)
         self.dim, self.base, self.layout, self.frequencies, self.factor = dim, base, layout, frequencies, factor
@@ -149,20 +145,14 @@ class Learned(AtInput):
         self,
         max_length: int,
         dim: int,
-        row_offset: int = 0,
+        row_offset: Count = 0,
         beyond: Beyond = "error",
         length: int | None = None,
         align: Align = "end",
-        embedding_scale: float | None = None,
+        embedding_scale: Positive | None = None,
     ):
         super().__init__()
-        check_sizes("Learned", max_length=max_length, dim=dim)
         embedding_scale = 1.0 if embedding_scale is None else embedding_scale
-        check_positive("Learned", embedding_scale=embedding_scale)
-        if isinstance(row_offset, bool) or not isinstance(row_offset, int) or row_offset < 0:
-            raise UsageError("Learned", "row_offset to be an int of 0 or more", repr(row_offset))
-        check_choice("Learned", Beyond, beyond=beyond)
-        check_choice("Learned", Align, align=align)
         if beyond != "interpolate" and (length is not None or align != "end"):
             raise UsageError(
                 "Learned",
@@ -179,7 +169,6 @@ class Learned(AtInput):
                     "pass it, because interpolation moves every row with the length, and keys cached at another "
                     "length would be stale",
                 )
-            check_sizes("Learned", length=length)
             if length <= max_length:
                 raise UsageError("Learned", f"length above max_length={max_length}", length, "or leave out beyond")
         self.rows, self.dim, self.row_offset, self.embedding_scale = max_length, dim, row_offset, embedding_scale

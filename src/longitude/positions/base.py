@@ -31,13 +31,13 @@ from longitude.positions.terms import (
     Term as Term,
     Transport as Transport,
 )
-from longitude.registry import Factory, Registry, options_of, resolve_options
+from longitude.registry import Checked, Factory, Registry, options_of, resolve_options
 
 Result = TypeVar("Result")
 
 
 # ---- the contract ----------------------------------------------------------------------------------------------------
-class Encoding(FullPrecision):
+class Encoding(Checked, FullPrecision):
     """Base class of position encodings. Every method does nothing by default; a subclass overrides those it needs.
 
     The class attributes declare its properties; the laws of `longitude.testing` verify them.

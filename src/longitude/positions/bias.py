@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_choice, check_flags, check_positive, check_sizes
+from longitude.errors import Positive, UsageError, Within, check_positive, check_sizes
 from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, register
 from longitude.positions.coordinates import constants, wide
 from longitude.positions.linear import WideLinear, is_plain
@@ -96,7 +96,6 @@ class ALiBi(Encoding):
     ):
         super().__init__()
         biased = num_heads if biased_heads is None else biased_heads
-        check_sizes("ALiBi", num_heads=num_heads, biased_heads=biased)
         if biased > num_heads:
             raise UsageError("ALiBi", f"biased_heads of at most num_heads={num_heads}", biased)
         if isinstance(future, str) and future not in get_args(Future):
@@ -176,9 +175,6 @@ class Kerple(Encoding):
 
     def __init__(self, num_heads: int, kind: Kernel = "log", shared: bool = True):
         super().__init__()
-        check_flags("Kerple", shared=shared)
-        check_sizes("Kerple", num_heads=num_heads)
-        check_choice("Kerple", Kernel, kind=kind)
         self.num_heads, self.kind, self.shared = num_heads, kind, shared
         self.a, self.p = nn.Parameter(torch.empty(num_heads)), nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
@@ -239,13 +235,10 @@ class Sandwich(Encoding):
     source = "Chi et al. 2023, https://arxiv.org/abs/2212.10356"
     shared = True
 
-    def __init__(self, num_heads: int, dim: int = 128, index_start: int = 1):
+    def __init__(self, num_heads: int, dim: int = 128, index_start: Annotated[int, Within(0, 1)] = 1):
         super().__init__()
-        check_sizes("Sandwich", num_heads=num_heads, dim=dim)
         if dim % 2:
             raise UsageError("Sandwich", "an even dim", dim)
-        if isinstance(index_start, bool) or index_start not in (0, 1):
-            raise UsageError("Sandwich", "index_start 1 (the paper's) or 0", repr(index_start))
         self.num_heads, self.dim, self.index_start = num_heads, dim, index_start
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
@@ -300,15 +293,12 @@ class Fire(Encoding):
         self,
         num_heads: int,
         width: int = 32,
-        c: float = 0.1,
-        threshold: float = 512.0,
-        eps: float = 1e-6,
+        c: Positive = 0.1,
+        threshold: Positive = 512.0,
+        eps: Positive = 1e-6,
         shared: bool = False,
     ):
         super().__init__()
-        check_flags("FIRE", shared=shared)
-        check_sizes("FIRE", num_heads=num_heads, width=width)
-        check_positive("FIRE", c=c, threshold=threshold, eps=eps)
         self.num_heads, self.width, self.shared = num_heads, width, shared
         self.initial_c, self.threshold, self.eps = c, threshold, eps
         self.mlp = nn.Sequential(WideLinear(1, width), nn.ReLU(), WideLinear(width, num_heads))

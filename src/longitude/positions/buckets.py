@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_flags, check_sizes
+from longitude.errors import UsageError
 from longitude.positions.base import Columns, Encoding, OffsetBias, Term, register
 
 
@@ -58,8 +58,6 @@ class T5Bias(Encoding):
         shared: bool = True,
     ):
         super().__init__()
-        check_flags("T5", bidirectional=bidirectional, shared=shared)
-        check_sizes("T5", num_heads=num_heads, num_buckets=num_buckets, max_distance=max_distance)
         smallest, even = (4, " and even") if bidirectional else (2, "")
         if num_buckets < smallest or (bidirectional and num_buckets % 2):
             raise UsageError("T5", f"num_buckets of {smallest} or more{even}", num_buckets)
@@ -108,8 +106,6 @@ class ClippedBias(Encoding):
 
     def __init__(self, num_heads: int, max_distance: int = 127, shared: bool = False):
         super().__init__()
-        check_flags("clipped", shared=shared)
-        check_sizes("clipped", num_heads=num_heads, max_distance=max_distance)
         self.num_heads, self.max_distance, self.shared = num_heads, max_distance, shared
         self.table = nn.Parameter(torch.empty(num_heads, 2 * max_distance + 1))
         self.reset_parameters()

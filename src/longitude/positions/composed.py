@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,9 @@ class Composed(Encoding):
     widens: int
     softmax_factor: float
     rotate_values: bool
+
+    def __new__(cls, *_: Any) -> Self:
+        return nn.Module.__new__(cls)  # without checks of arguments: a graph may build one
 
     def __init__(self, members: Sequence[Encoding]):
         super().__init__()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_flags, check_positive, check_sizes
+from longitude.errors import UsageError, check_positive
 from longitude.not_finite import lost_after, not_finite
 from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
@@ -39,8 +39,6 @@ class CoPE(Encoding):
 
     def __init__(self, head_dim: int, max_position: int = 64, scaled: bool = True):
         super().__init__()
-        check_flags("CoPE", scaled=scaled)
-        check_sizes("CoPE", head_dim=head_dim, max_position=max_position)
         self.head_dim, self.max_position, self.scaled = head_dim, max_position, scaled
         self.table = nn.Parameter(torch.empty(head_dim, max_position))
         self.reset_parameters()
@@ -80,8 +78,6 @@ class FoX(Encoding):
 
     def __init__(self, dim: int, num_heads: int, scale_gate: bool = False, decay_times: Sequence[float] | None = None):
         super().__init__()
-        check_flags("FoX", scale_gate=scale_gate)
-        check_sizes("FoX", dim=dim, num_heads=num_heads)
         if decay_times is not None:
             if not isinstance(decay_times, list | tuple) or len(decay_times) != 2:
                 raise UsageError("FoX", "decay_times to be (first, last) in tokens", repr(decay_times))
@@ -190,8 +186,6 @@ class PaTH(Encoding):
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_sizes("PaTH", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
-        check_sizes("PaTH", rank=1 if rank is None else rank, kernel=kernel, chunk_size=chunk_size)
         if num_heads % num_kv_heads:
             raise UsageError("PaTH", f"num_kv_heads to divide num_heads={num_heads}", num_kv_heads)
         self.dim, self.num_heads, self.heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim

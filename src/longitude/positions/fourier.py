@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from longitude.errors import UsageError, check_choice, check_positive, check_sizes
+from longitude.errors import Positive, Seed, UsageError, Within
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import require_positions, wide
-from longitude.positions.layouts import Layout, check_layout
+from longitude.positions.layouts import Layout
 from longitude.positions.rotation import Angles, by_heads, rotate_by_formula
 
 Zero = Literal["paper", "code"]
@@ -32,7 +32,7 @@ class FoPE(Encoding):
         head_dim: width of a head, even.
         num_heads: heads of queries.
         layout: which dimensions are a pair, as in Rotary.
-        max_length: training length in tokens.
+        max_length: training length in tokens, 7 or more: one turn of the fastest pair.
         num_kv_heads: key heads; each has its own series, which its query heads share; None: num_heads.
         base: above 0.
         deviation: standard deviation of the noise, times the square root of the number of frequencies. 0: RoPE except for slow
@@ -60,27 +60,19 @@ class FoPE(Encoding):
         head_dim: int,
         num_heads: int,
         layout: Layout,
-        max_length: int,
+        max_length: Annotated[int, Within(7)],
         num_kv_heads: int | None = None,
-        base: float = 10_000.0,
-        deviation: float = 0.3,
+        base: Positive = 10_000.0,
+        deviation: Annotated[float, Within(0)] = 0.3,
         zero: Zero = "paper",
-        seed: int = 0,
+        seed: Seed = 0,
     ):
         super().__init__()
-        check_layout("fope", layout)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_sizes("fope", head_dim=head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
-        check_positive("fope", base=base)
-        check_choice("fope", Zero, zero=zero)
         if num_heads % num_kv_heads:
             raise UsageError("fope", f"num_kv_heads to divide num_heads={num_heads}", num_kv_heads)
         if head_dim % 2:
             raise UsageError("fope", "an even head_dim, whose pairs are rotated", head_dim)
-        if isinstance(deviation, bool) or not 0 <= deviation < math.inf:
-            raise UsageError("fope", "a deviation of 0 or more", repr(deviation))
-        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length <= 2 * math.pi:
-            raise UsageError("fope", "a max_length of 7 or more, one turn of the fastest pair", repr(max_length))
         self.head_dim, self.num_heads, self.num_kv_heads = head_dim, num_heads, num_kv_heads
         self.layout, self.base = layout, base
         self.trained_length, self.deviation, self.zero, self.seed = max_length, deviation, zero, seed

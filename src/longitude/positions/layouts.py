@@ -15,12 +15,6 @@ from longitude.errors import UsageError, check_choice, check_sizes
 Layout = Literal["half", "interleaved"]
 
 
-def check_layout(who: str, layout: str) -> None:
-    """ValueError for an unknown layout."""
-    if layout not in ("half", "interleaved"):
-        raise UsageError(who, "layout 'half' (GPT-NeoX, Llama) or 'interleaved' (GPT-J)", repr(layout))
-
-
 def pair_order(rotary_dim: int, to: str) -> Tensor:
     """The permutation of a rotary block [rotary_dim]: dimension d of layout `to` is dimension pair_order[d] of the other.
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_sizes
+from longitude.errors import UsageError
 from longitude.positions.absolute import AtInput
 from longitude.positions.base import register
 from longitude.positions.coordinates import require_positions
@@ -28,7 +28,6 @@ class Places(AtInput):
 
     def __init__(self, max_length: int, dim: int, max_start: int, digits: Sequence[int]):
         super().__init__()
-        check_sizes(type(self).__name__, max_length=max_length, dim=dim, max_start=max_start)
         self.dim, self.max_start, self.max_length = dim, max_start, 1 + max_length + max_start
         self.digits = self.ids("digits", digits)
         self.table = nn.Parameter(torch.empty(self.max_length, dim))

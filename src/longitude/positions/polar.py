@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.errors import Positive, UsageError
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import require_positions, wide
 from longitude.positions.rotation import RotaryTable
@@ -40,10 +40,8 @@ class PoPE(Encoding):
     learned = True
     widens = 2
 
-    def __init__(self, num_heads: int, head_dim: int, base: float = 10_000.0):
+    def __init__(self, num_heads: int, head_dim: int, base: Positive = 10_000.0):
         super().__init__()
-        check_sizes("PoPE", num_heads=num_heads, head_dim=head_dim)
-        check_positive("PoPE", base=base)
         self.num_heads, self.head_dim, self.base = num_heads, head_dim, base
         self.phase = nn.Parameter(torch.empty(num_heads, head_dim))
         self.reset_parameters()

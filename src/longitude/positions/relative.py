@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_flags, check_positive, check_sizes
+from longitude.errors import Positive, UsageError
 from longitude.native.derivatives import readable
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Temperature, Term, register
 from longitude.positions.coordinates import require_width, wide
@@ -36,8 +36,6 @@ class Shaw(Encoding):
 
     def __init__(self, head_dim: int, max_distance: int = 16, values: bool = True, shared: bool = False):
         super().__init__()
-        check_flags("Shaw", values=values, shared=shared)
-        check_sizes("Shaw", head_dim=head_dim, max_distance=max_distance)
         self.head_dim, self.max_distance, self.values, self.shared = head_dim, max_distance, values, shared
         rows = 2 * max_distance + 1
         self.key_table = nn.Parameter(torch.empty(rows, head_dim))
@@ -80,9 +78,6 @@ class TransformerXL(Encoding):
 
     def __init__(self, num_heads: int, head_dim: int, dim: int, clamp_length: int | None = None, shared: bool = False):
         super().__init__()
-        check_flags("TransformerXL", shared=shared)
-        clamped = {} if clamp_length is None else {"clamp_length": clamp_length}
-        check_sizes("TransformerXL", num_heads=num_heads, head_dim=head_dim, dim=dim, **clamped)
         if dim % 2:
             raise UsageError("TransformerXL", "an even dim, for as many sines as cosines", dim)
         self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim
@@ -167,16 +162,11 @@ class Inkling(Encoding):
         d_rel: int = 16,
         extent: int = 1024,
         log_scaling_n_floor: int | None = None,
-        log_scaling_alpha: float | None = None,
+        log_scaling_alpha: Positive | None = None,
     ):
         super().__init__()
-        check_sizes("Inkling", dim=dim, num_heads=num_heads, d_rel=d_rel, extent=extent)
-        if log_scaling_n_floor is not None:
-            check_sizes("Inkling", log_scaling_n_floor=log_scaling_n_floor)
-        elif log_scaling_alpha is not None:
+        if log_scaling_n_floor is None and log_scaling_alpha is not None:
             raise UsageError("Inkling", "no log_scaling_alpha without log_scaling_n_floor", log_scaling_alpha)
-        if log_scaling_alpha is not None:
-            check_positive("Inkling", log_scaling_alpha=log_scaling_alpha)
         self.dim, self.num_heads, self.d_rel, self.extent = dim, num_heads, d_rel, extent
         self.log_scaling_n_floor, self.log_scaling_alpha = log_scaling_n_floor, log_scaling_alpha
         self.relative = log_scaling_n_floor is None

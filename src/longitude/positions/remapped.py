@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from longitude.errors import UsageError, check_choice, check_positive, check_sizes
+from longitude.errors import Positive, UsageError
 from longitude.positions.base import register
 from longitude.positions.coordinates import floor_divide, require_positions, wide
 from longitude.positions.layouts import Layout
@@ -112,11 +112,10 @@ class ReRoPE(Remapped):
         head_dim: int,
         layout: Layout,
         window: int,
-        base: float = 10_000.0,
+        base: Positive = 10_000.0,
         rotary_dim: int | None = None,
         scaling: Any = None,
     ):
-        check_sizes("rerope", window=window)
         super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=True)
         self.window = window
 
@@ -156,13 +155,11 @@ class LeakyReRoPE(Remapped):
         head_dim: int,
         layout: Layout,
         window: int,
-        slowdown: float = 16.0,
-        base: float = 10_000.0,
+        slowdown: Positive = 16.0,
+        base: Positive = 10_000.0,
         rotary_dim: int | None = None,
         scaling: Any = None,
     ):
-        check_sizes("leaky_rerope", window=window)
-        check_positive("leaky_rerope", slowdown=slowdown)
         super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=True)
         self.window, self.slowdown = window, slowdown
 
@@ -210,12 +207,10 @@ class SelfExtend(Remapped):
         window: int,
         group: int = 8,
         variant: Variant = "paper",
-        base: float = 10_000.0,
+        base: Positive = 10_000.0,
         rotary_dim: int | None = None,
         scaling: Any = None,
     ):
-        check_sizes("self_extend", window=window, group=group)
-        check_choice("self_extend", Variant, variant=variant)
         super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=group == 1)
         self.window, self.group, self.variant = window, group, variant
 
@@ -273,12 +268,10 @@ class DualChunk(Remapped):
         chunk_size: int,
         local_size: int,
         variant: Variant = "paper",
-        base: float = 10_000.0,
+        base: Positive = 10_000.0,
         rotary_dim: int | None = None,
         scaling: Any = None,
     ):
-        check_sizes("dual_chunk", chunk_size=chunk_size, local_size=local_size)
-        check_choice("dual_chunk", Variant, variant=variant)
         if local_size >= chunk_size:
             raise UsageError(
                 "dual_chunk", "local_size below chunk_size", f"{local_size} and {chunk_size}", "a sixteenth is usual"

@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_choice, check_flags, check_positive, check_sizes
+from longitude.errors import Positive, Share, UsageError
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import by_axis, constants, require_positions, wide
-from longitude.positions.layouts import Layout, check_layout
+from longitude.positions.layouts import Layout
 from longitude.positions.rotation import RotaryTable, apply_rotary, by_heads, inverse, rotated
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
@@ -80,18 +80,15 @@ class Rotary(Encoding):
         self,
         head_dim: int,
         layout: Layout,
-        base: float = 10_000.0,
+        base: Positive = 10_000.0,
         rotary_dim: int | None = None,
         scaling: Any = None,
-        proportion: float = 1.0,
+        proportion: Share = 1.0,
         angle_dtype: AngleDtype = "float64",
         learned_frequencies: bool = False,
         rotate_values: bool = False,
     ):
         super().__init__()
-        check_layout(self.registered_name, layout)
-        check_choice(self.registered_name, AngleDtype, angle_dtype=angle_dtype)
-        check_flags(self.registered_name, learned_frequencies=learned_frequencies, rotate_values=rotate_values)
         self.rotate_values = rotate_values
         self.head_dim, self.layout, self.base, self.angle_dtype = head_dim, layout, base, angle_dtype
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
@@ -254,15 +251,12 @@ class AxialRotary(Rotary):
         head_dim: int,
         layout: Layout,
         axes: int = 2,
-        base: float = 10_000.0,
+        base: Positive = 10_000.0,
         angle_dtype: AngleDtype = "float64",
         learned_frequencies: bool = False,
         mixed: bool = False,
         num_kv_heads: int | None = None,
     ):
-        sizes = {} if num_kv_heads is None else {"num_kv_heads": num_kv_heads}
-        check_sizes("axial_rope", head_dim=head_dim, axes=axes, **sizes)
-        check_flags("axial_rope", mixed=mixed)
         if head_dim % (2 * axes):
             raise UsageError("axial_rope", f"head_dim to be a multiple of {2 * axes}, 2 per axis", head_dim)
         self.axes = axes
@@ -350,7 +344,7 @@ class MultimodalRotary(Rotary):
         self,
         head_dim: int,
         layout: Layout,
-        base: float = 10_000.0,
+        base: Positive = 10_000.0,
         sections: Sequence[int] | None = None,
         arrangement: Arrangement = "contiguous",
         rotary_dim: int | None = None,
@@ -358,7 +352,6 @@ class MultimodalRotary(Rotary):
         angle_dtype: AngleDtype = "float64",
     ):
         super().__init__(head_dim, layout, base, rotary_dim, scaling, angle_dtype=angle_dtype)
-        check_choice("mrope", Arrangement, arrangement=arrangement)
         pairs = self.rotary_dim // 2
         if sections is None:
             side = pairs * 3 // 8 if arrangement == "contiguous" else pairs * 5 // 16
@@ -433,11 +426,15 @@ class XPos(Encoding):
     model_defaults = Rotary.model_defaults
 
     def __init__(
-        self, head_dim: int, layout: Layout, base: float = 10_000.0, scale_base: float = 512, gamma: float = 0.4
+        self,
+        head_dim: int,
+        layout: Layout,
+        base: Positive = 10_000.0,
+        scale_base: Positive = 512,
+        gamma: Positive = 0.4,
     ):
         super().__init__()
         self.rope = RotaryOfXPos(head_dim, layout, base)
-        check_positive("xpos", scale_base=scale_base, gamma=gamma)
         self.head_dim, self.layout, self.base, self.scale_base, self.gamma = head_dim, layout, base, scale_base, gamma
         self.half_block = max(1, self.distance_to(16))
 

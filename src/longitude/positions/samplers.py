@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longitude.errors import UsageError, check_sizes, unknown
-from longitude.registry import resolve_options
+from longitude.registry import Checked, resolve_options
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Contiguous:
 
 
 @dataclass(frozen=True)
-class Randomized:
+class Randomized(Checked):
     """A sorted random subset of 0 .. max_length-1, drawn for each row; all subsets are equally likely.
 
     Args:
@@ -42,9 +42,6 @@ class Randomized:
     source: ClassVar[str | None] = "Ruoss et al. 2023, https://arxiv.org/abs/2305.16843"
     max_length: int
 
-    def __post_init__(self) -> None:
-        check_sizes("Randomized", max_length=self.max_length)
-
     def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """Positions int64 [batch, length], on the device of the generator."""
         check_fits("Randomized", batch, length, self.max_length)
@@ -52,7 +49,7 @@ class Randomized:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class Skipped(Checked):
     """PoSE: the window is cut into `chunks` runs, and each run after the first is moved on by a skip.
 
     p = t + u_c for token t of run c. The first run starts at 0 (u_0 = 0), as in the authors' revised code; u_c is uniform in
@@ -70,9 +67,6 @@ class Skipped:
     source: ClassVar[str | None] = "Zhu et al. 2024, https://arxiv.org/abs/2309.10400"
     max_length: int
     chunks: int = 2
-
-    def __post_init__(self) -> None:
-        check_sizes("Skipped", max_length=self.max_length, chunks=self.chunks)
 
     def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """Positions int64 [batch, length], on the device of the generator."""
@@ -92,7 +86,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class Mixed(Checked):
     """Windows of mixed lengths: each row is cut into parts of one length, and positions start at 0 in each part.
 
     The length is drawn for each row: that of the window, a half, a quarter, ... of it, all equally likely, rounded up. So each
@@ -108,9 +102,6 @@ class Mixed:
 
     source: ClassVar[str | None] = "Pouransari et al. 2024, https://arxiv.org/abs/2405.13226"
     halvings: int = 3
-
-    def __post_init__(self) -> None:
-        check_sizes("Mixed", halvings=self.halvings)
 
     def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """Positions int64 [batch, length], on the device of the generator."""

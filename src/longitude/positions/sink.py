@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from longitude.errors import UsageError, check_sizes
 from longitude.positions.base import Columns, Encoding, SinkLogits, Term, register
 
 
@@ -32,9 +31,6 @@ class LearnedSink(Encoding):
 
     def __init__(self, num_heads: int, initial: float = 0.0):
         super().__init__()
-        check_sizes("LearnedSink", num_heads=num_heads)
-        if isinstance(initial, bool) or not isinstance(initial, int | float) or not abs(initial) < float("inf"):
-            raise UsageError("LearnedSink", "initial to be a finite number", repr(initial))
         self.num_heads, self.initial = num_heads, initial
         self.logits = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.errors import Positive, Within
 from longitude.positions.base import Columns, Encoding, Temperature, Term, register
 from longitude.positions.coordinates import floor_divide, wide
 
@@ -31,10 +32,8 @@ class SSMax(Encoding):
     source = "Nakanishi 2025, https://arxiv.org/abs/2501.19399"
     learned = True
 
-    def __init__(self, num_heads: int, initial: float = 0.168):
+    def __init__(self, num_heads: int, initial: Positive = 0.168):
         super().__init__()
-        check_sizes("SSMax", num_heads=num_heads)
-        check_positive("SSMax", initial=initial)
         self.num_heads, self.initial = num_heads, initial
         self.rate = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
@@ -66,12 +65,8 @@ class LogN(Encoding):
     source = "Chiang and Cholak 2022, https://arxiv.org/abs/2202.12172"
     shared = True
 
-    def __init__(self, trained_length: int | None = None):
+    def __init__(self, trained_length: Annotated[int, Within(2)] | None = None):
         super().__init__()
-        if trained_length is not None:
-            check_sizes("LogN", trained_length=trained_length)
-            if trained_length < 2:
-                raise UsageError("LogN", "a trained_length of 2 keys or more", trained_length)
         self.trained_length = trained_length
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
@@ -114,10 +109,8 @@ class Llama4Temperature(_Stepped):
 
     source = "Meta AI 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/"
 
-    def __init__(self, attn_scale: float = 0.1, floor_scale: int = 8192):
+    def __init__(self, attn_scale: Positive = 0.1, floor_scale: int = 8192):
         super().__init__()
-        check_positive("Llama4Temperature", attn_scale=attn_scale)
-        check_sizes("Llama4Temperature", floor_scale=floor_scale)
         self.attn_scale, self.floor_scale = attn_scale, floor_scale
         self.rate, self.step, self.first = attn_scale, floor_scale, 1
 
@@ -136,10 +129,8 @@ class Ministral3Temperature(_Stepped):
 
     source = "Mistral AI 2025, https://mistral.ai/news/mistral-3"
 
-    def __init__(self, beta: float = 0.1, original_max_length: int = 16384):
+    def __init__(self, beta: Positive = 0.1, original_max_length: int = 16384):
         super().__init__()
-        check_positive("Ministral3Temperature", beta=beta)
-        check_sizes("Ministral3Temperature", original_max_length=original_max_length)
         self.beta, self.original_max_length = beta, original_max_length
         self.rate, self.step, self.first = beta, original_max_length, 0
 
@@ -167,7 +158,6 @@ class LogAffine(Encoding):
 
     def __init__(self, num_heads: int):
         super().__init__()
-        check_sizes("LogAffine", num_heads=num_heads)
         self.num_heads = num_heads
         self.rate, self.offset = (nn.Parameter(torch.empty(num_heads)) for _ in range(2))
         self.reset_parameters()
@@ -204,10 +194,8 @@ class BeamTemperature(Encoding):
     relative = False
     shared = True
 
-    def __init__(self, length: int = 2048, exponent: float = 0.1):
+    def __init__(self, length: int = 2048, exponent: Positive = 0.1):
         super().__init__()
-        check_sizes("BeamTemperature", length=length)
-        check_positive("BeamTemperature", exponent=exponent)
         self.length, self.exponent = length, exponent
 
     def terms(self, context: Columns) -> tuple[Term, ...]:

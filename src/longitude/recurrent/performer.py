@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import Positive, UsageError, check_sizes
+from longitude.errors import Positive, Seed, UsageError, check_declared, check_sizes
 from longitude.native.derivatives import constant_in_graphs
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
@@ -129,15 +129,6 @@ def running_max(
     return x[..., 1:]
 
 
-Seed = int
-"""An int that may be 0 or negative."""
-
-
-def require_seed(seed: Seed) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UsageError("seed", "an int", repr(seed))
-
-
 def orthogonal_features(head_dim: int, m: int, seed: int = 0) -> Float[Tensor, "m head_dim"]:
     """Random features W: directions orthogonal within each head_dim rows, lengths of Gaussian vectors, each row alone N(0, I).
 
@@ -156,7 +147,7 @@ def orthogonal_features(head_dim: int, m: int, seed: int = 0) -> Float[Tensor, "
         Choromanski et al. 2021, section 2.4, arXiv 2009.14794, https://arxiv.org/abs/2009.14794
     """
     check_sizes("orthogonal_features", head_dim=head_dim, m=m)
-    require_seed(seed)
+    check_declared("orthogonal_features", {"seed": Seed}, {"seed": seed})
     options: Any = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64, "device": "cpu"}
     q, r = torch.linalg.qr(torch.randn(math.ceil(m / head_dim), head_dim, head_dim, **options))
     q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # else not uniform over all rotations
@@ -221,7 +212,6 @@ class Performer(RecurrentMixer):
         num_kv_heads, head_dim = head_sizes("Performer", dim, num_heads, num_kv_heads, head_dim)
         features = max(1, int(head_dim * math.log(head_dim))) if features is None else features
         self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
-        require_seed(seed)
         self.features, self.seed, self.epsilon = features, seed, epsilon
         self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.k_proj, self.v_proj = (nn.Linear(dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))

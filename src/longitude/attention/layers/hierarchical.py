@@ -35,7 +35,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.operation import raw_request, run
 from longitude.attention.request import validate
 from longitude.attention.state_mixer import StateInputs, StateMixer, document_flags, without_trivial
-from longitude.errors import UsageError, check_choice, check_flags, check_sizes
+from longitude.errors import UsageError, check_choice, check_sizes
 from longitude.native.derivatives import readable, with_zero_gradients
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
@@ -133,7 +133,7 @@ def hierarchical_attention(
 def require_rule(who: str, window: int, combine: str, size_term: bool) -> None:
     """ValueError for options that no call supports."""
     check_sizes(who, window=window)
-    check_flags(who, size_term=size_term)
+    check_choice(who, bool, size_term=size_term)
     check_choice(who, Literal["gate", "softmax"], combine=combine)
 
 

@@ -19,13 +19,13 @@ from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MixerInputs, register_mixer, require_alone
 from longitude.attention.patterns import Pairs
 from longitude.attention.step import Step
-from longitude.errors import UsageError, check_flags
+from longitude.errors import UsageError, check_choice
 from longitude.native.derivatives import with_zero_gradients
 from longitude.not_finite import filled
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, by_axis, explicit, wide
-from longitude.positions.layouts import Layout, check_layout
+from longitude.positions.layouts import Layout
 from longitude.positions.rotation import RotaryTable, apply_rotary
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
@@ -103,7 +103,6 @@ class Indexer(AttentionLayer):
         self.index_rotation, self.index_base = index_rotation, 10_000.0 if index_base is None else index_base
         self.index_rotary_dim = self.index_dim if index_rotary_dim is None else index_rotary_dim
         if index_rotation is not None:
-            check_layout(name, index_rotation)
             self._frequencies(None)  # validates
 
     @property
@@ -195,7 +194,7 @@ class Indexer(AttentionLayer):
         else:
             require_alone(self, mask, positions, documents, encoding)
         inputs = replace(inputs, cache=None, memory=None, return_weights=True, step=Step())
-        check_flags(type(self).__name__, dense=dense)
+        check_choice(type(self).__name__, bool, dense=dense)
         k_top, modes = self.k_top, {module: module.training for module in self.modules()}
         try:
             self.k_top = x.shape[1] if dense else k_top

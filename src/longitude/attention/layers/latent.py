@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from longitude.attention.heads import ScoreOptions
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
 from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
-from longitude.errors import Positive, UsageError, check_sizes, unknown
+from longitude.errors import Count, Positive, UsageError, check_sizes, unknown
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Term
 from longitude.positions.composed import Composed, compose
 from longitude.positions.linear import is_plain
 
-EvenSize = int
-"""0 or an even number, whose pairs rotate."""
 ROUTES = ("auto", "expanded", "absorbed")
 
 
@@ -74,7 +72,7 @@ class LatentAttention(AttentionLayer):
         kv_rank: int | None = None,
         q_rank: int | None = None,
         nope_dim: int | None = None,
-        rope_dim: EvenSize | None = None,
+        rope_dim: Count | None = None,
         value_dim: int | None = None,
         eps: Positive = 1e-6,
         bias: bool = False,

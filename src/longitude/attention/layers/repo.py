@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from longitude.attention.heads import AttendOptions
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.mixer import MixerInputs, register_mixer
-from longitude.positions.layouts import Layout, check_layout
+from longitude.positions.layouts import Layout
 from longitude.positions.rotation import Angles, by_heads, rotate_by_formula
 from longitude.positions.scaling import rope_frequencies
 
@@ -57,7 +57,6 @@ class RePoAttention(MultiHeadAttention):
     ):
         super().__init__(dim, num_heads, num_kv_heads, None, **options)
         self.position_dim = -(-dim // 8) if position_dim is None else position_dim
-        check_layout("RePoAttention", layout)
         self.layout, self.base = layout, base
         self._frequencies(None)  # validates
         self.position_gate, self.position_content = (nn.Linear(dim, self.position_dim, bias=False) for _ in range(2))

@@ -22,7 +22,7 @@ from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.patterns import from_tensor
 from longitude.attention.request import Request, require_heads, validate
 from longitude.attention.scores import per_query_head
-from longitude.errors import UsageError, check_flags
+from longitude.errors import UsageError, check_choice
 from longitude.native.tensors import in_memory
 from longitude.positions.contextual import running_sum
 
@@ -65,7 +65,7 @@ def stick_breaking(
     rows, keys = q.shape[2], k.shape[2]
     mask = from_tensor(mask, q.shape[0], rows, keys) if isinstance(mask, Tensor) else mask
     validate(q, k, v, mask, scale, 0.0)
-    check_flags("stick_breaking", attend_current=attend_current)
+    check_choice("stick_breaking", bool, attend_current=attend_current)
     if rows > keys:
         raise UsageError("stick_breaking", "queries that are the last of the keys", f"{rows} queries and {keys} keys")
     require_past("stick_breaking", mask)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.errors import UsageError, check_positive, check_sizes
+from longitude.errors import Positive, Share, UsageError, check_declared
 from longitude.positions.scaling.base import SCHEMES, Follows, Frequencies, Scaling, register_scheme
 from longitude.positions.scaling.linear import BaseChange, Clipped, Linear
 from longitude.positions.scaling.llama3 import Llama3
@@ -29,7 +29,7 @@ def rope_frequencies(
     scaling: Scaling | Mapping[str, Any] | None = None,
     rotary_dim: int | None = None,
     length: int | Tensor | None = None,
-    proportion: float = 1.0,
+    proportion: Share = 1.0,
     device: torch.device | None = None,
     who: str = "rope",
 ) -> Frequencies:
@@ -56,12 +56,10 @@ def rope_frequencies(
         https://arxiv.org/abs/2410.06205
     """
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    check_sizes(who, head_dim=head_dim, rotary_dim=rotary_dim)
-    check_positive(who, base=base)
+    options = {"head_dim": head_dim, "rotary_dim": rotary_dim, "base": base, "proportion": proportion}
+    check_declared(who, {"head_dim": int, "rotary_dim": int, "base": Positive, "proportion": Share}, options)
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise UsageError(who, f"an even rotary_dim of at most head_dim={head_dim}", rotary_dim)
-    if isinstance(proportion, bool) or not isinstance(proportion, int | float) or not 0 <= proportion <= 1:
-        raise UsageError(who, "a proportion from 0 to 1", repr(proportion))
     scheme = from_dict(scaling) or Scaling()
     inverse = scheme.frequencies(rotary_dim, base, length, device)
     rotating = int(proportion * rotary_dim) // 2

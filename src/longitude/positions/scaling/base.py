@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from longitude.errors import UsageError, check_choice, check_positive, check_sizes, unknown
+from longitude.errors import UsageError, Within, unknown
 from longitude.positions.coordinates import wide
-from longitude.registry import Registry
+from longitude.registry import Checked, Registry
 
 Length = TypeVar("Length", int, Tensor)
 Follow = Literal["declared", "row", "sequence"]
+Factor = Annotated[float, Within(1)]
+"""How many times longer the context becomes."""
 
 
 class Frequencies(NamedTuple):
@@ -44,8 +46,8 @@ def at_least(length: int | Tensor, least: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """Base of all schemes, and the scheme that changes nothing. A scheme is a formula with options, which it checks."""
+class Scaling(Checked):
+    """Base of all schemes, and the scheme that changes nothing. A scheme is a formula with options."""
 
     name: ClassVar[str] = "none"
     source: ClassVar[str] = ""
@@ -90,21 +92,6 @@ class Scaling:
         """Name and all options of the scheme, for JSON."""
         options = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
         return {"name": self.name} | {name: list(v) if isinstance(v, tuple) else v for name, v in options}
-
-    def __post_init__(self) -> None:
-        """Check the options that several schemes have."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if (value, field.default) == (None, None):  # an option left out
-                continue
-            if field.name in ("original_max_length", "max_length", "step"):
-                check_sizes(self.name, **{field.name: value})
-            elif field.name in ("factor", "attention_factor"):
-                check_positive(self.name, **{field.name: value})
-                if field.name == "factor" and value < 1:
-                    raise UsageError(self.name, "a factor of 1 or more", repr(value), "it multiplies lengths")
-            elif field.name == "follow":
-                check_choice(self.name, Follow, follow=value)
 
 
 # ---- the registers of schemes ----------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longitude.errors import UsageError, check_flags, check_positive, check_sizes
+from longitude.errors import Positive, UsageError
 from longitude.positions.scaling.base import (
     METHODS,
     ROPE_TYPES,
+    Factor,
     Method,
     RopeType,
     Scaling,
@@ -44,7 +45,7 @@ class Linear(Scaling):
     """
 
     source = "Chen et al. 2023, https://arxiv.org/abs/2306.15595"
-    factor: float
+    factor: Factor
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         return plain(rotary_dim, base, device) / self.factor
@@ -86,10 +87,7 @@ class BaseChange(Scaling):
     """
 
     source = "Xiong et al. 2023, https://arxiv.org/abs/2309.16039"
-    base: float
-
-    def __post_init__(self) -> None:
-        check_positive(self.name, base=self.base)
+    base: Positive
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         return plain(rotary_dim, self.base, device)
@@ -126,12 +124,6 @@ class Clipped(Scaling):
     original_max_length: int
     pairs: int | None = None
     hard: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_flags(self.name, hard=self.hard)
-        if self.pairs is not None:
-            check_sizes(self.name, pairs=self.pairs)
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         theta, count = plain(rotary_dim, base, device), rotary_dim // 2

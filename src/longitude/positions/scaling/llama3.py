@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longitude.errors import UsageError, check_positive
+from longitude.errors import Positive, UsageError
 from longitude.positions.scaling.base import (
     ORIGINAL_LENGTH,
     ROPE_TYPES,
+    Factor,
     Method,
     RopeType,
     Scaling,
@@ -59,15 +60,13 @@ class Llama3(Scaling):
     """
 
     source = "Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783"
-    factor: float
+    factor: Factor
     original_max_length: int
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         low, high = self.low_freq_factor, self.high_freq_factor
-        check_positive(self.name, low_freq_factor=low, high_freq_factor=high)
         if high < low:
             raise UsageError("llama3", "high_freq_factor of at least low_freq_factor", f"{high!r} and {low!r}")
 

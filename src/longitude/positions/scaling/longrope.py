@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.errors import UsageError, check_positive
+from longitude.errors import Positive, UsageError, check_positive
 from longitude.positions.coordinates import constants
 from longitude.positions.scaling.base import (
     METHODS,
     ORIGINAL_LENGTH,
     ROPE_TYPES,
+    Factor,
     Follow,
     Follows,
     Method,
@@ -66,13 +67,12 @@ class LongRoPE(Follows):
     short_factor: Sequence[float]
     long_factor: Sequence[float]
     original_max_length: int
-    factor: float | None = None
+    factor: Factor | None = None
     max_length: int | None = None
-    attention_factor: float | None = None
+    attention_factor: Positive | None = None
     follow: Follow = "declared"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name in ("short_factor", "long_factor"):
             given = getattr(self, name)
             if not isinstance(given, list | tuple):

@@ -13,6 +13,7 @@ from longitude.errors import UsageError
 from longitude.positions.coordinates import wide
 from longitude.positions.scaling.base import (
     ROPE_TYPES,
+    Factor,
     Follow,
     Follows,
     Method,
@@ -54,7 +55,7 @@ class NTK(Scaling):
     """
 
     source = "bloc97 2023, https://www.reddit.com/r/LocalLLaMA/comments/14lz7j5"
-    factor: float
+    factor: Factor
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         return plain(rotary_dim, ntk_base(self.name, base, self.factor, rotary_dim), device)
@@ -91,14 +92,13 @@ class DynamicNTK(Follows):
     """
 
     source = "emozilla 2023, https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr"
-    factor: float
+    factor: Factor
     original_max_length: int
     max_length: int | None = None
     follow: Follow = "declared"
     step: int | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.step is not None and self.follow != "row":
             raise UsageError(self.name, "step only with follow='row'", f"follow={self.follow!r}")
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from longitude.errors import UsageError, check_choice, check_flags, check_positive
+from longitude.errors import Positive, UsageError, Within
 from longitude.positions.scaling.base import (
     ORIGINAL_LENGTH,
     ROPE_TYPES,
+    Factor,
     Method,
     RopeType,
     Scaling,
@@ -59,20 +60,16 @@ class NTKByParts(Scaling):
     """
 
     source = "Peng et al. 2023, https://arxiv.org/abs/2309.00071"
-    factor: float
+    factor: Factor
     original_max_length: int
-    beta_fast: float = 32
-    beta_slow: float = 1
+    beta_fast: Positive = 32
+    beta_slow: Positive = 1
     _: KW_ONLY
     ramp: Ramp = "dimensions"
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         fast, slow = self.beta_fast, self.beta_slow
-        check_positive(self.name, beta_fast=fast, beta_slow=slow)
-        check_choice(self.name, Ramp, ramp=self.ramp)
-        check_flags(self.name, truncate=self.truncate)
         if fast < slow:
             raise UsageError(self.name, "beta_fast of at least beta_slow, in rotations", f"{fast!r} and {slow!r}")
         if self.ramp == "rotations" and not self.truncate:
@@ -149,14 +146,9 @@ class YaRN(NTKByParts):
         Peng et al. 2023, arXiv 2309.00071, https://arxiv.org/abs/2309.00071
     """
 
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given = {"mscale": self.mscale, "mscale_all_dim": self.mscale_all_dim}
-        check_positive(self.name, **{name: scale for name, scale in given.items() if scale not in (None, 0)})
+    attention_factor: Positive | None = None
+    mscale: Annotated[float, Within(0)] | None = None
+    mscale_all_dim: Annotated[float, Within(0)] | None = None
 
     def written(self, base, rotary_dim):
         if self.ramp == "rotations":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from longitude.attention.masks import Causal, NoMask
 from longitude.attention.operation import attend
+from longitude.errors import bound_of, excluded
 from longitude.positions.bias import ALiBi
 from longitude.positions.composed import compose
 from longitude.positions.rotary import Rotary
 from longitude.recurrent.base import RecurrentMixer
-from longitude.registry import options_of
+from longitude.registry import annotations_of
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.examples import DIM, OTHER_SHAPES, SHAPES, Example, MixerExample
 from longitude.testing.fixtures import heads_and_tokens, numbers, refused, tensors_in, unchanged
@@ -28,7 +29,7 @@ Wrong = dict[str, tuple[Callable[[], Any], *tuple[str, ...]]]
 
 
 @ENCODING_LAWS.law(name="wrong_input")
-def wrong_input_of_encodings(build: Example) -> None:  # noqa: C901
+def wrong_input_of_encodings(build: Example) -> None:
     """Wrong shapes, heads, dtypes, devices, options and positions: a ValueError with what was expected.
 
     Positions that are negative, no integers or beyond max_length. What is refused has no side effect: no argument, random number
@@ -78,30 +79,29 @@ def wrong_input_of_encodings(build: Example) -> None:  # noqa: C901
         tried["embed, another width"] = partial(encoding.embed, x[..., 1:], torch.arange(7)), "expected"
     if context:
         tried["context, another width"] = partial(compose(encoding).context, x[..., 1:]), "expected"
-    for option in build.resolved().keys() & SHAPES.keys():
-        for wrong in WRONG_NUMBERS:
-            tried[f"{option}={wrong!r}"] = partial(build, **{option: wrong}), option
+    tried |= wrong_options(build)
     given = [q, k, v, x, *context.values(), *encoding.parameters()]
     for what, (call, *words) in tried.items():
         with unchanged(what, *given):
             refused(what, call, *words)
 
 
-WRONG_OPTIONS = {
-    "int": WRONG_NUMBERS,
-    "bool": (0, "no"),  # any other text would count as True
-    "float": ("1", True, math.nan, math.inf),
-    "Positive": ("1", True, 0.0, -1.0, math.nan, math.inf),
-}
-"""Values that no option of a type takes, by its annotation."""
+def wrong_values(annotation: Any) -> Iterator[Any]:
+    """Values that an annotation excludes: outside of its bounds, or of another type."""
+    _, bound, _ = bound_of(annotation)
+    numbers = () if bound is None else (bound.low - 1, bound.above, bound.high + 1)
+    for value in (*(n for n in numbers if math.isfinite(n)), *WRONG_NUMBERS, math.nan, math.inf, "none of them"):
+        if excluded(annotation, value) is not None:
+            yield value
 
 
-def wrong_options(build: MixerExample) -> Wrong:
-    """Options of a mixer with values that their annotations exclude."""
+def wrong_options(build: Example | MixerExample) -> Wrong:
+    """Options with values that their annotations exclude."""
     tried: Wrong = {}
-    for option, parameter in options_of(build.factory).items():
-        for wrong in WRONG_OPTIONS.get(str(parameter.annotation).removesuffix(" | None"), ()):
-            tried[f"{option}={wrong!r}"] = partial(build, filled=False, **{option: wrong}), "expected"
+    if isinstance(build.factory, type):  # a function builds classes, which are others' examples
+        for option, annotation in annotations_of(build.factory).items():
+            for wrong in wrong_values(annotation):
+                tried[f"{option}={wrong!r}"] = partial(build.factory, **{option: wrong}), option
     return tried
 
 
