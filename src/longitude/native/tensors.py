@@ -35,10 +35,8 @@ class Signature:
         needs: str = "",
     ) -> None:
         self.kernel, self.fits, self.needs = kernel, fits, needs
-        self.shapes = {name: shape.split() for name, shape in shapes.items()}
-        self.checked = lru_cache(4096)(
-            self._checked
-        )  # layers have the same shapes, and a decoding step takes microseconds
+        self.shapes = {name: [word.split("|") for word in shape.split()] for name, shape in shapes.items()}
+        self.checked = lru_cache(4096)(self._checked)  # layers have the same shapes
 
     def require(self, tensors: Iterable[Tensor | None], **sizes: Any) -> None:
         """Raise unless the kernel can read the tensors.
@@ -54,30 +52,32 @@ class Signature:
         self.checked(tuple(of_tensors), tuple(sizes.items()))
 
     def _checked(self, of_tensors: tuple[tuple | None, ...], sizes: tuple[tuple[str, Any], ...]) -> None:
-        known, devices = LITERALS | dict(sizes), {of_tensor[1] for of_tensor in of_tensors if of_tensor is not None}
+        known, first = LITERALS | dict(sizes), next((x for x in of_tensors if x is not None), None)
         for (name, words), of_tensor in zip(self.shapes.items(), of_tensors, strict=True):
             if of_tensor is None:
                 continue
             dtype, device, shape = of_tensor
-            values = dtype, *shape
-            if (
-                len(devices) > 1
-                or len(words) != len(values)
-                or not all(map(_agree, words, values, [known] * len(words)))
-            ):
-                needed = [f"{word} = {known[word]}" for word in words if word in known and word not in LITERALS]
+            agree = device == first[1] and len(words) == 1 + len(shape)
+            if agree:
+                for either, value in zip(words, (dtype, *shape), strict=True):
+                    for word in either:
+                        # A growing cache has new lengths for each token: no function is called here.
+                        if known.setdefault(word, value) == value:
+                            break
+                    else:
+                        agree = False
+                        break
+            if not agree:
+                used = [word for either in words for word in either if word in known and word not in LITERALS]
+                kind, *dimensions = map("|".join, words)
                 raise UsageError(
                     f"{self.kernel}, {name}",
-                    f"{words[0]} [{', '.join(words[1:])}] with {', '.join(needed)}, all tensors on one device",
+                    f"{kind} [{', '.join(dimensions)}] with {', '.join(f'{word} = {known[word]}' for word in used)}, "
+                    "all tensors on one device",
                     f"{list(shape)} of {dtype} on {device}",
                 )
         if not self.fits(known):
             raise UsageError(self.kernel, self.needs, {name: known[name] for name in known.keys() - LITERALS.keys()})
-
-
-def _agree(name: str, value: Any, known: dict[str, Any]) -> bool:
-    """Whether a name has this value, which it gets if it has none."""
-    return any(known.setdefault(word, value) == value for word in name.split("|"))
 
 
 def needs_operator(*tensors: Tensor | None) -> bool:

@@ -155,7 +155,7 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
         offsets, places = newest - torch.arange(diagonals), explicit(q_positions, r.rows, r.q.device)
         biases.append(own.distances(offsets).to(wide).expand(r.heads, -1))
         added["curves"] = own.curves().to(wide)
-        added["rates"] = (1 / own.scale_of(places)).to(wide).expand(len(r.q), -1)
+        added["rates"] = (1 / own.scale_of(places)).to(wide).expand(len(r.q), -1)[:, None]
     terms, limits = Terms(table=total(biases), **added), Limits(cuts, near, low, high)
     out, lse = toeplitz_attention(r.q, r.k, r.v, terms, limits, r.scale)
     if reach is None:
@@ -260,7 +260,7 @@ def toeplitz_attention(
     spans, int64 [n, 5]: row of the batch, first and last + 1 of its queries, first and last + 1 of the keys that these attend
     to. No query and no key is in two spans. Vectors allow none.
     logits [B, H, Lq, columns] are the logits of `Counted`, curves [H, 3, pieces] the curves of `NormalizedOffset`, with rates
-    [B, Lq]; either allows only spans besides. With curves a curve's value at table[h, n] rates[a] is added; the table falls
+    [B, 1, Lq]; either allows only spans besides. With curves a curve's value at table[h, n] rates[a] is added; the table falls
     along diagonals up to the smallest distance and rises after it.
     A query without keys gives zeros, and a logsumexp of -inf. All inputs get gradients, through both results; double backward
     raises.

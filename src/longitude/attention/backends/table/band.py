@@ -37,6 +37,10 @@ class Terms(NamedTuple):
     curves: Tensor | None = None
     rates: Tensor | None = None
 
+    def present(self) -> dict[str, Tensor]:
+        """Those that are there, by name."""
+        return {name: term for name, term in zip(self._fields, self, strict=True) if term is not None}
+
 
 class Limits(NamedTuple):
     """Which pairs are allowed, and where vectors begin; `toeplitz_attention` documents each."""
@@ -65,8 +69,7 @@ class Inputs(NamedTuple):
     @property
     def is_short(self) -> bool:
         """Whether decode.c runs it: with more queries, copying keys into another layout is faster."""
-        others = self.terms._replace(table=None, q_level=None, k_level=None)
-        return self.q.shape[2] <= MOST_OF_DECODE and all(term is None for term in others)
+        return self.q.shape[2] <= MOST_OF_DECODE and self.terms.present().keys() <= {"table", "q_level", "k_level"}
 
 
 class Gradients(NamedTuple):
@@ -94,7 +97,7 @@ SIGNATURE = Signature(
         "q": "dtype B H Lq D", "k": "dtype B G Lk D", "v": "dtype B G Lk V",
         "table": "wide H diagonals", "q_level": "float64 B H Lq", "k_level": "float64 B H Lk",
         "key_vectors": "wide 1|H N D", "value_vectors": "wide 1|H M V",
-        "logits": "wide B H Lq columns", "curves": "wide H 3 pieces", "rates": "wide B Lq", "spans": "int64 count 5",
+        "logits": "wide B H Lq columns", "curves": "wide H 3 pieces", "rates": "wide B 1 Lq", "spans": "int64 count 5",
         "grad": "dtype B H Lq V", "grad_lse": "of_lse B H Lq", "out": "dtype B H Lq V", "ends": "wide 2 B H Lq",
     },
     lambda of: of["H"] % of["G"] == 0 and of["near"] >= 0,
@@ -126,42 +129,23 @@ def heads_last(x: Tensor, width: int | None = None) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3] if width is None else width).transpose(1, 2)
 
 
-# ---- in one pass ---------------------------------------------------------------------------------------------------------
-class Vectors(ctypes.Structure):
-    """`Vectors` of vectors.h."""
-
-    _fields_ = [("at", c_void_p), ("grad", c_void_p), ("head", c_int64), ("count", c_int64)]
-
-    @classmethod
-    def of(cls, x: Tensor | None) -> Vectors:
-        """Describe x [H or 1, N, D], contiguous, to C."""
-        if x is None:
-            return cls()
-        return cls(x.data_ptr(), None, 0 if len(x) == 1 else x.stride(0), x.shape[1])
-
-    def learns(self, x: Tensor | None, tasks: int, heads: int) -> Tensor | None:
-        """Zeros to which the gradients of x are added, for each task and head."""
-        if x is None:
-            return None
-        made = x.new_zeros(tasks, heads, *x.shape[1:])
-        self.grad = made.data_ptr()
-        return made
-
-
+# ---- calls of C -----------------------------------------------------------------------------------------------------------
 class Shape(ctypes.Structure):
-    """`Shape` of vectors.h."""
+    """`Shape` of vectors.h: a term has its name, and its gradient that with grad_ in front. Vectors are written out."""
 
     _fields_ = [
         *((name, c_int64) for name in "batch heads groups queries keys dim value_dim first last".split()),
         *((name, c_int64) for name in "count most_queries most_keys splits shares".split()),
         ("scale", c_double),
-        *((name, c_void_p) for name in ("spans", "logits", "grad_logits")),
+        *((name, c_void_p) for name in "spans logits grad_logits".split()),
         ("columns", c_int64),
-        *((name, c_void_p) for name in ("curves", "rates", "grad_curves", "grad_rates")),
+        *((name, c_void_p) for name in "curves rates grad_curves grad_rates".split()),
         ("pieces", c_int64),
-        *((name, c_void_p) for name in ("q_levels", "k_levels", "grad_q_levels", "grad_k_levels")),
-        ("key_vectors", Vectors),
-        ("value_vectors", Vectors),
+        *((name, c_void_p) for name in "q_level k_level grad_q_level grad_k_level".split()),
+        *((name, c_void_p) for name in "key_vectors grad_key_vectors".split()),
+        *((name, c_int64) for name in "key_vectors_head key_vectors_count".split()),
+        *((name, c_void_p) for name in "value_vectors grad_value_vectors".split()),
+        *((name, c_int64) for name in "value_vectors_head value_vectors_count".split()),
         ("near", c_int64),
         ("threads", c_int),
     ]
@@ -231,9 +215,10 @@ def available(dtype: torch.dtype) -> bool:
 def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """The output [B, H, Lq, Dv], the logsumexp [B, H, Lq], and what `backward` needs of each row [2, B, H, Lq]."""
     require(x)
-    stored, wide, threads = _stored(x), x.wide, torch.get_num_threads()
+    wide, threads, short = x.wide, torch.get_num_threads(), x.is_short
+    stored = x.q.dtype if x.q.dtype in OPTIONS else wide  # other dtypes are widened before
     run, shape = _functions(stored), shape_of(x, threads)
-    if not x.is_short:
+    if not short:
         tasks, blocks = shape.count * x.k.shape[1], -(-shape.most_queries // BLOCK)
         shape.splits = max(1, min(blocks, -(-4 * threads // max(1, tasks))))
     out, lse = heads_last(x.q.to(stored), x.v.shape[3]), x.q.new_empty(x.q.shape[:3], dtype=wide)
@@ -242,78 +227,58 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         out.zero_()
         lse.fill_(-math.inf)
         ends.fill_(math.inf)
-    call, space = (run.decode, run.decode_space) if x.is_short else (run.forward, run.forward_space)
+    call, space = (run.decode, run.decode_space) if short else (run.forward, run.forward_space)
     working = x.q.new_empty(threads * space(shape), dtype=wide)
     table, step = table_of(x.terms.table)
     inputs = [In.of(t, stored) for t in (x.q, x.k, x.v)]
-    call(shape, *inputs, at(table), step, Out.of(out[None]), *map(at, (lse, ends, working)))
+    call(shape, *inputs, at(table), step, Out.of(out[None]), lse.data_ptr(), ends.data_ptr(), working.data_ptr())
     return out.to(x.q.dtype), lse, ends
 
 
 def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends: Tensor, learned: bool) -> Gradients:
     """Gradients from those of the output and of lse [B, H, Lq]. learned: the table needs one."""
     require(x, grad, grad_lse, out, ends)
-    threads, wide, terms = torch.get_num_threads(), ends.dtype, x.terms
+    (batch, heads), threads, wide = x.q.shape[:2], torch.get_num_threads(), ends.dtype
     shape = shape_of(x, threads)
     tasks, blocks = -(-threads // x.k.shape[1]), -(-shape.most_queries // BLOCK)  # of each head
     shape.shares = max(1, min(shape.count, tasks))
     splits = shape.splits = max(1, min(blocks, -(-tasks // shape.shares)))
-    sums = splits * shape.shares
-    stored = _stored(x) if splits == 1 else wide  # parts of a sum are not rounded
+    # Parts of a sum are not rounded.
+    stored = x.q.dtype if x.q.dtype in OPTIONS and splits == 1 else wide
     run = _functions(stored)
     working = x.q.new_empty(threads * run.backward_space(shape), dtype=wide)
-    dq = heads_last(x.q.to(stored))[None]
-    dk, dv = (
+    of_q = heads_last(x.q.to(stored))[None]
+    of_k, of_v = (
         heads_last(t.to(stored).expand(splits, *t.shape).flatten(0, 1)).unflatten(0, (splits, -1)) for t in (x.k, x.v)
     )
     if x.limits.spans is not None:
-        for t in (dq, dk, dv):
+        for t in (of_q, of_k, of_v):
             t.zero_()
-    of_table = None
-    if terms.table is not None and learned:
-        of_table = x.q.new_zeros(sums, *terms.table.shape, dtype=wide)
-    of_levels = None, None
-    if terms.q_level is not None and terms.k_level is not None:
-        of_levels = (
-            torch.zeros_like(terms.q_level, memory_format=torch.contiguous_format),
-            terms.k_level.new_zeros(splits, *terms.k_level.shape),
-        )
-        shape.grad_q_levels, shape.grad_k_levels = map(at, of_levels)
-    of_logits = None if terms.logits is None else torch.zeros_like(terms.logits, memory_format=torch.contiguous_format)
-    shape.grad_logits = at(of_logits)
-    of_curves, of_rates = None, None
-    if terms.curves is not None:
-        of_curves, of_rates = terms.curves.new_zeros(sums, *terms.curves.shape), ends.new_zeros(x.q.shape[:3])
-        shape.grad_curves, shape.grad_rates = at(of_curves), at(of_rates)
-    of_vectors = [
-        vectors.learns(t, sums, x.q.shape[1])
-        for vectors, t in ((shape.key_vectors, terms.key_vectors), (shape.value_vectors, terms.value_vectors))
-    ]
+    terms = x.terms if learned else x.terms._replace(table=None)
+    of_terms = {}
+    for name, term in terms.present().items():  # with a copy for each that may add to it at once
+        match name:
+            case "k_level":
+                size = splits, *term.shape
+            case "q_level" | "logits" | "rates":
+                size = batch, heads, *term.shape[2:]
+            case _:
+                size = splits * shape.shares, heads, *term.shape[1:]
+        of_terms[name] = term.new_zeros(size)
+        if name != "table":
+            setattr(shape, f"grad_{name}", of_terms[name].data_ptr())
     grad_lse = None if grad_lse is None else grad_lse.to(wide).contiguous()
-    table, step = table_of(terms.table)
+    table, step = table_of(x.terms.table)
     inputs = [In.of(t, stored) for t in (grad, x.q, x.k, x.v, out)]
-    outputs = [Out.of(t) for t in (dq, dk, dv)]
-    run.backward(shape, *inputs, at(table), step, at(ends), at(grad_lse), *outputs, at(of_table), at(working))
-    summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (dq, dk, dv))
-    dq, dk, dv = [t.to(x.q.dtype) for t in summed]
-    of_keys, of_values = [
-        None if made is None or t is None else made.sum(0).unflatten(0, (-1, len(t))).sum(0)
-        for made, t in zip(of_vectors, (terms.key_vectors, terms.value_vectors), strict=True)
-    ]
-    of_terms = Terms(
-        table=_summed(of_table, 0), q_level=of_levels[0], k_level=_summed(of_levels[1], 0), key_vectors=of_keys,
-        value_vectors=of_values, logits=of_logits, curves=_summed(of_curves, 0), rates=_summed(of_rates, 1),
-    )  # fmt: skip
-    return Gradients(dq, dk, dv, of_terms)
-
-
-def _summed(x: Tensor | None, dim: int) -> Tensor | None:
-    return None if x is None else x.sum(dim)
-
-
-def _stored(x: Inputs) -> torch.dtype:
-    """Dtype that the C kernels read and write; other dtypes are widened before."""
-    return x.q.dtype if x.q.dtype in OPTIONS else x.wide
+    outputs = [Out.of(t) for t in (of_q, of_k, of_v)]
+    of_table = at(of_terms.get("table"))
+    run.backward(
+        shape, *inputs, at(table), step, ends.data_ptr(), at(grad_lse), *outputs, of_table, working.data_ptr()
+    )
+    summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (of_q, of_k, of_v))
+    of_q, of_k, of_v = [t.to(x.q.dtype) for t in summed]
+    of_terms = {name: copies.sum_to_size(getattr(terms, name).shape) for name, copies in of_terms.items()}
+    return Gradients(of_q, of_k, of_v, Terms(**of_terms))
 
 
 def _functions(stored: torch.dtype) -> SimpleNamespace:
@@ -327,8 +292,10 @@ def _functions(stored: torch.dtype) -> SimpleNamespace:
 def shape_of(x: Inputs, threads: int) -> Shape:
     """Describe a call to C, with one split and one share; without spans, each row of the batch is a span."""
     (batch, heads, queries, dim), (_, shared, keys, _), limits = x.q.shape, x.k.shape, x.limits
-    most_queries, most_keys, spans = queries, keys, [(n, 0, queries, 0, keys) for n in range(batch)]
-    if limits.spans is not None:
+    most_queries, most_keys = queries, keys
+    if limits.spans is None:
+        spans = [(n, 0, queries, 0, keys) for n in range(batch)]
+    else:
         spans = limits.spans.tolist()
         most_queries = max((q_to - q_from for _, q_from, q_to, _, _ in spans), default=1)
         most_keys = max((k_to - k_from for *_, k_from, k_to in spans), default=1)
@@ -338,13 +305,20 @@ def shape_of(x: Inputs, threads: int) -> Shape:
         batch, heads, heads // shared, queries, keys, dim, x.v.shape[3], first, last, len(spans), most_queries, most_keys,
         1, 1, x.scale, ctypes.addressof(numbers), threads=threads, near=limits.near,
     )  # fmt: skip
-    terms = Terms(*[None if t is None else t.contiguous() for t in x.terms])
-    shape.logits, shape.curves, shape.rates = map(at, (terms.logits, terms.curves, terms.rates))
-    shape.q_levels, shape.k_levels = map(at, (terms.q_level, terms.k_level))
-    shape.columns = 0 if terms.logits is None else terms.logits.shape[3]
-    shape.pieces = 0 if terms.curves is None else terms.curves.shape[2]
-    shape.key_vectors, shape.value_vectors = map(Vectors.of, (terms.key_vectors, terms.value_vectors))
-    shape.kept = numbers, terms  # as long as their addresses are
+    shape.kept = kept = [numbers]  # as long as their addresses are
+    for name, term in x.terms.present().items():
+        if name == "table":  # an argument of its own
+            continue
+        kept.append(term := term.contiguous())
+        setattr(shape, name, term.data_ptr())
+        match name:
+            case "logits":
+                shape.columns = term.shape[3]
+            case "curves":
+                shape.pieces = term.shape[2]
+            case "key_vectors" | "value_vectors":
+                setattr(shape, f"{name}_head", 0 if len(term) == 1 else term.stride(0))
+                setattr(shape, f"{name}_count", term.shape[1])
     return shape
 
 

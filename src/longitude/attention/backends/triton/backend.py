@@ -38,7 +38,7 @@ def inputs_of(r: Request) -> Inputs:
         offsets, places = offsets_of(r), explicit(r.q_positions, r.rows, r.q.device)
         table = own.distances(offsets).to(torch.float32).expand(r.heads, -1).contiguous()
         curves = own.curves().to(torch.float32)
-        rates = (1 / own.scale_of(places)).to(torch.float32).expand(len(r.q), -1).contiguous()
+        rates = (1 / own.scale_of(places)).to(torch.float32).expand(len(r.q), -1)[:, None].contiguous()
         nearest = r.length - 1 - gap_of(r)
     elif biases:
         offsets = offsets_of(r)
@@ -224,10 +224,11 @@ def _not_compiled(
     q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in (d, dv))
     level = torch.zeros(1, 1, 1, device=device) if levels else None
     lo, hi = (torch.full((1, 1), end, dtype=torch.int32, device=device) for end in (0, 1))
-    own = torch.zeros(1, 1, device=device) if table or pieces else None
+    distances = torch.zeros(1, 1, device=device) if table or pieces else None
+    rates = torch.zeros(1, 1, 1, device=device) if pieces else None
     curves = torch.zeros(1, 3, pieces, device=device) if pieces else None
     mix = torch.zeros(1, 1, 1, 2, dtype=dtype, device=device) if mixed else None
-    x = Inputs(q, q, v, own, level, level, curves, own if pieces else None, mix, lo, hi, 0, 1.0, float(capped))
+    x = Inputs(q, q, v, distances, level, level, curves, rates, mix, lo, hi, 0, 1.0, float(capped))
 
     def small_call() -> None:
         out, lse = launch.forward(x)

@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
     q_level: Float[Tensor, "B H Lq"] | None
     k_level: Float[Tensor, "B H Lk"] | None
     curves: Float[Tensor, "H 3 pieces"] | None
-    rates: Float[Tensor, "B Lq"] | None
+    rates: Float[Tensor, "B 1 Lq"] | None
     mix: Float[Tensor, "B H Lq spread"] | None
     lo: Tensor
     hi: Tensor
@@ -51,7 +51,7 @@ SIGNATURE = Signature(
     {
         "q": "dtype B H Lq D", "k": "dtype B G Lk D", "v": "dtype B G Lk V",
         "table": "float32 H diagonals", "q_level": "float32 B H Lq", "k_level": "float32 B H Lk",
-        "curves": "float32 H 3 pieces", "rates": "float32 B Lq", "mix": "dtype B H Lq spread",
+        "curves": "float32 H 3 pieces", "rates": "float32 B 1 Lq", "mix": "dtype B H Lq spread",
         "lo": "int32 rows Lq", "hi": "int32 rows Lq",
         "grad": "dtype B H Lq V", "grad_lse": "of_lse B H Lq", "out": "dtype B H Lq V", "lse": "float32 B H Lq",
     },
@@ -246,7 +246,7 @@ def backward(
         return of_q, of_k, of_v, table_gradient, *levels, None, None, None if x.mix is None else of_mix
     assert table_gradient is not None
     of_curves = F.pad(of_curves.sum(1)[..., : shared["pieces"]], (0, 0, 0, 1))  # ends have no gradient
-    return of_q, of_k, of_v, table_gradient * LOG2, *levels, of_curves, of_rates.sum(1) * LOG2, None
+    return of_q, of_k, of_v, table_gradient * LOG2, *levels, of_curves, of_rates.sum(1, keepdim=True) * LOG2, None
 
 
 def table_rows(device: torch.device, heads: int) -> int:
