@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from longitude.attention.backends.operators import Inputs
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.decoding import DecodingStep
 from longitude.attention.backends.triton import launch
@@ -42,23 +43,22 @@ def of_band(**x: Tensor) -> Any:
     """Attention in C, forward; or backward if there is a gradient."""
     backward = [x.pop(name, None) for name in ("grad", "grad_lse", "out", "ends")]
     q, k, v, limits = x.pop("q"), x.pop("k"), x.pop("v"), band.Limits(x.pop("spans", None), low=0)
-    inputs = band.Inputs(q, k, v, band.Terms(**x), limits, 0.3)
+    inputs = Inputs(q, k, v, band.Terms(**x), limits, 0.3)
     return band.forward(inputs) if backward[0] is None else band.backward(inputs, *backward, learned=True)
 
 
 def of_decoding(**x: Tensor) -> Any:
     """Decoding in C: the step that a first layer described, called with the tensors of another one."""
     first = [random(*shape, dtype=torch.float32) for shape in ((B, H, 1, D), (B, G, K, D), (B, G, K, V))]
-    inputs = band.Inputs(*first, band.Terms(), band.Limits(low=0), 0.3)
+    inputs = Inputs(*first, band.Terms(), band.Limits(low=0), 0.3)
     return DecodingStep(inputs)(SimpleNamespace(**x))
 
 
 def of_triton(**x: Tensor) -> Any:
     """Attention in Triton, of which only the checks run here."""
     backward = [x.pop(name, None) for name in ("grad", "grad_lse", "out", "lse")]
-    inputs = launch.Inputs(
-        **dict.fromkeys(launch.Inputs._fields) | x | {"nearest": 0, "scale": 0.3, "cap": 0.0, "gap": 0}
-    )
+    of_heads, limits = [x.pop(name) for name in "qkv"], launch.Limits(x.pop("lo"), x.pop("hi"))
+    inputs = Inputs(*of_heads, launch.Terms(**x), limits, 0.3)
     return launch.require(inputs, *(backward if backward[0] is not None else ()))
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import product
 from operator import attrgetter
 from typing import Any, TypedDict
 
@@ -144,11 +145,10 @@ class Request:
 
     def signature(self) -> Hashable:
         """What the choice of a backend may depend on: each field as its metadata says, and whether gradients are recorded."""
-        grad = torch.is_grad_enabled()
         return (
-            grad,
+            torch.is_grad_enabled(),
             ITSELF(self),
-            tuple([(x.shape, x.dtype, x.device, grad and x.requires_grad) for x in SHAPES(self)]),
+            SHAPES(self),
             tuple([0 if x is None else len(x) if isinstance(x, tuple) else 1 for x in PRESENCE(self)]),
             tuple([term.signature() for term in self.terms]),
             self.mask if self.pairs.beyond_band else self.pairs.band,
@@ -243,12 +243,14 @@ class Request:
         )
 
 
-def _counting(how: str | None) -> Callable[[Request], tuple[Any, ...]]:
-    """The values of the fields that count so."""
-    return attrgetter(*[x.name for x in fields(Request) if x.metadata.get(COUNTS) == how])
+def _counting(how: str | None, *of_value: str) -> Callable[[Request], tuple[Any, ...]]:
+    """The values of the fields that count so, or attributes of these values."""
+    names = [x.name for x in fields(Request) if x.metadata.get(COUNTS) == how]
+    return attrgetter(*[".".join(path) for path in product(names, of_value)] if of_value else names)
 
 
-ITSELF, SHAPES, PRESENCE = map(_counting, (None, "shape", "presence"))
+ITSELF, PRESENCE = _counting(None), _counting("presence")
+SHAPES = _counting("shape", "shape", "dtype", "device", "requires_grad")
 
 
 def is_band(mask: Mask) -> bool:

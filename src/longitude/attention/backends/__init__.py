@@ -8,13 +8,10 @@ from longitude.attention.backends.chunked import CHUNKED, REFERENCE
 from longitude.attention.backends.fla import FLA
 from longitude.attention.backends.sdpa import SDPA
 from longitude.attention.backends.split import SPLIT
-from longitude.attention.backends.table import backend as table
 from longitude.attention.backends.table.backend import TABLE
 from longitude.attention.backends.transport.backend import TRANSPORT
-from longitude.attention.backends.triton import backend as triton
 from longitude.attention.backends.triton.backend import TRITON
 from longitude.errors import UsageError
-from longitude.native.derivatives import refuse_tangents
 from longitude.native.gpu import switched_off
 
 # "auto" chooses the first of equal prices.
@@ -22,9 +19,6 @@ for backend in (SDPA, TABLE, TRITON, FLA, TRANSPORT, SPLIT, CHUNKED, REFERENCE):
     register_backend(backend)
 for module in iter_modules(__path__):  # a backend of another file registers itself
     import_module(f"{__name__}.{module.name}")
-for module in (table, triton):
-    refuse_tangents(module._attention)
-    refuse_tangents(module._attention_backward)
 if unknown := switched_off() - BACKENDS.keys():
     raise UsageError("LONGITUDE_BACKENDS", f"backends out of {', '.join(BACKENDS)}", ", ".join(sorted(unknown)))
 

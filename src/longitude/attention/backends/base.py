@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from longitude.positions.base import OffsetVectors, PairBias, RowBias
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NO_FORWARD_MODE = "it has no derivatives in forward mode"
-TIED = "an exported graph with its operator would run only where longitude is imported"
 
 
 @dataclass(frozen=True)
@@ -117,14 +115,6 @@ def refuses(backend: Backend, r: Request) -> str | None:
     if r.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)
-
-
-def no_second_derivatives(*_: Any) -> NoReturn:
-    """Backward of an operator without second derivatives: RuntimeError that names a backend with them."""
-    raise RuntimeError(
-        "expected gradients once, got gradients of gradients, which the chosen backend does not have; "
-        'backend="reference" has them'
-    )
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------------

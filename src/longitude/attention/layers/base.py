@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a key of each layer: the same object is the same call
 class Call:
     """Checked arguments of `Mixer.forward`, with defaults filled in.
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import longitude as lg
 from tests.attention.backends.table.written_out import (
     CAUSAL,
     KINDS,
@@ -16,7 +17,7 @@ from tests.attention.backends.table.written_out import (
     ours,
     tensors,
 )
-from tests.support import close
+from tests.support import close, random
 
 pytestmark = needs_compiler
 VALUES = [math.nan, math.inf, -math.inf]
@@ -122,3 +123,26 @@ def test_far_keys_left_out_hide_nothing(kind, value):
         for name in [*x, "out", "lse"]:
             if (name, value) != ("table", -math.inf):  # tables are finite; -inf is how the kernel itself forbids
                 right_where_finite(x, name, value, 1e-10, near=0, low=0, high=None, scale=0.4)
+
+
+class SharedBias(lg.Encoding):
+    """One learned slope for all heads, as a bias [1, ...]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.tensor(-0.3, dtype=torch.float64))
+
+    def terms(self, context):
+        return (lg.terms.OffsetBias(lambda offset: self.slope * offset.abs()[None]),)
+
+
+@pytest.mark.parametrize("queries", [1, 7])
+def test_a_bias_that_heads_share(queries):
+    encoding, (q, k, v) = SharedBias(), (random(2, heads, 9, 5) for heads in (4, 2, 2))
+    inputs = [q[:, :, -queries:].requires_grad_(), k.requires_grad_(), v.requires_grad_()]
+    outs = [lg.attend(*inputs, encoding=encoding, backend=backend) for backend in ("table", "reference")]
+    grads = [torch.autograd.grad(out.square().sum(), [*inputs, encoding.slope]) for out in outs]
+    for ours, exact in zip((outs[0], *grads[0]), (outs[1], *grads[1]), strict=True):
+        close(ours, exact)
+    with torch.no_grad():
+        close(lg.attend(*inputs, encoding=encoding, backend="table"), outs[1])

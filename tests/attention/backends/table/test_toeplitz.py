@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from longitude.attention.backends.operators import Inputs
 from longitude.attention.backends.table import backend as toeplitz, band as loop
 from longitude.attention.backends.table.band import Limits, Terms, diagonals
 from tests.attention.backends.table.written_out import (
@@ -143,7 +144,7 @@ def inputs_of(x, near, low, high):
     terms = Terms(**{name: x.get(name) for name in Terms._fields})
     if terms.key_vectors is not None:
         terms = terms._replace(table=F.pad(x["table"], (near, 0)))
-    return loop.Inputs(x["q"], x["k"], x["v"], terms, Limits(None, near, low, high), 0.3)
+    return Inputs(x["q"], x["k"], x["v"], terms, Limits(None, near, low, high), 0.3)
 
 
 @pytest.mark.slow
@@ -152,13 +153,13 @@ def test_opcheck(kinds, learned):
     x = inputs_of(tensors(kinds, 9, 12, 3 if learned else 0), 3 if learned else 0, None, 5)
     leaves = [
         t.clone().requires_grad_(learned or n != 3) if isinstance(t, torch.Tensor) else t
-        for n, t in enumerate(toeplitz.flat(x))
+        for n, t in enumerate(toeplitz.OPERATORS.flat(x))
     ]
-    torch.library.opcheck(toeplitz._attention, leaves)
-    out, lse, ends = toeplitz._attention(*toeplitz.flat(x))
+    torch.library.opcheck(toeplitz.OPERATORS.forward, leaves)
+    out, lse, ends = toeplitz.OPERATORS.forward(*toeplitz.OPERATORS.flat(x))
     grad_lse = torch.ones_like(lse) if learned else None
-    arguments = torch.ones_like(out), grad_lse, out, ends, learned, *toeplitz.flat(x)
-    torch.library.opcheck(toeplitz._attention_backward, arguments)
+    arguments = torch.ones_like(out), grad_lse, out, ends, learned, *toeplitz.OPERATORS.flat(x)
+    torch.library.opcheck(toeplitz.OPERATORS.backward, arguments)
 
 
 @pytest.mark.parametrize("band", [CAUSAL, (0, 40), (None, None)], ids=str)

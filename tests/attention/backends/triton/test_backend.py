@@ -185,14 +185,15 @@ def test_blocks_of_every_chip():
 def test_compiled_calls_have_the_shapes_of_real_ones(names, softcap):
     """`torch.compile` and `torch.export` see the operators by these."""
     r, _ = problem(20, 24, names=names, kv_heads=1, dv=24, softcap=softcap)
-    x = tuple(backend.inputs_of(r))
+    operators = backend.OPERATORS
+    x = operators.flat(backend.inputs_of(r))
     torch.library.opcheck(
-        backend._attention, x, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+        operators.forward, x, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
     )
     with torch.no_grad():
-        out, lse = backend._attention(*x)
+        out, lse = operators.forward(*x)
         arguments = torch.ones_like(out), None, out, lse, True, *x
-        torch.library.opcheck(backend._attention_backward, arguments, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(operators.backward, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize(

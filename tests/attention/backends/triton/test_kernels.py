@@ -11,6 +11,7 @@ import torch
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS, refuses
+from longitude.attention.backends.operators import present
 from longitude.attention.backends.triton import backend, launch
 from longitude.attention.operation import answer, requests
 from longitude.attention.reference import reference
@@ -164,7 +165,7 @@ def test_ends_of_pieces_at_positions_of_their_own():
     with torch.no_grad():
         _, multiplier = (p for p in wanted[4:] if p.shape == (1,))
         multiplier.fill_(9 / 512)
-    assert (backend.inputs_of(r).rates.diff(dim=0) < 0).all()
+    assert (backend.inputs_of(r).terms.rates.diff(dim=0) < 0).all()
     compare(run, r, wanted, tolerance=3e-5)
 
 
@@ -380,7 +381,7 @@ def everything(x):
     """Output, logsumexp and gradients."""
     out, lse = launch.forward(x)
     grads = launch.backward(x, torch.ones_like(out), None, out, lse, learned=True)
-    return [out, lse, *(y for y in grads if y is not None)]
+    return [out, lse, grads.q, grads.k, grads.v, *present(grads.terms).values()]
 
 
 def test_strided_inputs():
@@ -402,7 +403,7 @@ def test_shared_inputs_and_gradients(dims):
     """Of strides of 0: one sequence, head or token for all of them."""
     r, _ = problem(20, 20, names="t5", heads=2)
     x = backend.inputs_of(r)
-    x = x._replace(table=x.table.detach())
+    x = x._replace(terms=launch.Terms(table=x.terms.table.detach()))
     one = {name: getattr(x, name).detach() for name in "qkv"}
     for dim in dims:
         one = {name: y.narrow(dim, 0, 1) for name, y in one.items()}

@@ -19,7 +19,7 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from longitude.attention.backends.triton import kernels, launch
-from longitude.attention.backends.triton.launch import Inputs
+from longitude.attention.backends.operators import Inputs
 from longitude.positions.gpu import rotate
 from longitude.positions.rotation import Angles
 
@@ -45,9 +45,9 @@ class Compiled:
 for name in launch.KERNELS:
     setattr(kernels, name, Compiled(getattr(kernels, name)))
 rotate.kernel = Compiled(rotate.kernel)
-launch.blocks_of = lambda kernel, x: (launch.MIXED if x.mix is not None else launch.blocks_for(
-    9, launch.wide(max(x.q.shape[3], x.v.shape[3])), x.cap > 0 or x.curves is not None
-    or (x.table is not None and x.q_level is not None)))[launch.KERNELS.index(kernel)]
+launch.blocks_of = lambda kernel, x: (launch.MIXED if x.terms.mix is not None else launch.blocks_for(
+    9, launch.wide(max(x.q.shape[3], x.v.shape[3])), x.limits.cap > 0 or x.terms.curves is not None
+    or (x.terms.table is not None and x.terms.q_level is not None)))[launch.KERNELS.index(kernel)]
 
 def inputs(adds, rows, keys, *, batch=2, heads=4, kv_heads=2, d=64, dv=64, dtype=torch.bfloat16, own=False):
     q = torch.zeros(batch, rows, heads, d, dtype=dtype).transpose(1, 2)
@@ -55,10 +55,11 @@ def inputs(adds, rows, keys, *, batch=2, heads=4, kv_heads=2, d=64, dv=64, dtype
     v = torch.zeros(batch, 1, keys, dv, dtype=dtype).expand(-1, kv_heads, -1, -1)
     table = torch.zeros(heads, rows + keys - 1) if adds in ("table", "both", "curves") else None
     levels = (torch.zeros(batch, heads, rows), torch.zeros(batch, heads, keys)) if adds in ("levels", "both") else (None, None)
-    curves, rates = (torch.zeros(heads, 3, 33), torch.ones(batch, rows)) if adds == "curves" else (None, None)
+    curves, rates = (torch.zeros(heads, 3, 33), torch.ones(batch, 1, rows)) if adds == "curves" else (None, None)
     lo = torch.zeros(batch if own else 1, rows, dtype=torch.int32)
     mix = torch.zeros(batch, heads, rows, 33, dtype=dtype) if adds == "mix" else None
-    return Inputs(q, k, v, table, *levels, curves, rates, mix, lo, lo + keys, keys - 1, 0.125, 20.0 * (adds == "cap"))
+    terms = launch.Terms(table, *levels, curves, rates, mix)
+    return Inputs(q, k, v, terms, launch.Limits(lo, lo + keys, keys - 1, 20.0 * (adds == "cap")), 0.125)
 
 def attend(*shape, backward=True, learned=True, **options):
     x = inputs(*shape, **options)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import TIED, Backend, no_second_derivatives, wide_item
+from longitude.attention.backends.base import Backend, wide_item
+from longitude.attention.backends.operators import TIED, Inputs, Operators, heads_last
 from longitude.attention.backends.table import band
-from longitude.attention.backends.table.band import Inputs, Limits, Terms, diagonals, heads_last
+from longitude.attention.backends.table.band import Limits, Terms, diagonals, limits_of
 from longitude.attention.backends.table.decoding import decoding
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request, band_of
@@ -105,9 +105,6 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
     q_positions = r.q_positions if q_positions is None else q_positions
     r = counting(r) or r
     wide = torch.promote_types(r.q.dtype, torch.float32)
-    # toeplitz_attention counts orders so that the last query has the order of the last key.
-    late = r.order_gap + r.rows - r.length
-    low, high = [None if bound is None else bound - late for bound in r.band]
     diagonals = r.rows + r.length - 1
     newest = r.position_gap + r.rows - 1  # the offset of the first diagonal
 
@@ -118,7 +115,8 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
     near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
 
     # No query attends to the diagonals from `stop` on.
-    stop = diagonals if low is None else max(near + 1, min(diagonals, r.length - low))
+    limits = limits_of(r, cuts, near)
+    stop = diagonals if limits.low is None else max(near + 1, min(diagonals, r.length - limits.low))
 
     def of_diagonals(of: Callable[[Tensor], Tensor]) -> Tensor:
         """Vectors [H or 1, N, D] of the diagonals from `near` on."""
@@ -156,8 +154,7 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
         biases.append(own.distances(offsets).to(wide).expand(r.heads, -1))
         added["curves"] = own.curves().to(wide)
         added["rates"] = (1 / own.scale_of(places)).to(wide).expand(len(r.q), -1)[:, None]
-    terms, limits = Terms(table=total(biases), **added), Limits(cuts, near, low, high)
-    out, lse = toeplitz_attention(r.q, r.k, r.v, terms, limits, r.scale)
+    out, lse = toeplitz_attention(r.q, r.k, r.v, Terms(table=total(biases), **added), limits, r.scale)
     if reach is None:
         return out, lse
     nothing = lse == -math.inf  # the subtracted bias has no gradient there either
@@ -265,96 +262,24 @@ def toeplitz_attention(
     A query without keys gives zeros, and a logsumexp of -inf. All inputs get gradients, through both results; double backward
     raises.
     """
-    stop = diagonals(q.shape[2], k.shape[2], limits.low, None)[1] + 1  # one past the last diagonal of the band
-    vectors = [
-        None if x is None else x[:, : max(0, stop - limits.near)] for x in (terms.key_vectors, terms.value_vectors)
-    ]
-    x = Inputs(q, k, v, terms._replace(key_vectors=vectors[0], value_vectors=vectors[1]), limits, scale)
-    if torch.is_grad_enabled() or needs_operator(q, k, v, terms.table):
-        return _attention(*flat(x))[:2]
-    return band.forward(x)[:2]  # decoding: the dispatcher would take a fifth of a short step
+    if terms.key_vectors is not None:
+        near = max(0, diagonals(q.shape[2], k.shape[2], limits.low, None)[1] + 1 - limits.near)  # those in the band
+        values = None if terms.value_vectors is None else terms.value_vectors[:, :near]
+        terms = terms._replace(key_vectors=terms.key_vectors[:, :near], value_vectors=values)
+    x = Inputs(q, k, v, terms, limits, scale)
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, *terms))
+    if learns or needs_operator(q, k, v, terms.table):
+        return OPERATORS.forward(*OPERATORS.flat(x))[:2]
+    return band.forward(x)[:2]  # the dispatcher would take a fifth of a short call
 
 
-# ---- the operators: compiled graphs contain these two, whatever the length ----------------------------------------------
-INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor? key_vectors, "
-    "Tensor? value_vectors, Tensor? logits, Tensor? curves, Tensor? rates, Tensor? spans, SymInt near, SymInt? low, "
-    "SymInt? high, float scale"
-)
-_operator = {"mutates_args": (), "device_types": "cpu"}
-
-
-def flat(x: Inputs) -> tuple[Any, ...]:
-    """The arguments of the operators."""
-    return x.q, x.k, x.v, *x.terms, *x.limits, x.scale
-
-
-def nested(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Inputs:
-    """The reverse of `flat`."""
-    *of_terms, spans, near, low, high, scale = rest
-    return Inputs(q, k, v, Terms(*of_terms), Limits(spans, near, low, high), scale)
-
-
-_attention = torch.library.custom_op(
-    "longitude::toeplitz_attention",
-    lambda *inputs: band.forward(nested(*inputs)),
-    schema=f"({INPUTS}) -> (Tensor, Tensor, Tensor)",
-    **_operator,
-)
-
-
-def _run_backward(
-    grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends: Tensor, learned: bool, *inputs: Any
-) -> list[Tensor]:
-    """Gradients of the floating inputs; empty ones where there is nothing to learn."""
-    x = nested(*inputs)
-    of = band.backward(x, grad, grad_lse, out, ends, learned)
-    return [x.q.new_empty(0) if grad is None else grad for grad in (of.q, of.k, of.v, *of.terms)]
-
-
-_attention_backward = torch.library.custom_op(
-    "longitude::toeplitz_attention_backward",
-    _run_backward,
-    schema=f"(Tensor grad, Tensor? grad_lse, Tensor out, Tensor ends, bool learned, {INPUTS}) -> Tensor[]",
-    **_operator,
-)
-
-
-@_attention.register_fake
-def _(*inputs):
-    x = nested(*inputs)
+def like(x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """New tensors like the results of `band.forward`."""
     lse = x.q.new_empty(x.q.shape[:3], dtype=x.wide)
     return heads_last(x.q, x.v.shape[3]), lse, lse.new_empty(2, *lse.shape)
 
 
-@_attention_backward.register_fake
-def _(grad, grad_lse, out, ends, learned, *inputs):
-    x = nested(*inputs)
-    terms = x.terms if learned else x.terms._replace(table=None)
-    like = [
-        x.q.new_empty(0) if t is None else torch.empty_like(t, memory_format=torch.contiguous_format) for t in terms
-    ]
-    return [heads_last(x.q), heads_last(x.k), heads_last(x.v), *like]
-
-
-def _setup_context(ctx, inputs, output):
-    x, (out, _, ends) = nested(*inputs), output
-    ctx.save_for_backward(x.q, x.k, x.v, *x.terms, x.limits.spans, out, ends)
-    ctx.numbers = x.limits._replace(spans=None), x.scale
-    ctx.set_materialize_grads(False)
-
-
-def _autograd_backward(ctx, grad, grad_lse, _):
-    q, k, v, *of_terms, spans, out, ends = ctx.saved_tensors
-    terms, (limits, scale) = Terms(*of_terms), ctx.numbers
-    grad = torch.zeros_like(out) if grad is None else grad
-    learned = terms.table is not None and ctx.needs_input_grad[INPUTS.split(", ").index("Tensor? table")]
-    x = Inputs(q, k, v, terms, limits._replace(spans=spans), scale)
-    of_q, of_k, of_v, *found = _attention_backward(grad, grad_lse, out, ends, learned, *flat(x))
-    wanted = terms if learned else terms._replace(table=None)
-    of_terms = [None if term is None else of_term for term, of_term in zip(wanted, found, strict=True)]
-    return of_q, of_k, of_v, *of_terms, *[None] * len(limits), None
-
-
-_attention.register_autograd(_autograd_backward, setup_context=_setup_context)
-_attention_backward.register_autograd(no_second_derivatives)
+OPERATORS = Operators(
+    "longitude::toeplitz_attention", band.forward, band.backward, like, results=3, terms=Terms, limits=Limits,
+    of_limits="Tensor? spans, SymInt near, SymInt? low, SymInt? high", device="cpu",
+)  # fmt: skip

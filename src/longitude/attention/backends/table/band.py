@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from longitude.attention.backends.operators import Gradients, Inputs, heads_last, present
+from longitude.attention.request import Request
 from longitude.errors import UsageError
 from longitude.native import load
 from longitude.native.derivatives import constant_in_graphs
@@ -37,10 +39,6 @@ class Terms(NamedTuple):
     curves: Tensor | None = None
     rates: Tensor | None = None
 
-    def present(self) -> dict[str, Tensor]:
-        """Those that are there, by name."""
-        return {name: term for name, term in zip(self._fields, self, strict=True) if term is not None}
-
 
 class Limits(NamedTuple):
     """Which pairs are allowed, and where vectors begin; `toeplitz_attention` documents each."""
@@ -51,34 +49,16 @@ class Limits(NamedTuple):
     high: int | None = None
 
 
-class Inputs(NamedTuple):
-    """Arguments of the operators."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    terms: Terms
-    limits: Limits
-    scale: float
-
-    @property
-    def wide(self) -> torch.dtype:
-        """The dtype of all sums."""
-        return torch.promote_types(self.q.dtype, torch.float32)
-
-    @property
-    def is_short(self) -> bool:
-        """Whether decode.c runs it: with more queries, copying keys into another layout is faster."""
-        return self.q.shape[2] <= MOST_OF_DECODE and self.terms.present().keys() <= {"table", "q_level", "k_level"}
+def limits_of(r: Request, spans: Tensor | None = None, near: int = 0) -> Limits:
+    """Limits of a request; C gives the last query the order of the last key."""
+    late = r.order_gap + r.rows - r.length
+    low, high = [None if bound is None else bound - late for bound in r.band]
+    return Limits(spans, near, low, high)
 
 
-class Gradients(NamedTuple):
-    """Gradients of the tensors of `Inputs`; None for those that are not there."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    terms: Terms
+def is_short(x: Inputs) -> bool:
+    """Whether decode.c runs it: with more queries, copying keys into another layout is faster."""
+    return x.q.shape[2] <= MOST_OF_DECODE and present(x.terms).keys() <= {"table", "q_level", "k_level"}
 
 
 def diagonals(queries: int, keys: int, low: int | None, high: int | None) -> tuple[int, int]:
@@ -95,7 +75,7 @@ SIGNATURE = Signature(
     "attention in C",
     {
         "q": "dtype B H Lq D", "k": "dtype B G Lk D", "v": "dtype B G Lk V",
-        "table": "wide H diagonals", "q_level": "float64 B H Lq", "k_level": "float64 B H Lk",
+        "table": "wide 1|H diagonals", "q_level": "float64 B H Lq", "k_level": "float64 B H Lk",
         "key_vectors": "wide 1|H N D", "value_vectors": "wide 1|H M V",
         "logits": "wide B H Lq columns", "curves": "wide H 3 pieces", "rates": "wide B 1 Lq", "spans": "int64 count 5",
         "grad": "dtype B H Lq V", "grad_lse": "of_lse B H Lq", "out": "dtype B H Lq V", "ends": "wide 2 B H Lq",
@@ -103,7 +83,7 @@ SIGNATURE = Signature(
     lambda of: of["H"] % of["G"] == 0 and of["near"] >= 0,
     "heads of keys that divide those of queries, and near >= 0",
 )  # fmt: skip
-"""The tensors that C reads: `Inputs`, and what backward gets besides."""
+"""The tensors that C reads: those of `Inputs`, and what backward gets besides."""
 
 
 def require(x: Inputs, *of_backward: Tensor | None) -> None:
@@ -111,22 +91,11 @@ def require(x: Inputs, *of_backward: Tensor | None) -> None:
     terms, spans = x.terms, x.limits.spans
     tensors = x.q, x.k, x.v, *terms, spans, *(of_backward or [None] * 4)
     SIGNATURE.require(tensors, wide=x.wide, near=x.limits.near, diagonals=x.q.shape[-2] + x.k.shape[-2] - 1)
-    straight = terms.curves is None
-    if (
-        (terms.q_level is None) != (terms.k_level is None)
-        or (terms.rates is None) != straight
-        or (terms.table is None and not straight)
-    ):
-        raise UsageError("attention in C", "both levels or none, and curves with rates and a table", "some of them")
+    x.require_together("attention in C")
     if spans is not None:
         most = spans.new_tensor([len(x.q) - 1, *[x.q.shape[2]] * 2, *[x.k.shape[2]] * 2])
         if bool(((spans < 0) | (spans > most)).any() | (spans[:, 1::2] > spans[:, 2::2]).any()):
             raise UsageError("attention in C, spans", f"rows, queries and keys up to {most.tolist()}", spans.tolist())
-
-
-def heads_last(x: Tensor, width: int | None = None) -> Tensor:
-    """Uninitialised, of x's shape [B, H, L, D or width] but laid out [B, L, H, D], so that merging the heads later is free."""
-    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3] if width is None else width).transpose(1, 2)
 
 
 # ---- calls of C -----------------------------------------------------------------------------------------------------------
@@ -215,7 +184,7 @@ def available(dtype: torch.dtype) -> bool:
 def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """The output [B, H, Lq, Dv], the logsumexp [B, H, Lq], and what `backward` needs of each row [2, B, H, Lq]."""
     require(x)
-    wide, threads, short = x.wide, torch.get_num_threads(), x.is_short
+    wide, threads, short = x.wide, torch.get_num_threads(), is_short(x)
     stored = x.q.dtype if x.q.dtype in OPTIONS else wide  # other dtypes are widened before
     run, shape = _functions(stored), shape_of(x, threads)
     if not short:
@@ -256,7 +225,7 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends
             t.zero_()
     terms = x.terms if learned else x.terms._replace(table=None)
     of_terms = {}
-    for name, term in terms.present().items():  # with a copy for each that may add to it at once
+    for name, term in present(terms).items():  # with a copy for each that may add to it at once
         match name:
             case "k_level":
                 size = splits, *term.shape
@@ -272,9 +241,7 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends
     inputs = [In.of(t, stored) for t in (grad, x.q, x.k, x.v, out)]
     outputs = [Out.of(t) for t in (of_q, of_k, of_v)]
     of_table = at(of_terms.get("table"))
-    run.backward(
-        shape, *inputs, at(table), step, ends.data_ptr(), at(grad_lse), *outputs, of_table, working.data_ptr()
-    )
+    run.backward(shape, *inputs, at(table), step, ends.data_ptr(), at(grad_lse), *outputs, of_table, working.data_ptr())
     summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (of_q, of_k, of_v))
     of_q, of_k, of_v = [t.to(x.q.dtype) for t in summed]
     of_terms = {name: copies.sum_to_size(getattr(terms, name).shape) for name, copies in of_terms.items()}
@@ -306,7 +273,7 @@ def shape_of(x: Inputs, threads: int) -> Shape:
         1, 1, x.scale, ctypes.addressof(numbers), threads=threads, near=limits.near,
     )  # fmt: skip
     shape.kept = kept = [numbers]  # as long as their addresses are
-    for name, term in x.terms.present().items():
+    for name, term in present(x.terms).items():
         if name == "table":  # an argument of its own
             continue
         kept.append(term := term.contiguous())

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from longitude.attention.backends.operators import Inputs
 from longitude.attention.backends.table import band
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
@@ -19,8 +20,8 @@ SMALL = 2**17  # elements of keys up to which one thread ends before a second wo
 
 def describes(r: Request) -> bool:
     """Whether a description can express a request: one query for each head, and biases of the offset, by plain order."""
-    plain = r.rows == 1 and r.dropout == 0 and r.contiguous and len(r.beyond_band) == 0 and len(r.learned) == 0
-    if not plain or r.q.dtype not in band.OPTIONS or any(type(term) is not OffsetBias for term in r.terms):
+    plain = r.q.shape[2] == 1 and r.dropout == 0 and r.contiguous and len(r.pairs.beyond_band) == len(r.learned) == 0
+    if not plain or r.q.dtype not in band.OPTIONS or not {*map(type, r.terms)} <= {OffsetBias}:
         return False
     return not torch.is_grad_enabled() and in_memory(r.q, r.k, r.v) and band.available(r.q.dtype)
 
@@ -28,18 +29,14 @@ def describes(r: Request) -> bool:
 def decoding(r: Request) -> DecodingStep | None:
     """The description of a request; None if none can express it.
 
-    Its table [H, Lk] has the bias at the offsets of the query from each key, the first of which is the largest.
+    Its table [H or 1, Lk] has the bias at the offsets of the query from each key, the first of which is the largest.
     """
     if not r.once(describes):
         return None
-    late = r.order_gap + 1 - r.length  # the loop gives the query the order of the last key
-    low, high = [None if bound is None else bound - late for bound in r.band]
-    wide, first = torch.promote_types(r.q.dtype, torch.float32), r.position_gap
-    last = first - r.length + 1
-    biases = [bias_of(term, first, last, r.q, wide) for term in r.terms if isinstance(term, OffsetBias)]
+    first, wide = r.position_gap, torch.promote_types(r.q.dtype, torch.float32)
+    biases = [bias_of(term, first, first - r.length + 1, r.q, wide) for term in r.terms]  # type: ignore[arg-type]
     table = sum(biases[1:], biases[0]) if biases else None
-    limits = band.Limits(low=low, high=high)
-    return DecodingStep(band.Inputs(r.q, r.k, r.v, band.Terms(table), limits, r.scale))
+    return DecodingStep(Inputs(r.q, r.k, r.v, band.Terms(table), band.limits_of(r), r.scale))
 
 
 class DecodingStep:
@@ -50,19 +47,26 @@ class DecodingStep:
     time): 20 us for a layer, 28 us for torch's function, 88 us for `band.forward`.
     """
 
-    def __init__(self, x: band.Inputs):
+    def __init__(self, x: Inputs):
         run = band.functions(x.q.dtype)
         assert run is not None
-        band.require(x)
-        self.shapes, self.dtype = [t.shape for t in (x.q, x.k, x.v)], x.q.dtype
+        (batch, heads, _, dim), (shared, keys), width, table = x.q.shape, x.k.shape[1:3], x.v.shape[3], x.terms.table
+        self.shapes, self.dtype = (
+            ((batch, heads, 1, dim), (batch, shared, keys, dim), (batch, shared, keys, width)),
+            x.q.dtype,
+        )
+        alone = table is None or (table.shape in ((heads, keys), (1, keys)) and table.dtype == x.wide and table.is_cpu)
+        if heads % shared or not alone:
+            band.require(
+                x
+            )  # its message tells what does not fit; each call holds the layer's q, k and v against the shapes
         threads = torch.get_num_threads() if x.k.numel() > SMALL else 1
-        shape, (self.table, step) = band.shape_of(x, threads), band.table_of(x.terms.table)
+        shape, (self.table, step) = band.shape_of(x, threads), band.table_of(table)
         self.space = x.q.new_empty(threads * run.decode_space(shape), dtype=x.wide)
-        heads, width = x.q.shape[1], x.v.shape[3]
-        self.size = *x.q.shape[:3], width
+        self.size = batch, heads, 1, width
         self.inputs, self.out = (band.In(), band.In(), band.In()), band.Out(None, heads * width, width, width, 0)
         self.run = partial(
-            run.decode, shape, *self.inputs, band.at(self.table), step, self.out, None, None, band.at(self.space)
+            run.decode, shape, *self.inputs, band.at(self.table), step, self.out, None, None, self.space.data_ptr()
         )
 
     def __call__(self, r: Request) -> Tensor:

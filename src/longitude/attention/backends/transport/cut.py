@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.table.band import Inputs, Limits, Terms
+from longitude.attention.backends.operators import Inputs
+from longitude.attention.backends.table.band import Limits, Terms
 
 
 class Cut(NamedTuple):

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longitude.attention.backends.operators import Gradients, Inputs
 from longitude.attention.backends.table import band
-from longitude.attention.backends.table.band import Gradients, Inputs
 from longitude.attention.backends.transport.cut import Cut, Part
 
 LOG2E = math.log2(math.e)

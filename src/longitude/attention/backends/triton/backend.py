@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.base import TIED, Backend, no_second_derivatives
+from longitude.attention.backends.base import Backend
+from longitude.attention.backends.operators import TIED, Inputs, Operators, heads_last
 from longitude.attention.backends.triton import launch
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
-from longitude.attention.backends.triton.launch import Inputs
+from longitude.attention.backends.triton.launch import Limits, Terms
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import steady
@@ -31,26 +31,32 @@ WIDEST = 128
 
 def inputs_of(r: Request) -> Inputs:
     """Inputs of the kernels for a request."""
-    table = q_level = k_level = curves = rates = None
-    biases, own = [term.at for term in r.terms if isinstance(term, OffsetBias)], normalized(r)
+    terms, biases, formula = (
+        Terms(mix=mix_of(r)),
+        [term for term in r.terms if isinstance(term, OffsetBias)],
+        normalized(r),
+    )
     nearest = 0
-    if own is not None:
-        offsets, places = offsets_of(r), explicit(r.q_positions, r.rows, r.q.device)
-        table = own.distances(offsets).to(torch.float32).expand(r.heads, -1).contiguous()
-        curves = own.curves().to(torch.float32)
-        rates = (1 / own.scale_of(places)).to(torch.float32).expand(len(r.q), -1)[:, None].contiguous()
+    if formula is not None:
+        places = explicit(r.q_positions, r.rows, r.q.device)
+        terms = terms._replace(
+            table=formula.distances(offsets_of(r)).to(torch.float32).expand(r.heads, -1).contiguous(),
+            curves=formula.curves().to(torch.float32),
+            rates=(1 / formula.scale_of(places)).to(torch.float32).expand(len(r.q), -1)[:, None].contiguous(),
+        )
         nearest = r.length - 1 - gap_of(r)
     elif biases:
         offsets = offsets_of(r)
-        table = torch.stack([at(offsets).to(torch.float32) for at in biases]).sum(0).contiguous()
+        table = torch.stack([term.at(offsets).to(torch.float32).expand(r.heads, -1) for term in biases]).sum(0)
+        terms = terms._replace(table=table.contiguous())
     if (level := drift_level(r)) is not None:
         rows, keys = (slice(start, start + n) for start, n in ((r.q_order, r.rows), (r.k_order, r.length)))
         # Only differences count, and near 0 they round less.
         level = level - level[..., keys].mean(-1, keepdim=True).detach()
         q_level, k_level = (level[..., part].to(torch.float32).contiguous() for part in (rows, keys))
-    mix, gap = mix_of(r), gap_of(r) if mixed(r) else 0
-    added = table, q_level, k_level, curves, rates, mix
-    return Inputs(r.q, r.k, r.v, *added, *intervals_of(r), nearest, r.scale, cap_of(r), gap)
+        terms = terms._replace(q_level=q_level, k_level=k_level)
+    limits = Limits(*intervals_of(r), nearest, cap_of(r), gap_of(r) if mixed(r) else 0)
+    return Inputs(r.q, r.k, r.v, terms, limits, r.scale)
 
 
 def mixed(r: Request) -> OffsetVectors | None:
@@ -95,72 +101,18 @@ def normalized(r: Request) -> NormalizedOffset | None:
 def attention(r: Request) -> tuple[Tensor, Tensor]:
     """The output, and the logsumexp of the scores."""
     with torch.autocast(r.q.device.type, enabled=False):
-        return _attention(*inputs_of(r))
+        return OPERATORS.forward(*OPERATORS.flat(inputs_of(r)))
 
 
-# ---- the operators -------------------------------------------------------------------------------------------------------
-INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor? curves, Tensor? rates, "
-    "Tensor? mix, Tensor lo, Tensor hi, int nearest, float scale, float cap, int gap"
-)
-
-_attention = torch.library.custom_op(
-    "longitude::triton_attention",
-    lambda *inputs: launch.forward(Inputs(*inputs)),
-    mutates_args=(),
-    schema=f"({INPUTS}) -> (Tensor, Tensor)",
-)
+def like(x: Inputs) -> tuple[Tensor, Tensor]:
+    """New tensors like the results of `launch.forward`."""
+    return heads_last(x.q, x.v.shape[3]), x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
 
 
-def _run_backward(
-    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool, *inputs: Any
-) -> list[Tensor]:
-    """Gradients of the first nine inputs; empty ones where there is none."""
-    found = launch.backward(Inputs(*inputs), grad, grad_lse, out, lse, learned)
-    return [lse.new_empty(0) if x is None else x for x in found]
-
-
-_attention_backward = torch.library.custom_op(
-    "longitude::triton_attention_backward",
-    _run_backward,
-    mutates_args=(),
-    schema=f"(Tensor grad, Tensor? grad_lse, Tensor out, Tensor lse, bool learned, {INPUTS}) -> Tensor[]",
-)
-
-
-@_attention.register_fake
-def _(*inputs):
-    x = Inputs(*inputs)
-    return launch.heads_last(x.q, x.q.shape[1], x.v.shape[3]), x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
-
-
-@_attention_backward.register_fake
-def _(grad, grad_lse, out, lse, learned, *inputs):
-    x = Inputs(*inputs)
-    own = [launch.heads_last(y, *y.shape[1::2]) for y in x[:3]]
-    wanted = learned, True, True, learned, learned, True
-    rest = [y if y is not None and wants else None for y, wants in zip(x[3:9], wanted, strict=True)]
-    return [*own, *(lse.new_empty(0) if y is None else torch.empty_like(y) for y in rest)]
-
-
-def _setup_context(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:11], *output)
-    ctx.numbers = inputs[11:]
-    ctx.set_materialize_grads(False)
-
-
-def _autograd_backward(ctx, grad, grad_lse):
-    *tensors, out, lse = ctx.saved_tensors
-    learned = any(tensors[n] is not None and ctx.needs_input_grad[n] for n in (3, 6, 7))
-    grad = torch.zeros_like(out) if grad is None else grad
-    found = _attention_backward(grad, grad_lse, out, lse, learned, *tensors, *ctx.numbers)
-    levels, curved = tensors[4] is not None, learned and tensors[6] is not None
-    wanted = True, True, True, learned, levels, levels, curved, curved, tensors[8] is not None
-    return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), *(None,) * 6
-
-
-_attention.register_autograd(_autograd_backward, setup_context=_setup_context)
-_attention_backward.register_autograd(no_second_derivatives)
+OPERATORS = Operators(
+    "longitude::triton_attention", launch.forward, launch.backward, like, results=2, terms=Terms, limits=Limits,
+    of_limits="Tensor lo, Tensor hi, int nearest, float cap, int gap", device=None,
+)  # fmt: skip
 
 
 # ---- what it supports ----------------------------------------------------------------------------------------------------
@@ -228,7 +180,7 @@ def _not_compiled(
     rates = torch.zeros(1, 1, 1, device=device) if pieces else None
     curves = torch.zeros(1, 3, pieces, device=device) if pieces else None
     mix = torch.zeros(1, 1, 1, 2, dtype=dtype, device=device) if mixed else None
-    x = Inputs(q, q, v, distances, level, level, curves, rates, mix, lo, hi, 0, 1.0, float(capped))
+    x = Inputs(q, q, v, Terms(distances, level, level, curves, rates, mix), Limits(lo, hi, cap=float(capped)), 1.0)
 
     def small_call() -> None:
         out, lse = launch.forward(x)

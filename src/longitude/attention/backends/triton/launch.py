@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from longitude.attention.backends.operators import Gradients, Inputs, heads_last
 from longitude.attention.backends.triton.intervals import Intervals
-from longitude.errors import UsageError
 from longitude.native.tensors import Signature
 
 KERNELS_FILE = "longitude.attention.backends.triton.kernels"  # imported on use: it needs triton
@@ -21,27 +21,31 @@ PROGRAMS = 2
 """Programs per multiprocessor that sum gradients of the table; each writes its row of a workspace."""
 
 
-class Inputs(NamedTuple):
-    """Inputs of the kernels. lo, hi: those of `Intervals`. table: by offset from 1 - Lk to Lq - 1; it and levels in float32.
+class Terms(NamedTuple):
+    """What is added to scores. table: by offset from 1 - Lk to Lq - 1; it, levels, curves and rates in float32.
 
-    With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table has distances, the smallest at `nearest`,
-    and curve(table[i - j] rate_i) is added. Rates never increase from query to query. cap: of the products; 0: none. mix: what
-    each query adds at offsets 0, 1, ..; at all far ones its last number. gap: offset of the first query and the first key.
+    With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table has distances, and curve(table[i - j] rate_i)
+    is added. Rates never increase from query to query. mix: what each query adds at offsets 0, 1, ..; at all far ones its last
+    number.
     """
 
-    q: Float[Tensor, "B H Lq D"]
-    k: Float[Tensor, "B Hkv Lk D"]
-    v: Float[Tensor, "B Hkv Lk Dv"]
-    table: Float[Tensor, "H Lq+Lk-1"] | None
-    q_level: Float[Tensor, "B H Lq"] | None
-    k_level: Float[Tensor, "B H Lk"] | None
-    curves: Float[Tensor, "H 3 pieces"] | None
-    rates: Float[Tensor, "B 1 Lq"] | None
-    mix: Float[Tensor, "B H Lq spread"] | None
+    table: Float[Tensor, "H Lq+Lk-1"] | None = None
+    q_level: Float[Tensor, "B H Lq"] | None = None
+    k_level: Float[Tensor, "B H Lk"] | None = None
+    curves: Float[Tensor, "H 3 pieces"] | None = None
+    rates: Float[Tensor, "B 1 Lq"] | None = None
+    mix: Float[Tensor, "B H Lq spread"] | None = None
+
+
+class Limits(NamedTuple):
+    """lo, hi: those of `Intervals`. nearest: column of the smallest distance in the table. cap: of the products; 0: none.
+
+    gap: offset of the first query and the first key, for a mix.
+    """
+
     lo: Tensor
     hi: Tensor
-    nearest: int
-    scale: float
+    nearest: int = 0
     cap: float = 0.0
     gap: int = 0
 
@@ -63,16 +67,9 @@ SIGNATURE = Signature(
 
 def require(x: Inputs, *of_backward: Tensor | None) -> None:
     """Raise UsageError unless the kernels can read all tensors by the sizes of q, k and v."""
-    SIGNATURE.require((*x[:11], *(of_backward or [None] * 4)), diagonals=x.q.shape[-2] + x.k.shape[-2] - 1)
-    straight = x.curves is None
-    if (
-        (x.q_level is None) != (x.k_level is None)
-        or (x.rates is None) != straight
-        or (x.table is None and not straight)
-    ):
-        raise UsageError(
-            "attention in Triton", "both levels or none, and curves with rates and a table", "some of them"
-        )
+    tensors = x.q, x.k, x.v, *x.terms, x.limits.lo, x.limits.hi, *(of_backward or [None] * 4)
+    SIGNATURE.require(tensors, diagonals=x.q.shape[-2] + x.k.shape[-2] - 1)
+    x.require_together("attention in Triton")
 
 
 class Blocks(NamedTuple):
@@ -118,10 +115,11 @@ def blocks_for(major: int, width: int, several: bool = False) -> tuple[Blocks, .
 
 
 def blocks_of(kernel: str, x: Inputs) -> Blocks:
-    if x.mix is not None:
+    terms = x.terms
+    if terms.mix is not None:
         return MIXED[KERNELS.index(kernel)]
     major = torch.cuda.get_device_capability(x.q.device)[0] if x.q.is_cuda else 8
-    several = x.cap > 0 or x.curves is not None or (x.table is not None and x.q_level is not None)
+    several = x.limits.cap > 0 or terms.curves is not None or (terms.table is not None and terms.q_level is not None)
     return blocks_for(major, max(wide(x.q.shape[3]), wide(x.v.shape[3])), several)[KERNELS.index(kernel)]
 
 
@@ -130,38 +128,45 @@ def wide(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def heads_last(x: Tensor, heads: int, width: int) -> Tensor:
-    """New [B, heads, L, width], laid out as [B, L, heads, width]."""
-    return x.new_empty(x.shape[0], x.shape[2], heads, width).transpose(1, 2)
-
-
 def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     """The arguments that all kernels have by the same names."""
-    (_, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
+    (_, heads, rows, d), (kv_heads, keys), dv, terms, limits = (
+        x.q.shape,
+        x.k.shape[1:3],
+        x.v.shape[3],
+        x.terms,
+        x.limits,
+    )
     # Blocks at the ends read beyond the offsets, and the diagonals of a square are written with a zero behind them.
     before, after = -keys % blocks.K, -rows % blocks.Q + 1
-    table, curves, rates = x.q if x.table is None else F.pad(x.table / LOG2, (before, after)), x.q, x.q
-    pieces = 0 if x.curves is None else x.curves.shape[2]
-    if x.table is not None and x.curves is not None and x.rates is not None:
-        table = F.pad(x.table[None], (before, after), mode="replicate")[0]  # beyond the ends distances do not fall
-        curves, rates = torch.cat([x.curves[:, :2] / LOG2, x.curves[:, 2:]], 1), x.rates.contiguous()
-    levels = x.q, x.q
-    if x.q_level is not None and x.k_level is not None:
-        levels = (x.q_level / LOG2).contiguous(), (x.k_level / LOG2).contiguous()
+    at = dict.fromkeys(Terms._fields, x.q)  # of a term that is not there any address serves
+    if terms.curves is not None:
+        at["table"] = F.pad(terms.table[None], (before, after), mode="replicate")[
+            0
+        ]  # beyond the ends distances do not fall
+        at["curves"] = torch.cat([terms.curves[:, :2] / LOG2, terms.curves[:, 2:]], 1)
+        at["rates"] = terms.rates.contiguous()
+    elif terms.table is not None:
+        at["table"] = F.pad(terms.table / LOG2, (before, after))
+    if terms.q_level is not None:
+        at |= {"q_level": (terms.q_level / LOG2).contiguous(), "k_level": (terms.k_level / LOG2).contiguous()}
+    if terms.mix is not None:
+        at["mix"] = terms.mix.contiguous()
+    pieces, width = 0 if terms.curves is None else terms.curves.shape[2], at["table"].shape[1]
     return {
-        "q": x.q, "k": x.k, "v": x.v, "lo": x.lo.contiguous(), "hi": x.hi.contiguous(),
-        "q_level": levels[0], "k_level": levels[1], "table": table, "curves": curves, "rates": rates,
-        "mix": x.q if x.mix is None else x.mix.contiguous(), "spread": 1 if x.mix is None else x.mix.shape[3], "gap": x.gap,
-        "factor": x.scale / LOG2, "cap": x.cap / LOG2, "last": keys + before - 1, "width": table.shape[1],
-        "nearest": min(max(x.nearest + before, 0), table.shape[1] - 1), "pieces": pieces,
+        "q": x.q, "k": x.k, "v": x.v, "lo": limits.lo.contiguous(), "hi": limits.hi.contiguous(), **at,
+        "spread": 1 if terms.mix is None else terms.mix.shape[3], "gap": limits.gap,
+        "factor": x.scale / LOG2, "cap": limits.cap / LOG2, "last": keys + before - 1, "width": width,
+        "nearest": min(max(limits.nearest + before, 0), width - 1), "pieces": pieces,
         "rows": rows, "keys": keys, "heads": heads, "group": heads // kv_heads,
         "q_batch": x.q.stride(0), "q_head": x.q.stride(1), "q_stride": x.q.stride(2),
         "k_batch": x.k.stride(0), "k_head": x.k.stride(1), "k_stride": x.k.stride(2),
         "v_batch": x.v.stride(0), "v_head": x.v.stride(1), "v_stride": x.v.stride(2),
-        "interval": rows if len(x.lo) > 1 else 0,
+        "interval": rows if len(limits.lo) > 1 else 0,
         "D": d, "DV": dv, "WIDE_D": wide(d), "WIDE_DV": wide(dv),
-        "TABLE": x.table is not None, "LEVELS": x.q_level is not None,
-        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0, "CAP": x.cap > 0, "MIX": x.mix is not None, "FAR": far(x),
+        "TABLE": terms.table is not None, "LEVELS": terms.q_level is not None,
+        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0, "CAP": limits.cap > 0, "MIX": terms.mix is not None,
+        "FAR": far(x),
         **blocks._asdict(),
     }  # fmt: skip
 
@@ -169,7 +174,7 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
 def far(x: Inputs) -> bool:
     """Whether offsets within a sequence of an input or a result may need more than 32 bits."""
     width = max(x.q.shape[3], x.v.shape[3])
-    return any(y.shape[2] * max(y.stride(2), y.shape[1] * width) >= 2**31 for y in x[:3])
+    return any(y.shape[2] * max(y.stride(2), y.shape[1] * width) >= 2**31 for y in (x.q, x.k, x.v))
 
 
 def side_by_side(x: Tensor) -> Tensor:
@@ -189,7 +194,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor]:
 
     x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
     batch, heads, rows, _ = x.q.shape
-    out = heads_last(x.q, heads, x.v.shape[3])
+    out = heads_last(x.q, x.v.shape[3])
     lse = x.q.new_empty(batch, heads, rows, dtype=torch.float32)
     blocks = blocks_of("forward", x)
     shared = _shared(x, blocks)
@@ -199,41 +204,37 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def backward(
-    x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool
-) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v, table, levels, curves, rates, mix; `learned`: the table's, curves' and rates' are wanted."""
+def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool) -> Gradients:
+    """Gradients; learned: those of the table, curves and rates are wanted."""
     require(x, grad, grad_lse, out, lse)
     kernels = import_module(KERNELS_FILE)
 
     x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
     lse = lse.contiguous()
-    (batch, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
+    (batch, heads, rows, _), (kv_heads, keys), terms = x.q.shape, x.k.shape[1:3], x.terms
     # As `heads_last` lays them out, whatever autograd brings.
     grad, out = (y.transpose(1, 2).contiguous().transpose(1, 2) for y in (grad, out))
     delta, of_lse = torch.empty_like(lse), torch.zeros_like(lse) if grad_lse is None else grad_lse.float().contiguous()
-    of_q, of_k, of_v = heads_last(x.q, heads, d), heads_last(x.k, kv_heads, d), heads_last(x.v, kv_heads, dv)
-    of_levels = (lse, lse) if x.q_level is None else (torch.empty_like(lse), lse.new_empty(batch, heads, keys))
+    of_q, of_k, of_v = heads_last(x.q), heads_last(x.k), heads_last(x.v)
+    of_levels = (lse, lse) if terms.q_level is None else (torch.empty_like(lse), lse.new_empty(batch, heads, keys))
 
     blocks = blocks_of("backward_queries", x)
     shared, tiles = _shared(x, blocks), batch * -(-rows // blocks.Q)
-    learned = learned and x.table is not None
+    learned = learned and terms.table is not None
     programs = min(tiles, table_rows(x.q.device, heads)) if learned else tiles
     of_table = lse.new_zeros(heads, programs, shared["width"]) if learned else lse
-    curved = learned and x.curves is not None
+    curved = learned and terms.curves is not None
     of_curves = lse.new_empty(heads, programs, 2, 2 * shared["ENDS"]) if curved else lse
     of_rates = torch.empty_like(lse) if curved else lse
-    of_mix = lse if x.mix is None else torch.zeros_like(x.mix, memory_format=torch.contiguous_format)
+    of_mix = lse if terms.mix is None else torch.zeros_like(terms.mix, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(x.q):
         kernels.backward_queries[(programs, heads)](
             out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
             of_curves=of_curves, of_rates=of_rates, of_mix=of_mix, scale=x.scale, batch=batch, LEARNED=learned, **shared,
         )  # fmt: skip
 
-    before = shared["last"] + 1 - keys
-    table_gradient = of_table.sum(1)[:, before : before + rows + keys - 1].contiguous() if learned else None
     blocks = blocks_of("backward_keys", x)
-    bounds = Intervals(x.lo, x.hi).first_queries(keys, blocks.K)
+    bounds = Intervals(x.limits.lo, x.limits.hi).first_queries(keys, blocks.K)
     shared = _shared(x, blocks)
     with torch.cuda.device_of(x.q):
         for skip, sequences in launches(batch):
@@ -241,12 +242,19 @@ def backward(
                 grad=grad, lse=lse, delta=delta, bounds=bounds, of_k=of_k, of_v=of_v, of_level=of_levels[1], scale=x.scale,
                 blocks=bounds.shape[2], skip=skip, **shared,
             )  # fmt: skip
-    levels = (None, None) if x.q_level is None else of_levels
-    if not curved:
-        return of_q, of_k, of_v, table_gradient, *levels, None, None, None if x.mix is None else of_mix
-    assert table_gradient is not None
-    of_curves = F.pad(of_curves.sum(1)[..., : shared["pieces"]], (0, 0, 0, 1))  # ends have no gradient
-    return of_q, of_k, of_v, table_gradient * LOG2, *levels, of_curves, of_rates.sum(1, keepdim=True) * LOG2, None
+    gradients = Terms()
+    if learned:
+        before = shared["last"] + 1 - keys
+        of_table = of_table.sum(1)[:, before : before + rows + keys - 1].contiguous()
+        gradients = Terms(table=of_table * LOG2 if curved else of_table)
+    if curved:
+        ends_apart = F.pad(of_curves.sum(1)[..., : shared["pieces"]], (0, 0, 0, 1))  # ends have no gradient
+        gradients = gradients._replace(curves=ends_apart, rates=of_rates.sum(1, keepdim=True) * LOG2)
+    if terms.q_level is not None:
+        gradients = gradients._replace(q_level=of_levels[0], k_level=of_levels[1])
+    if terms.mix is not None:
+        gradients = gradients._replace(mix=of_mix)
+    return Gradients(of_q, of_k, of_v, gradients)
 
 
 def table_rows(device: torch.device, heads: int) -> int:
