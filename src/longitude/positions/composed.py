@@ -154,6 +154,10 @@ class Composed(Encoding):
     def __iter__(self) -> Iterator[Encoding]:
         return iter(self.each)
 
+    def __call__(self, read: Callable[[], Result]) -> Result:
+        # Without parameters there is nothing to bring, and each layer of a decoding step would pay for a module's call.
+        return super().__call__(read) if self.learned else read()
+
     def forward(self, read: Callable[[], Result]) -> Result:
         for member in self.each:
             if member.learned:

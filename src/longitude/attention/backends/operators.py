@@ -121,14 +121,14 @@ class Operators:
 
     def nested(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Inputs:
         """The reverse of `flat`."""
-        values = iter(rest)
-        terms, limits = (kind(*islice(values, len(kind._fields))) for kind in (self.terms, self.limits))
+        values, terms, limits = iter(rest), self.terms, self.limits
+        terms, limits = terms(*islice(values, len(terms._fields))), limits(*islice(values, len(limits._fields)))
         return Inputs(q, k, v, terms, limits, next(values))
 
     def _with_gradient(self, x: Inputs, learned: bool) -> list[Tensor | None]:
         """The tensors of which backward computes gradients; None for others."""
         named = zip(self.terms._fields, x.terms, strict=True)
-        return [x.q, x.k, x.v, *(None if name in LEARNED and not learned else term for name, term in named)]
+        return [x.q, x.k, x.v, *[None if name in LEARNED and not learned else term for name, term in named]]
 
     def _backward(
         self, grad: Tensor, grad_lse: Tensor | None, out: Tensor, last: Tensor, learned: bool, *flat: Any
@@ -150,7 +150,7 @@ class Operators:
         return [heads_last(x.q), heads_last(x.k), heads_last(x.v), *like]
 
     def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), output[0], output[-1])
+        ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in inputs], output[0], output[-1])
         ctx.numbers = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.set_materialize_grads(False)
 
@@ -158,9 +158,8 @@ class Operators:
         *tensors, out, last = ctx.saved_tensors
         flat = [number if x is None else x for x, number in zip(tensors, ctx.numbers, strict=True)]
         needed = dict(zip(("q", "k", "v", *self.terms._fields), ctx.needs_input_grad))
-        learned = any(needed[name] for name in LEARNED)
+        learned = any(map(needed.get, LEARNED))
         grad = torch.zeros_like(out) if grad is None else grad
         gradients = self.backward(grad, grad_lse, out, last, learned, *flat)
-        with_gradient = self._with_gradient(self.nested(*flat), learned)
-        gradients = [None if x is None else gradient for x, gradient in zip(with_gradient, gradients, strict=True)]
-        return *gradients, *[None] * (len(flat) - len(gradients))
+        of_tensors = [gradient if gradient.numel() else None for gradient in gradients]
+        return *of_tensors, *[None] * (len(flat) - len(of_tensors))

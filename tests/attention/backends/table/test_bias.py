@@ -142,7 +142,7 @@ def test_a_bias_that_heads_share(queries):
     inputs = [q[:, :, -queries:].requires_grad_(), k.requires_grad_(), v.requires_grad_()]
     outs = [lg.attend(*inputs, encoding=encoding, backend=backend) for backend in ("table", "reference")]
     grads = [torch.autograd.grad(out.square().sum(), [*inputs, encoding.slope]) for out in outs]
-    for ours, exact in zip((outs[0], *grads[0]), (outs[1], *grads[1]), strict=True):
-        close(ours, exact)
+    for got, exact in zip((outs[0], *grads[0]), (outs[1], *grads[1]), strict=True):
+        close(got, exact)
     with torch.no_grad():
         close(lg.attend(*inputs, encoding=encoding, backend="table"), outs[1])

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import Backend, wide_item
-from longitude.attention.backends.operators import TIED, Inputs, Operators, heads_last
+from longitude.attention.backends.operators import TIED, Inputs, Operators, heads_last, present
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.band import Limits, Terms, diagonals, limits_of
 from longitude.attention.backends.table.decoding import decoding
@@ -31,6 +32,7 @@ from longitude.positions.coordinates import Positions, explicit
 from longitude.positions.counted import Counted
 from longitude.positions.normalized import NormalizedOffset
 
+REQUIRES_GRAD = attrgetter("requires_grad")
 FEW_KEYS = 2**20
 """Elements of the keys up to which a decoding step is left to torch's function."""
 
@@ -142,7 +144,7 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
             shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
             biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, diagonals - stop)))
 
-    added = {"key_vectors": total(keys), "value_vectors": total(values)}
+    added = {"key_vectors": total(keys), "value_vectors": total(values)} if keys else {}
     if any(isinstance(term, Drift) for term in r.terms) and (level := drift_level(r)) is not None:
         level = level.double()
         added["q_level"] = level[:, :, r.q_order : r.q_order + r.rows]
@@ -267,7 +269,7 @@ def toeplitz_attention(
         values = None if terms.value_vectors is None else terms.value_vectors[:, :near]
         terms = terms._replace(key_vectors=terms.key_vectors[:, :near], value_vectors=values)
     x = Inputs(q, k, v, terms, limits, scale)
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, *terms))
+    learns = torch.is_grad_enabled() and any(map(REQUIRES_GRAD, (q, k, v, *present(terms).values())))
     if learns or needs_operator(q, k, v, terms.table):
         return OPERATORS.forward(*OPERATORS.flat(x))[:2]
     return band.forward(x)[:2]  # the dispatcher would take a fifth of a short call

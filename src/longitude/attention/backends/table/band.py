@@ -272,11 +272,11 @@ def shape_of(x: Inputs, threads: int) -> Shape:
         batch, heads, heads // shared, queries, keys, dim, x.v.shape[3], first, last, len(spans), most_queries, most_keys,
         1, 1, x.scale, ctypes.addressof(numbers), threads=threads, near=limits.near,
     )  # fmt: skip
-    shape.kept = kept = [numbers]  # as long as their addresses are
-    for name, term in present(x.terms).items():
-        if name == "table":  # an argument of its own
-            continue
-        kept.append(term := term.contiguous())
+    terms = {
+        name: term.contiguous() for name, term in present(x.terms).items() if name != "table"
+    }  # an argument of its own
+    shape.kept = numbers, terms  # as long as their addresses are
+    for name, term in terms.items():
         setattr(shape, name, term.data_ptr())
         match name:
             case "logits":
