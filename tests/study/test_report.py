@@ -14,9 +14,11 @@ import pytest
 
 from longitude.report import figure
 from longitude.report.wording import papers
+from longitude.study import tables
 from longitude.study.analysis import analyse, conclude
+from longitude.study.criterion import Cell, Column
 from longitude.study.pictures import figures
-from longitude.study.report import write_report
+from longitude.study.report import table, write_report
 from longitude.study.results import read_run
 from tests.study.conftest import BITS, put_rows, summary, values, write_answers, write_run
 
@@ -54,6 +56,22 @@ class Page(HTMLParser):
         self.text.append(data)
         if "td" in self.open or "th" in self.open:
             self.rows[-1][-1] += data
+
+
+@pytest.mark.parametrize("write", [write_run, write_answers])
+def test_a_new_column_is_shown_everywhere(write, tmp_path, monkeypatch):
+    """It stands in the columns of its criterion and nowhere else: terminal, page, Markdown and LaTeX read these."""
+    analysis = analyse(write(tmp_path))
+    kind = type(analysis.criterion)
+    column = Column("ninth", lambda lines: Cell(f"ninth of {lines[0].label}", "low to high"))
+    columns = kind.every_column
+    monkeypatch.setattr(kind, "every_column", lambda self: [*columns(self), column])
+    label = analysis.run.labels[0]
+    page = write_report(analysis).read_text()
+    assert f"ninth of {label} <small>low to high</small>" in page
+    for text in (tables.markdown(analysis), tables.latex(analysis)):
+        assert "ninth" in text and f"ninth of {label} (low to high)" in text
+    assert next(str(cell) for cell in table(analysis).columns[-1].cells).startswith("ninth of")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ seeds are t-intervals. The combined intervals are over both. All stay within 0 a
 their values are not paired.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from longitude.statistics import proportions
 from longitude.statistics.documents import Interval
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, Sums, estimated
 from longitude.statistics.seeds import t_interval
-from longitude.study.criterion import HOLDING, Criterion, Finding
+from longitude.study.criterion import HOLDING, Cell, Column, Criterion, Finding
 from longitude.study.results import RULE
 
 SOLVED = 0.9
@@ -83,12 +83,15 @@ class AnswerCriterion(Criterion):
     def title(self) -> str:
         return f"{self.trained_on('1 to')}\nTask {self.task.name}: % of {self.right}, higher is better."
 
-    def last_columns(self) -> list[tuple[str, Callable[[Sequence[Finding]], str]]]:
-        def reached(lines: Sequence[Finding]) -> str:
-            measured = any(each.value is not None for each in lines)
-            return str(self.effective(lines).low or "-") if measured else ""
+    def every_column(self) -> list[Column]:
+        solved = Column("solved to", self.solved_cell, ("terminal", "page"))
+        return [solved, Column("effective length", self.effective_cell, ("paper",))]
 
-        return [("solved to", reached)]
+    def solved_cell(self, lines: Sequence[Finding]) -> Cell:
+        """The length up to which every length is solved."""
+        length = self.effective(lines).low
+        measured = any(each.value is not None for each in lines)
+        return Cell(str(length or "-"), value=length or 0) if measured else Cell("")
 
     def key(self) -> list[str]:
         whole = "with the whole 95% interval, at every length up to it"

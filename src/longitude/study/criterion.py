@@ -1,10 +1,10 @@
 """Findings for a label at a length, and criteria by which each kind of task judges and describes them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from itertools import takewhile
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from longitude.report.wording import count, far, named
 from longitude.statistics.comparisons import Comparison, compared
@@ -76,6 +76,28 @@ class Effective(NamedTuple):
     value: int | None
     low: int | None
     high: int | None
+
+
+class Cell(NamedTuple):
+    """A cell of a column: its text, the interval of it in words, and the value that a page sorts by."""
+
+    text: str
+    interval: str = ""
+    value: Any = ""
+
+
+class Column(NamedTuple):
+    """A column that says one thing of a label, over all lengths.
+
+    Attributes:
+        head: Its head.
+        cell: A label's findings, in the order of lengths -> its cell.
+        places: Where it is shown: on the terminal, on the page, and in tables for papers (Markdown, LaTeX).
+    """
+
+    head: str
+    cell: Callable[[Sequence[Finding]], Cell]
+    places: Collection[str] = ("terminal", "page", "paper")
 
 
 class Criterion(ABC):
@@ -243,9 +265,23 @@ class Criterion(ABC):
     def title(self) -> str:
         """Title of the table in the terminal: the trained models and the metric."""
 
+    def columns(self, place: str) -> list[Column]:
+        """The columns beside those of lengths that are shown in a place."""
+        return [column for column in self.every_column() if place in column.places]
+
     @abstractmethod
-    def last_columns(self) -> list[tuple[str, Callable[[Sequence[Finding]], str]]]:
-        """The last columns of the table in the terminal: a head, and a function from a label's findings to its cell."""
+    def every_column(self) -> list[Column]:
+        """The columns beside those of lengths, in their order: a new one stands here and nowhere else."""
+
+    def effective_cell(self, lines: Sequence[Finding]) -> Cell:
+        """The effective length; none sorts below every length."""
+        text, interval = self.reach(lines)
+        return Cell(text, interval, text.replace("< ", "0.").replace("≥ ", ""))
+
+    def verdict_cell(self, lines: Sequence[Finding]) -> Cell:
+        """The verdict at the longest length."""
+        text = self.verdicts.get(lines[-1].verdict or "", "")
+        return Cell(text, "learned too little" * (text != "" and self.learned_too_little(lines[-1].label)), text)
 
     @abstractmethod
     def key(self) -> list[str]:

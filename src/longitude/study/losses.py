@@ -8,13 +8,13 @@
 Every comparison is paired, by seed and by document, and must hold over both together (`longitude.statistics.estimates`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from longitude.report.wording import capital, percent
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, Sums, change, difference, level
-from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
+from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Cell, Column, Criterion, Finding
 from longitude.study.data import BLOCKS
 from longitude.study.results import FIRST, LAST, Run
 
@@ -194,16 +194,13 @@ class LossCriterion(Criterion):
         words = f"{capital(self.task.words)}, lower is better, {self.run.methods[0]} windows."
         return f"{self.trained_on('windows of')}\n{words}"
 
-    def last_columns(self) -> list[tuple[str, Callable[[Sequence[Finding]], str]]]:
-        if not self.run.beyond:
-            return []
-
-        def change_of(lines: Sequence[Finding]) -> str:
-            ends = span(lines[-1], ", ", "")
-            return percent(lines[-1].change) + (f" [{ends}]" if ends else "")
-
-        heads = f"change, {self.run.reference} to {self.run.lengths[-1]}", "loss"
-        return [(heads[0], change_of), (heads[1], lambda lines: self.verdicts.get(lines[-1].verdict or "", ""))]
+    def every_column(self) -> list[Column]:
+        run = self.run
+        judged = [
+            Column(f"change, {run.reference} to {run.lengths[-1]}", change_cell, ("terminal", "page")),
+            Column("loss", lambda lines: Cell(self.verdict_cell(lines).text), ("terminal",)),  # the label has a star
+        ]
+        return [*judged * bool(run.beyond), Column("effective length", self.effective_cell, ("page", "paper"))]
 
     def key(self) -> list[str]:
         run, checks = self.run, {check for each in self.learned.values() for check in each.checks}
@@ -218,11 +215,15 @@ class LossCriterion(Criterion):
         return [f"holds    {within}; rises: above, all of it; unclear: neither, or * too little learned", *little]
 
 
-def span(found: Finding, to: str = " to ", unit: str = "%") -> str:
+def span(found: Finding) -> str:
     """The interval of the change: +41 to +43%; empty if there is none."""
-    if found.change_low is None:
-        return ""
-    return f"{percent(found.change_low, '')}{to}{percent(found.change_high, unit)}"
+    return "" if found.change_low is None else f"{percent(found.change_low, '')} to {percent(found.change_high)}"
+
+
+def change_cell(lines: Sequence[Finding]) -> Cell:
+    """The change up to the longest length, with its interval."""
+    last = lines[-1]
+    return Cell(percent(last.change), span(last), "" if last.change is None else last.change)
 
 
 def judged(found: Finding) -> Finding:

@@ -27,7 +27,7 @@ from longitude.study.analysis import Analysis, conclude, notes, ranked, state
 from longitude.study.answers import SOLVED
 from longitude.study.compare import SideBySide
 from longitude.study.config import option
-from longitude.study.losses import GAIN, LEARNED, LOSS_MARGIN, TOLERANCE, LossCriterion, span
+from longitude.study.losses import GAIN, LEARNED, LOSS_MARGIN, TOLERANCE, LossCriterion
 from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
@@ -41,6 +41,7 @@ from longitude.study.tables import (
     number,
     tables_of_parts,
     training,
+    with_ends,
 )
 from longitude.study.tasks.base import of_task
 
@@ -69,8 +70,8 @@ def write_report(analysis: Analysis) -> Path:
         config=asdict(run.config),
         task=run.task,
         criterion=analysis.criterion,
+        columns=analysis.criterion.columns("page"),
         percent=percent,
-        span=span,
         conclusion=conclude(analysis).lines,
         notes=notes(analysis),
         legend=[
@@ -114,9 +115,9 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
     run, criterion = analysis.run, analysis.criterion
     if not analysis.findings:
         return Table(title="measured by position only: the report shows it", title_justify="left", box=None)
-    last_columns, labels = criterion.last_columns(), [each.label for each in ranked(analysis)]
+    columns, labels = criterion.columns("terminal"), [each.label for each in ranked(analysis)]
     lengths = [f"{length} (trained)" if length == run.train_length else str(length) for length in run.lengths]
-    heads = ["encoding", *lengths, *(head for head, _ in last_columns)]
+    heads = ["encoding", *lengths, *(column.head for column in columns)]
 
     def rows(halves: bool) -> list[list[str]]:
         return [[_marked(analysis, label), *_cells(analysis, label, halves)] for label in labels]
@@ -129,7 +130,7 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
     lines = []
     for label, row in zip(labels, rows(halves), strict=True):
         verdicts = [each.verdict for each in analysis.of(label)]
-        styles = [None, *verdicts, *verdicts[-1:] * len(last_columns)]
+        styles = [None, *verdicts, *verdicts[-1:] * len(columns)]
         lines.append([Text(cell, STYLES[style]) for cell, style in zip(row, styles, strict=True)])
     lines += [[Text(words, "dim") for words in line] for line in floor_lines(run)]
     made = folding(*heads, lines=lines, title=title, padding=(0, gap - 1 if halves else 1, 0, 0))
@@ -178,7 +179,9 @@ def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
     states = [trial.status for trial in analysis.run.of(label)]
     if "done" not in states and all(each.value is None for each in lines):
         cells[0] = "diverged" if "diverged" in states else states[0]
-    return cells + [cell(lines) for _, cell in criterion.last_columns()]
+    shown = (column.cell(lines) for column in criterion.columns("terminal"))
+    # [+41, +43] in place of [+41 to +43%]: a terminal of 80 columns has room for the intervals of values, too
+    return cells + [with_ends(cell.text, cell.interval.replace(" to ", ", ").rstrip("%")) for cell in shown]
 
 
 def part_tables(analysis: Analysis) -> list[Table]:

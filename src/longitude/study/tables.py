@@ -92,15 +92,15 @@ def markdown(analysis: Analysis) -> str:
 def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
     """Heads and lines: values by length, facts about training, and comparisons at the longest length, if there are any."""
     run, criterion = analysis.run, analysis.criterion
-    heads = ["encoding", *map(str, run.lengths), "verdict", "effective length"]
+    columns = criterion.columns("paper")
+    heads = ["encoding", *map(str, run.lengths), "verdict", *(column.head for column in columns)]
     lines = []
     for label in (each.label for each in ranked(analysis)) if analysis.findings else ():
         part = analysis.of(label)
         cells = [with_ends(criterion.number(each), criterion.bounds(each)) for each in part]
-        little = " (learned too little)" * criterion.learned_too_little(label)
-        verdict = criterion.verdicts.get(part[-1].verdict or "", "") + little
-        lines.append([label, *cells, verdict, in_brackets(*criterion.reach(part))])
-    lines += [[name, *cells, "", ""] for name, *cells in floor_lines(run, 3)]
+        last = [criterion.verdict_cell(part), *(column.cell(part) for column in columns)]
+        lines.append([label, *cells, *(in_brackets(cell.text, cell.interval) for cell in last)])
+    lines += [[name, *cells, "", *("" for _ in columns)] for name, *cells in floor_lines(run, 3)]
     yield heads, lines
     if columns := {name: values for name, values in training(run).items() if any(values.values())}:
         cells = [[label, *(number(values[label]) for values in columns.values())] for label in run.labels]
