@@ -10,6 +10,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 import longitude as lg
 from longitude.attention.mixer import list_mixers
 from longitude.models import LongitudeForSeq2SeqLM
+from longitude.models.decoder import Source
 from tests.models.conftest import mixer_spec
 from tests.support import close as near, parameter_gradients, refused
 
@@ -164,8 +165,8 @@ def test_it_gives_what_its_stacks_give(build, pair):
     model = build("nope", mixers=["retention", "attention"], encoder_encoding="rope")
     (x, y), also = pair(), {"output_hidden_states": True, "output_attentions": True}
     out = model(x, attention_mask=MASK, decoder_input_ids=y, **also)
-    encoded = model.encoder(x, MASK, **also)
-    embeds, source = model.encoder.embed_tokens(y), {"source": encoded.last_hidden_state, "source_valid": MASK}
+    encoded = model.encoder(x, attention_mask=MASK, **also)
+    embeds, source = model.encoder.embed_tokens(y), {"source": Source(encoded.last_hidden_state, MASK)}
     decoded = model.decoder(inputs_embeds=embeds, **source, **also)
     for name, want in (("hidden_states", 3), ("attentions", 2)):
         assert len(out[f"encoder_{name}"]) == len(out[f"decoder_{name}"]) == want

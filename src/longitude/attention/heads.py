@@ -47,7 +47,6 @@ class HeadedOptions(TypedDict, total=False):
     """Keywords of Headed that layers over it have."""
 
     head_dim: int | None
-    bias: bool
     dropout: float
     scale: float | None
     backend: str

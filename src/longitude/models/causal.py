@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +12,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
-from longitude.attention.documents import Packed, documents_of, places_in, streams_of
+from longitude.attention.documents import documents_of, places_in, streams_of
 from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig
-from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
+from longitude.models.decoder import DECLARED, LongitudeModel, LongitudePreTrainedModel
 from longitude.models.generation import CheckedGenerationMixin
-from longitude.models.inputs import require_known
-from longitude.models.loss import IGNORED, predicted
+from longitude.models.inputs import DecoderInputs, require_known, with_names
+from longitude.models.loss import IGNORED, predicted, require_labels
 from longitude.models.stock_caches import renames_cache
 
 
@@ -44,46 +43,26 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
 
     @renames_cache
     @can_return_tuple
+    @with_names(DecoderInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
+        *,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        document_ids: Tensor | None = None,
-        memories: Sequence[Tensor] | None = None,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
-        output_hidden_states: bool | int | Sequence[int] | None = None,
-        output_attentions: bool | None = None,
-        place_ids: Tensor | None = None,
-        **kwargs: Any,
+        **inputs: Any,
     ) -> CausalLMOutputWithPast:
         """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
 
         Args:
             input_ids: Tokens [B, L]; or inputs_embeds.
-            cache: A cache, filled or empty.
-            inputs_embeds: [B, L, hidden_size] instead of input_ids.
-            use_cache: Return a cache; None: config.use_cache, and never in training.
-            memories: As in LongitudeModel.
-            output_hidden_states: As in LongitudeModel.
-            output_attentions: As in LongitudeModel.
-            attention_mask: 0 for padding [B, Lk], cached tokens included.
-            position_ids: [B, L], instead of counting from the start of each document. Without attention_mask and cache, those
-                that start over mark documents, as transformers' cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
-                seq_idx [B, L] in kwargs do (see `documents_of`).
             labels: [B, L], shifted here; -100 is not predicted, and neither padding nor a document's last token predicts.
             logits_to_keep: The last n (0: all), or the indices of the wanted ones.
-            document_ids: A number per token [B, Lk]; a run of one number is a document.
             num_items_in_batch: Predicted tokens over all batches of a step, to divide the loss by.
-            place_ids: As in LongitudeModel.
             skip_logits: With labels, return no logits; None skips them in training, so that [L, vocab_size] is never held.
-            kwargs: The marks of documents named above, and shift_labels [B, L]: labels that are shifted already.
+            inputs: As in DecoderInputs; and shift_labels [B, L], labels that are shifted already.
 
         Returns:
             transformers' output with loss and logits.
@@ -91,33 +70,21 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         Raises:
             ValueError: For inputs that do not fit the model or each other, and for unknown arguments.
         """
-        # shift_labels is in kwargs, because Trainer evaluates only batches with every parameter that has "label" in its name.
-        require_known(kwargs, type(self).forward, "shift_labels", *Packed.__annotations__)
-        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            document_ids=document_ids,
-            memories=memories,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            place_ids=place_ids,
-            return_dict=True,
-            **kwargs,
-        )
+        # shift_labels has no parameter, because Trainer evaluates only batches with every one that has "label" in its name.
+        shift_labels: Tensor | None = inputs.pop("shift_labels", None)
+        require_known(inputs, DecoderInputs, type(self).forward)
+        outputs = self.model(input_ids, return_dict=True, **inputs)
         hidden = outputs.last_hidden_state
-        for name, given in (("labels", labels), ("shift_labels", shift_labels)):
-            if given is not None and given.shape != hidden.shape[:2]:
-                raise UsageError(name, f"{list(hidden.shape[:2])}", list(given.shape))
+        require_labels(hidden, labels=labels, shift_labels=shift_labels)
         if labels is not None and shift_labels is None:
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-            alone = cache is None and not use_cache and memories is None
+            document_ids, position_ids, attention_mask = (
+                inputs.get(name) for name in ("document_ids", "position_ids", "attention_mask")
+            )
+            alone = all(inputs.get(name) is None for name in ("cache", "memories")) and not inputs.get("use_cache")
+            packed = {name: marks for name, marks in inputs.items() if name not in DECLARED}
             documents = documents_of(
-                len(labels), labels.shape[1], document_ids, position_ids, attention_mask, alone, **kwargs
+                len(labels), labels.shape[1], document_ids, position_ids, attention_mask, alone, **packed
             )
             if documents is not None:  # a document's last token does not predict the next document's first
                 ends = documents[:, -hidden.shape[1] :]

@@ -24,7 +24,7 @@ from longitude.attention.step import Step
 from longitude.errors import UsageError
 from longitude.models.blocks import Block, norm
 from longitude.models.configuration import LongitudeConfig
-from longitude.models.inputs import ids_so_far, layers_of, places_of, require_embeds
+from longitude.models.inputs import DecoderInputs, ids_so_far, layers_of, places_of, require_embeds, with_names
 from longitude.models.stock_caches import adopt, renames_cache
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed
@@ -33,6 +33,8 @@ from longitude.positions.linear import FullPrecision
 from longitude.recurrent.rwkv4 import RWKVChannelMix
 
 logger = logging.get_logger(__name__)
+DECLARED = DecoderInputs.__annotations__.keys() - Packed.__annotations__.keys()
+"""Names of inputs; all others are marks of documents, which `documents_of` checks."""
 
 
 class LongitudePreTrainedModel(PreTrainedModel):
@@ -73,15 +75,12 @@ class LongitudePreTrainedModel(PreTrainedModel):
                 )
         return loaded
 
-    def also_returned(
-        self, output_hidden_states: bool | int | Sequence[int] | None, output_attentions: bool | None
-    ) -> tuple[bool | int | Sequence[int], bool]:
+    def also_returned(self, inputs: Any) -> tuple[bool | int | Sequence[int], bool]:
         """Hidden states and attentions to return, from the call's arguments, else from the config."""
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        return False if output_hidden_states is None else output_hidden_states, bool(output_attentions)
+        states, weights = inputs.get("output_hidden_states"), inputs.get("output_attentions")
+        states = self.config.output_hidden_states if states is None else states
+        weights = self.config.output_attentions if weights is None else weights
+        return False if states is None else states, bool(weights)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -148,9 +147,9 @@ class Call(NamedTuple):
 class Source(NamedTuple):
     """Source of cross-attention: states [B, S, D], valid [B, S], False for padding, and a cache of keys and values."""
 
-    states: Tensor | None
-    valid: Tensor | None
-    cache: Any
+    states: Tensor | None = None
+    valid: Tensor | None = None
+    cache: Any = None
 
 
 class LongitudeModel(LongitudePreTrainedModel):
@@ -229,44 +228,16 @@ class LongitudeModel(LongitudePreTrainedModel):
 
     @renames_cache
     @can_return_tuple
+    @with_names(DecoderInputs)
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        document_ids: Tensor | None = None,
-        memories: Sequence[Tensor] | None = None,
-        output_hidden_states: bool | int | Sequence[int] | None = None,
-        output_attentions: bool | None = None,
-        source: Tensor | None = None,
-        source_valid: Tensor | None = None,
-        cross_cache: Cache | None = None,
-        place_ids: Tensor | None = None,
-        **packed: Unpack[Packed],
+        self, input_ids: Tensor | None = None, *, source: Source | None = None, **inputs: Unpack[DecoderInputs]
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the stack.
 
         Args:
             input_ids: Tokens [B, L]; or inputs_embeds.
-            attention_mask: 0 for padding [B, Lk], cached tokens included.
-            position_ids: [L], [B, L] or [B, L, axes]; those that start over mark documents.
-            cache: A cache, filled or empty.
-            inputs_embeds: [B, L, hidden_size] instead of input_ids.
-            use_cache: Return a cache; None: config.use_cache, and never in training.
-            document_ids: A number per token [B, Lk]; a run of one number is a document.
-            memories: For each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states returns them;
-                masks and documents then cover both segments.
-            output_hidden_states: True returns the input of the first layer and the output of each, the last one normalized;
-                indices return only those of them (None in place of the others).
-            output_attentions: Return the weights [B, H, L, Lk] of each layer, None if its mixer has none.
-            source: Keys and values of cross-attention [B, S, hidden_size].
-            source_valid: 0 for padding of the source [B, S].
-            cross_cache: Cache of the source's keys and values.
-            place_ids: Places [B, L], instead of those that encodings compute from input_ids.
-            packed: Other marks of documents, as `documents_of` reads them.
+            source: What cross-attention reads.
+            inputs: As in DecoderInputs.
 
         Returns:
             transformers' output with last_hidden_state [B, L, hidden_size].
@@ -274,22 +245,19 @@ class LongitudeModel(LongitudePreTrainedModel):
         Raises:
             ValueError: For inputs that do not fit the model or each other.
         """
+        inputs_embeds = inputs.get("inputs_embeds")
         if (input_ids is None) == (inputs_embeds is None) and not self.cross:
             got = "neither" if input_ids is None else "both"
             raise ValueError(f"expected either input_ids or inputs_embeds, got {got}")
-        output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
+        output_hidden_states, output_attentions = self.also_returned(inputs)
         wanted = layers_of(output_hidden_states, len(self.layers) + 1)
         if output_attentions:
             self.require_weights()
         x = self._embedded(input_ids, inputs_embeds)
-        call = self._call_of(
-            x, attention_mask, position_ids, cache, use_cache, document_ids, memories, input_ids, place_ids, packed,
-            output_attentions,
-        )  # fmt: skip
+        call = self._call_of(x, input_ids, inputs, output_attentions)
         x, tables = self._positioned(x if call.order is None else in_order(x, call.order), call)
-        source_of = Source(source, source_valid, cross_cache)
         x, hidden_states, attentions, cross_attentions = self._run(
-            x, call, tables, source_of, wanted, output_attentions
+            x, call, tables, source or Source(), wanted, output_attentions
         )
         if call.order is not None:
             places = call.order.argsort(1)
@@ -312,22 +280,16 @@ class LongitudeModel(LongitudePreTrainedModel):
         x: Tensor = inputs_embeds if self.embedding_scale == 1 else inputs_embeds * self.embedding_scale  # type: ignore[operator]
         return x if self.embed_norm is None else self.embed_norm(x)
 
-    def _call_of(
-        self,
-        x: Tensor,
-        attention_mask: Any,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-        use_cache: bool | None,
-        document_ids: Tensor | None,
-        memories: Sequence[Tensor] | None,
-        input_ids: Tensor | None,
-        place_ids: Tensor | None,
-        packed: Packed,
-        output_attentions: bool,
-    ) -> Call:
+    def _call_of(self, x: Tensor, input_ids: Tensor | None, inputs: DecoderInputs, output_attentions: bool) -> Call:
         """Arguments of `forward` -> a Call, with a new cache if one is asked for."""
         batch, length = x.shape[:2]
+        attention_mask, document_ids, memories = (
+            inputs.get(name) for name in ("attention_mask", "document_ids", "memories")
+        )
+        position_ids, place_ids, cache, use_cache = (
+            inputs.get(name) for name in ("position_ids", "place_ids", "cache", "use_cache")
+        )
+        packed: Any = {name: marks for name, marks in inputs.items() if name not in DECLARED}
         alone = cache is None and not use_cache and memories is None
         restarting = position_ids if memories is None else None  # require_memories raises for any position_ids
         documents = documents_of(
@@ -354,8 +316,8 @@ class LongitudeModel(LongitudePreTrainedModel):
                 raise ValueError(
                     "attention_mask: padding is between tokens; expected none with memories or output_attentions"
                 )
-            inputs = position_ids, input_ids, place_ids
-            position_ids, input_ids, place_ids = (None if t is None else in_order(t, order) for t in inputs)
+            by_token = position_ids, input_ids, place_ids
+            position_ids, input_ids, place_ids = (None if t is None else in_order(t, order) for t in by_token)
         remembered = 0 if memories is None else past
         positions = self.positions_of(position_ids, streams, cache, batch, remembered + length)
         ids = None

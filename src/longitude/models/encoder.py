@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Unpack
 
@@ -10,14 +9,13 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from longitude.attention.documents import Packed
 from longitude.attention.masks import NoMask
 from longitude.attention.mixer import MIXERS
 from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
-from longitude.models.inputs import require_known
-from longitude.models.loss import IGNORED, predicted
+from longitude.models.inputs import TokenInputs, require_known, with_names
+from longitude.models.loss import IGNORED, predicted, require_labels
 from longitude.positions.base import ENCODINGS, list_encodings
 
 
@@ -64,44 +62,18 @@ class LongitudeEncoder(LongitudeModel):
                 )
 
     @can_return_tuple
+    @with_names(TokenInputs)
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (no cache, no memories, no source)
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        output_hidden_states: bool | int | Sequence[int] | None = None,
-        output_attentions: bool | None = None,
-        place_ids: Tensor | None = None,
-        **packed: Unpack[Packed],
+        self, input_ids: Tensor | None = None, **inputs: Unpack[TokenInputs]
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Run the encoder: LongitudeModel without a cache.
+        """Run the encoder: LongitudeModel without a cache. position_ids that start over mark no documents here.
 
         Args:
-            input_ids: [B, L].
-            attention_mask: [B, L], 0 for padding.
-            position_ids: [B, L]; default: 0, 1, 2, ... in each document. They mark no documents here.
-            inputs_embeds: [B, L, hidden_size], instead of input_ids.
-            document_ids: [B, L], for packed text: tokens attend within their document only.
-            output_hidden_states: whether to return them, or the indices of the wanted ones.
-            output_attentions: whether to return weights.
-            place_ids: as in LongitudeModel.
-            **packed: transformers' marks of packed text, as `documents_of` reads them.
+            input_ids: [B, L]; or inputs_embeds.
+            inputs: as in TokenInputs.
         """
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            use_cache=False,
-            document_ids=document_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            place_ids=place_ids,
-            return_dict=True,  # pyright: ignore[reportCallIssue]  (the decorator takes it)
-            **packed,
-        )
+        require_known(inputs, TokenInputs, type(self).forward)
+        return super().forward(input_ids, use_cache=False, return_dict=True, **inputs)  # pyright: ignore[reportCallIssue]  (the decorator takes it)
 
 
 class LongitudeForMaskedLM(LongitudePreTrainedModel):
@@ -131,60 +103,35 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         self.post_init()
 
     @can_return_tuple
+    @with_names(TokenInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
+        *,
         labels: Tensor | None = None,
-        document_ids: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
-        output_hidden_states: bool | int | Sequence[int] | None = None,
-        output_attentions: bool | None = None,
-        place_ids: Tensor | None = None,
-        **kwargs: Any,
+        **inputs: Unpack[TokenInputs],
     ) -> MaskedLMOutput:
         """Logits of each token and, with labels, the loss.
 
         Args:
-            input_ids: [B, L].
-            attention_mask: [B, L], 0 for padding, like position_ids, inputs_embeds and document_ids as in the encoder.
-            position_ids: [B, L].
-            inputs_embeds: [B, L, hidden_size].
+            input_ids: [B, L]; or inputs_embeds.
             labels: [B, L], the token at each position, -100 if it is not predicted, as at most positions; padding is not
                 predicted either.
-            document_ids: [B, L].
             num_items_in_batch: divisor of the summed loss, for accumulated batches; default: the number of predicted tokens.
             skip_logits: with labels, return no logits; None skips them in training.
-            output_hidden_states: as in LongitudeModel.
-            output_attentions: as in LongitudeModel.
-            place_ids: as in LongitudeModel.
-            **kwargs: transformers' marks of packed text.
+            inputs: as in TokenInputs.
 
         Returns:
             MaskedLMOutput: logits [B, L, vocab_size] and the loss, mean nats per predicted token.
         """
-        require_known(kwargs, type(self).forward, *Packed.__annotations__)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            document_ids=document_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            place_ids=place_ids,
-            return_dict=True,
-            **kwargs,
-        )
+        require_known(inputs, TokenInputs, type(self).forward)
+        outputs = self.model(input_ids, return_dict=True, **inputs)
         hidden = outputs.last_hidden_state
-        if labels is not None:
-            if labels.shape != hidden.shape[:2]:
-                raise UsageError("labels", f"{list(hidden.shape[:2])}", list(labels.shape))
-            if attention_mask is not None:
-                labels = labels.masked_fill(attention_mask == 0, IGNORED)
+        require_labels(hidden, labels=labels)
+        if labels is not None and (attention_mask := inputs.get("attention_mask")) is not None:
+            labels = labels.masked_fill(attention_mask == 0, IGNORED)
         loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

@@ -1,24 +1,109 @@
-"""Checks of a model's inputs: argument names, shapes of embeddings, croppable caches of assistants, places of tokens."""
+"""The inputs of models, and checks of them: names, shapes of embeddings, croppable caches of assistants, places of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from inspect import signature
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature, signature
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
+from longitude.attention.documents import Packed
 from longitude.errors import UsageError, unknown
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import canonical
 
+Forward = TypeVar("Forward", bound=Callable[..., Any])
 
-def require_known(kwargs: dict[str, Any], forward: Callable[..., Any], *others: str) -> None:
-    """ValueError for the first name in `kwargs` that is not in `others`; it suggests a name of these or of `forward`."""
-    for name in kwargs:
-        if name not in others:
-            raise unknown("argument", name, {*signature(forward).parameters, *others}, "")
+
+class TokenInputs(Packed, total=False):
+    """Arguments of every model's forward after input_ids [B, L], each by name; None or left out: it is not used.
+
+    attention_mask: 0 for padding [B, Lk], cached tokens included.
+    position_ids: [L], [B, L] or [B, L, axes], instead of counting from the start of each document. In decoders, without
+        attention_mask and cache, those that start over mark documents.
+    inputs_embeds: [B, L, hidden_size] instead of input_ids.
+    document_ids: A number per token [B, Lk]; a run of one number is a document, and tokens attend within theirs.
+    place_ids: Places [B, L], instead of those that encodings compute from input_ids.
+    output_hidden_states: True returns the input of the first layer and the output of each, the last one normalized; indices
+        return only those of them (None in place of the others).
+    output_attentions: Return the weights [B, H, L, Lk] of each layer, None if its mixer has none.
+    """
+
+    attention_mask: Any
+    position_ids: Tensor | None
+    inputs_embeds: Tensor | None
+    document_ids: Tensor | None
+    place_ids: Tensor | None
+    output_hidden_states: bool | int | Sequence[int] | None
+    output_attentions: bool | None
+
+
+class DecoderInputs(TokenInputs, total=False):
+    """The same, and those of decoders.
+
+    cache: A cache, filled or empty.
+    use_cache: Return a cache; None: config.use_cache, and never in training.
+    memories: For each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states returns them; masks and
+        documents then cover both segments.
+    """
+
+    cache: Cache | None
+    use_cache: bool | None
+    memories: Sequence[Tensor] | None
+
+
+class SourceTargetInputs(TypedDict, total=False):
+    """Arguments of an encoder-decoder's forward after the source's input_ids [B, S], each by name.
+
+    attention_mask, position_ids, inputs_embeds: The source's, as in TokenInputs.
+    decoder_input_ids, decoder_attention_mask, decoder_position_ids, decoder_inputs_embeds: The target's.
+    encoder_outputs: Return value of `encoder` for the source, which is then not encoded again.
+    cache: An EncoderDecoderCache; the decoder's tokens come after those in it, and keys and values of the source are made when
+        it is empty.
+    use_cache: Return a cache; None: config.use_cache, and never in training.
+    output_hidden_states, output_attentions: As in TokenInputs, of both stacks, and the weights [B, H, L, S] of
+        cross-attention.
+    """
+
+    attention_mask: Tensor | None
+    decoder_input_ids: Tensor | None
+    decoder_attention_mask: Tensor | None
+    position_ids: Tensor | None
+    decoder_position_ids: Tensor | None
+    encoder_outputs: Sequence[Any] | None
+    cache: Cache | None
+    inputs_embeds: Tensor | None
+    decoder_inputs_embeds: Tensor | None
+    use_cache: bool | None
+    output_hidden_states: bool | int | Sequence[int] | None
+    output_attentions: bool | None
+
+
+def with_names(inputs: type) -> Callable[[Forward], Forward]:
+    """Decorate a forward(input_ids, ..., **inputs): transformers looks for the names of inputs in its signature.
+
+    Those of Packed stay out, as in transformers' models: Trainer would keep such columns, and generate() pass them on.
+    """
+    names = [name for name in inputs.__annotations__ if name not in Packed.__annotations__]
+
+    def decorated(forward: Forward) -> Forward:
+        *parameters, rest = signature(forward).parameters.values()
+        parameters += [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in names]
+        forward.__signature__ = Signature([*parameters, rest])
+        return forward
+
+    return decorated
+
+
+def require_known(arguments: Mapping[str, Any], inputs: type, forward: Callable[..., Any]) -> None:
+    """ValueError for the first argument that is not in `inputs`; it suggests a name of these or of `forward`."""
+    for name in arguments:
+        if name not in inputs.__annotations__:
+            *parameters, _ = signature(forward).parameters
+            raise unknown("argument", name, {*parameters[1:], *inputs.__annotations__}, "")
 
 
 def require_embeds(name: str, given: Any, config: Any, table: nn.Embedding | None) -> None:

@@ -7,11 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longitude.errors import UsageError
 from longitude.native.derivatives import exporting, recomputed
 
 IGNORED = -100
 CHUNK_LOGITS = 2**24
 """Logits held at once: 64 MiB in float32."""
+
+
+def require_labels(hidden: Tensor, **labels: Tensor | None) -> None:
+    """UsageError unless labels are None, or a number for each token of hidden [B, L, dim]."""
+    for name, numbers in labels.items():
+        if numbers is not None and numbers.shape != hidden.shape[:2]:
+            raise UsageError(name, f"{list(hidden.shape[:2])}", list(numbers.shape))
 
 
 def predicted(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,11 +14,11 @@ from transformers.utils.generic import can_return_tuple
 from longitude.attention.documents import real_tokens
 from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig, mixer_class
-from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
+from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel, Source
 from longitude.models.encoder import LongitudeEncoder
 from longitude.models.generation import CheckedGenerationMixin
-from longitude.models.inputs import require_embeds, require_known
-from longitude.models.loss import IGNORED, predicted
+from longitude.models.inputs import SourceTargetInputs, require_embeds, require_known, with_names
+from longitude.models.loss import IGNORED, predicted, require_labels
 from longitude.models.stock_caches import renames_cache
 
 
@@ -90,60 +89,40 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
 
     @renames_cache
     @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        decoder_position_ids: Tensor | None = None,
-        encoder_outputs: Sequence[Tensor] | None = None,
-        cache: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | int | Sequence[int] | None = None,
-        output_attentions: bool | None = None,
-    ) -> Seq2SeqModelOutput:
+    @with_names(SourceTargetInputs)
+    def forward(self, input_ids: Tensor | None = None, **inputs: Unpack[SourceTargetInputs]) -> Seq2SeqModelOutput:
         """LongitudeForSeq2SeqLM without labels: decoder_input_ids or decoder_inputs_embeds is required."""
-        output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
+        states, weights = self.also_returned(inputs)
+        returned: Any = {"output_hidden_states": states, "output_attentions": weights, "return_dict": True}
+        mask, encoder_outputs = inputs.get("attention_mask"), inputs.get("encoder_outputs")
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                inputs_embeds=inputs_embeds,
-                output_hidden_states=output_hidden_states,
-                output_attentions=output_attentions,
-                return_dict=True,
-            )
+            of_source = {name: inputs.get(name) for name in ("attention_mask", "position_ids", "inputs_embeds")}
+            encoder_outputs = self.encoder(input_ids, **of_source, **returned)
         assert encoder_outputs is not None
-        source = encoder_outputs[0]
-        if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
-            got = "neither" if decoder_input_ids is None else "both"
+        source, target, embeds = (
+            encoder_outputs[0],
+            inputs.get("decoder_input_ids"),
+            inputs.get("decoder_inputs_embeds"),
+        )
+        if (target is None) == (embeds is None):
+            got = "neither" if target is None else "both"
             raise ValueError(f"expected either decoder_input_ids or decoder_inputs_embeds, got {got}")
-        if decoder_inputs_embeds is None:
-            decoder_inputs_embeds = self.encoder.embed_tokens(decoder_input_ids)
+        if embeds is None:
+            embeds = self.encoder.embed_tokens(target)
         else:
-            require_embeds("decoder_inputs_embeds", decoder_inputs_embeds, self.config, self.encoder.embed_tokens)
-        assert decoder_inputs_embeds is not None
-        if use_cache is None:
+            require_embeds("decoder_inputs_embeds", embeds, self.config, self.encoder.embed_tokens)
+        if (use_cache := inputs.get("use_cache")) is None:
             use_cache = self.config.use_cache and not self.training
-        kept = self.cache_of(cache, use_cache)
+        kept = self.cache_of(inputs.get("cache"), use_cache)
         outputs = self.decoder(
-            input_ids=decoder_input_ids,  # for encodings that read them
-            inputs_embeds=decoder_inputs_embeds,
-            attention_mask=decoder_attention_mask,
-            position_ids=decoder_position_ids,
+            target,  # for encodings that read ids
+            source=Source(source, valid_of(mask, source), None if kept is None else kept.cross_attention_cache),
+            inputs_embeds=embeds,
+            attention_mask=inputs.get("decoder_attention_mask"),
+            position_ids=inputs.get("decoder_position_ids"),
             cache=None if kept is None else kept.self_attention_cache,
             use_cache=False,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            source=source,
-            source_valid=valid_of(attention_mask, source),
-            cross_cache=None if kept is None else kept.cross_attention_cache,
-            return_dict=True,
+            **returned,
         )
         return Seq2SeqModelOutput(
             last_hidden_state=outputs.last_hidden_state,
@@ -240,85 +219,48 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
 
     @renames_cache
     @can_return_tuple
+    @with_names(SourceTargetInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        decoder_position_ids: Tensor | None = None,
-        encoder_outputs: Sequence[Tensor] | None = None,
-        cache: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
+        *,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
-        output_hidden_states: bool | int | Sequence[int] | None = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
+        **inputs: Unpack[SourceTargetInputs],
     ) -> Seq2SeqLMOutput:
-        """Logits of the token after each decoder token and, given labels, the loss.
+        """Logits of the target and, with labels, the loss.
 
         Args:
-            input_ids: [B, S], the source.
-            attention_mask: [B, S], 0 for padding of the source, on either side.
-            decoder_input_ids: [B, L]; default: the labels, shifted.
-            decoder_attention_mask: [B, Lk], 0 for padding of the target, cached tokens included.
-            position_ids: [B, S]; default: 0, 1, 2, ...
-            decoder_position_ids: [B, L]; default: 0, 1, 2, ..., after cached tokens.
-            encoder_outputs: return value of `encoder` for the source, which is then not encoded again.
-            cache: an EncoderDecoderCache; the decoder's tokens come after those in it, and keys and values of the
-                source are made when it is empty.
-            inputs_embeds: [B, S, hidden_size], instead of input_ids.
-            decoder_inputs_embeds: [B, L, hidden_size], instead of decoder_input_ids.
-            labels: [B, L], the target, -100 for tokens that are not predicted.
-            use_cache: whether to return a cache.
+            input_ids: [B, S], the source; or inputs_embeds, or encoder_outputs.
+            labels: [B, L], the target, -100 for tokens that are not predicted. The decoder's inputs follow from them.
             logits_to_keep: as in LongitudeForCausalLM, like num_items_in_batch and skip_logits.
             num_items_in_batch: as in LongitudeForCausalLM.
             skip_logits: as in LongitudeForCausalLM.
-            output_hidden_states: whether encoder and decoder return hidden states, as in LongitudeModel.
-            output_attentions: whether encoder and decoder return weights, and the weights [B, H, L, S] of cross-attention.
-            **kwargs: none is supported; any raises a ValueError.
+            inputs: as in SourceTargetInputs.
 
         Returns:
             transformers' Seq2SeqLMOutput: logits [B, L, vocab_size] and the loss, mean nats per predicted token.
         """
-        if "document_ids" in kwargs:
+        if "document_ids" in inputs:
             raise ValueError(
                 "document_ids: an encoder-decoder has one source and one target per row; expected each pair in a row of its own, "
                 "padded, with attention_mask"
             )
-        require_known(kwargs, type(self).forward)
-        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
-            got = "none" if decoder_input_ids is None else "both of these"
+        require_known(inputs, SourceTargetInputs, type(self).forward)
+        targets = inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds")
+        if labels is not None and targets == (None, None):
+            targets = self.prepare_decoder_input_ids_from_labels(labels), None
+            inputs["decoder_input_ids"] = targets[0]
+        if (targets[0] is None) == (targets[1] is None):
+            got = "none" if targets[0] is None else "both of these"
             raise ValueError(f"expected labels, or either decoder_input_ids or decoder_inputs_embeds, got {got}")
-        if use_cache is None and labels is not None:
-            use_cache = False
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            position_ids=position_ids,
-            decoder_position_ids=decoder_position_ids,
-            encoder_outputs=encoder_outputs,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            return_dict=True,
-        )
+        if inputs.get("use_cache") is None and labels is not None:
+            inputs["use_cache"] = False
+        outputs = self.model(input_ids, return_dict=True, **inputs)
         hidden = outputs.last_hidden_state
-        if labels is not None and labels.shape != hidden.shape[:2]:
-            raise UsageError("labels", f"{list(hidden.shape[:2])}", list(labels.shape))
+        require_labels(hidden, labels=labels)
         loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits, logits_to_keep)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)

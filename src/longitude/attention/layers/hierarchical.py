@@ -342,9 +342,10 @@ class HierarchicalAttention(StateMixer, Headed):
         size_term: bool = True,
         merge: str = "mean",
         merge_levels: int = 12,
+        bias: bool = False,
         **options: Unpack[HeadedOptions],
     ):
-        super().__init__(dim, num_heads, num_kv_heads, **options)
+        super().__init__(dim, num_heads, num_kv_heads, bias=bias, **options)
         require_rule("HierarchicalAttention", window, combine, size_term)
         check_choice("HierarchicalAttention", Literal["mean", "learned"], merge=merge)
         self.window, self.combine, self.size_term = window, combine, size_term

@@ -113,8 +113,8 @@ class LongformerAttention(Headed):
             q_positions = explicit(positions, length, x.device)
             q_positions = q_positions[rows] if q_positions.dim() == 1 else q_positions[:, rows]
             every = Pairs(mask.allowed(rows, order), length - len(rows), 0)  # attend has queries as the last tokens
-            qkv = (split_heads(y, self.num_heads) for y in projected)
-            full = self.attend(*qkv, every, q_positions, positions)
+            q, k, v = (split_heads(y, self.num_heads) for y in projected)
+            full = self.attend(q, k, v, every, q_positions, positions)
             where = chosen[..., rows, None] if chosen.dim() == 1 else chosen[:, None, rows, None]
             out = out.index_copy(2, rows, torch.where(where, full, out[:, :, rows]))
         if documents is not None:
