@@ -68,9 +68,11 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         max_position: The largest position so far, cropped tokens included.
         center: The center of its keys' learned angles (Composed.center), which later calls must share; None: 0.
         kind: The kind of cache, for mixers that support only some kinds.
+        kept: Order in the sequence of the keys after `roll`, [L], ascending; None: they are the last ones.
     """
 
     kind: str = "full"
+    kept: Tensor | None = None
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
@@ -155,6 +157,9 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         keys, values = self.buffers
         self.keys, self.values = keys.append(self.keys, key_states), values.append(self.values, value_states)
         return self.keys, self.values
+
+    def roll(self) -> None:
+        """Drop keys after a call, if this kind of layer drops any: override it, and `get_seq_length`, which counts all tokens."""
 
     def apply_pending_reflections(self, encoding: Encoding) -> None:
         """Rewrite the keys by the reflections of the last call's tokens, which the next tokens need."""

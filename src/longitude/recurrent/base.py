@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +13,6 @@ from longitude.attention.state_mixer import StateInputs, StateMixer
 from longitude.native.derivatives import exporting
 from longitude.positions.linear import is_plain
 from longitude.recurrent.ops.checks import require_mode, state_dtype
-
-
-class Form(TypedDict, total=False):
-    """How a recurrence is computed: keywords of all recurrent mixers, as in `retention`."""
-
-    mode: str
-    chunk_size: int
 
 
 class RecurrentMixer(StateMixer):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,8 +17,8 @@ from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, UsageError
 from longitude.not_finite import of_tokens
-from longitude.recurrent.base import Form, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
-from longitude.recurrent.ops.checks import require_tokens, state_dtype
+from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
+from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
 from longitude.recurrent.ops.fla_kernels import delta_by_kernel, serve
 from longitude.recurrent.ops.matrix_state import Result
@@ -31,11 +31,8 @@ def gated_delta_rule(
     g: Float[Tensor, "B H L"] | Float[Tensor, "B H L K"],
     beta: Float[Tensor, "B H L"],
     *,
-    mode: str = "chunked",
-    chunk_size: int = 64,
     state: Float[Tensor, "B H K V"] | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
+    **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
     """The gated delta rule: what the state stores under a key decays, and moves to the value by a share beta.
 
@@ -47,11 +44,8 @@ def gated_delta_rule(
         v: [B, H, L, V].
         g: log of the decay, at most 0: by head [B, H, L] (Gated DeltaNet), or by channel [B, H, L, K] (Kimi Delta Attention).
         beta: write strength in [0, 1], or up to 2, [B, H, L].
-        mode: as in `retention`.
-        chunk_size: as in `retention`.
         state: as in `retention`.
-        reset: as in `retention`.
-        valid: as in `retention`.
+        run: mode, chunk_size, reset and valid, as in `retention`.
 
     Returns:
         The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.
@@ -77,14 +71,14 @@ def gated_delta_rule(
     def kernel(
         _: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
     ) -> Result | None:
-        if not serve(q, v, mode, reset):
+        if not serve(q, v, **run):
             return None
+        valid = run.get("valid")
         reads, writes, share = (x if valid is None else x.where(of_tokens(valid, x, 2), 0) for x in (q, k, beta))
         return delta_by_kernel(reads, writes, v, log_decay, share, state)
 
-    options = {"mode": mode, "chunk_size": chunk_size, "state": state, "reset": reset, "valid": valid}
     scaled = q.to(exact) * q.shape[-1] ** -0.5
-    return delta("gated_delta_rule", scaled, k, writes, v, decay, kernel=kernel, **options)
+    return delta("gated_delta_rule", scaled, k, writes, v, decay, kernel=kernel, state=state, **run)
 
 
 class DeltaMixer(RecurrentMixer):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,7 +17,7 @@ from longitude.not_finite import nan_in_its_document
 from longitude.positions.linear import WideLinear
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.c_loops import ScanLoop, usable
-from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.ops.checks import Running, require_running, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import linear_scan, scan_chunks
 
 
@@ -32,11 +32,8 @@ def selective_scan(
     delta_bias: Float[Tensor, " C"] | None = None,
     *,
     delta_softplus: bool = False,
-    mode: str = "chunked",
-    chunk_size: int = 32,
     state: Float[Tensor, "B C N"] | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
+    **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B C L"], Float[Tensor, "B C N"]]:
     """The selective scan of Mamba: a diagonal state that each token decays by its own step.
 
@@ -52,13 +49,10 @@ def selective_scan(
         z: gate, [B, C, L].
         delta_bias: added to delta, [C].
         delta_softplus: whether d = softplus(delta + delta_bias).
-        mode: "recurrent" runs token by token; "chunked" keeps the states of chunk_size tokens at a time, in training too, in a
-            C kernel if there is a compiler; "parallel" takes log2(L) rounds over all states, [L, B, C, N] (Hillis and Steele
-            1986). The results are equal.
-        chunk_size: tokens of a chunk.
         state: the state returned by an earlier call, [B, C, N]; None at the beginning.
-        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
-        valid: False for padding, which leaves the state unchanged, [B, L].
+        run: as in `retention`, with chunks of 32 tokens. mode: "recurrent" runs token by token; "chunked" keeps the states of
+            chunk_size tokens at a time, in training too, in a C kernel if there is a compiler; "parallel" takes log2(L)
+            rounds over all states, [L, B, C, N] (Hillis and Steele 1986). The results are equal.
 
     Returns:
         y [B, C, L] in u's dtype, and the state after the last token [B, C, N], float32 or wider.
@@ -69,7 +63,6 @@ def selective_scan(
     Source:
         Gu and Dao 2023, algorithm 2, arXiv 2312.00752, https://arxiv.org/abs/2312.00752
     """
-    require_mode("selective_scan", mode, chunk_size)
     of_groups = "B G N L" if isinstance(B, Tensor) and B.dim() == 4 else "B N L"
     require_tokens(
         "selective_scan", u=(u, "B C L"), delta=(delta, "B C L"), A=(A, "C N"), B=(B, of_groups), C=(C, of_groups),
@@ -81,7 +74,7 @@ def selective_scan(
         raise UsageError(
             "selective_scan", "the groups of B and C to divide the channels of u", f"{groups} and {channels}"
         )
-    require_flags("selective_scan", batch, length, reset=reset, valid=valid)
+    mode, chunk_size, reset, valid = require_running("selective_scan", batch, length, **run)
     require_state("selective_scan", state, {"state": (batch, channels, A.shape[1])})
     dtype = state_dtype(u)
     given = [u, delta, B, C] if z is None else [u, delta, B, C, z]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,8 +14,8 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, UsageError
-from longitude.recurrent.base import Form, RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
-from longitude.recurrent.ops.checks import require_tokens, state_dtype
+from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
+from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
 
@@ -25,11 +25,8 @@ def ssd(
     B: Float[Tensor, "B G L N"],
     C: Float[Tensor, "B G L N"],
     *,
-    mode: str = "chunked",
-    chunk_size: int = 64,
     state: Float[Tensor, "B H N P"] | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
+    **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B H L P"], Float[Tensor, "B H N P"]]:
     """The state space dual of Mamba-2: linear attention with a decay per head and token.
 
@@ -40,11 +37,8 @@ def ssd(
         log_decay: Delta A, at most 0, [B, H, L].
         B: [B, G, L, N]; each of the G groups serves H / G adjacent heads.
         C: [B, G, L, N].
-        mode: as in `retention`.
-        chunk_size: as in `retention`.
         state: as in `retention`, [B, H, N, P].
-        reset: as in `retention`.
-        valid: as in `retention`.
+        run: mode, chunk_size, reset and valid, as in `retention`.
 
     Returns:
         The outputs [B, H, L, P] in x's dtype, and the state after the last token [B, H, N, P], float32 or wider.
@@ -58,8 +52,7 @@ def ssd(
     require_tokens("ssd", x=(x, "B H L P"), log_decay=(log_decay, "B H L"), B=(B, "B G L N"), C=(C, "B G L N"))
     if x.shape[1] % B.shape[1]:
         raise UsageError("ssd", "the groups of B and C to divide the heads of x", f"{B.shape[1]} and {x.shape[1]}")
-    log_decay = log_decay[..., None]
-    return decayed("ssd", C, B, x, log_decay, mode=mode, chunk_size=chunk_size, state=state, reset=reset, valid=valid)
+    return decayed("ssd", C, B, x, log_decay[..., None], state=state, **run)
 
 
 @register_mixer("mamba2")

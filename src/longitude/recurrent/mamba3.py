@@ -17,8 +17,8 @@ from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, UsageError, unknown
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.rotation import Angles, rotate_by_formula
-from longitude.recurrent.base import Form, RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
-from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
+from longitude.recurrent.ops.checks import Form, Running, require_running, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
 
@@ -45,11 +45,8 @@ def mamba3(
     share: Float[Tensor, "B H L"],
     speed: Float[Tensor, "B H L R"],
     *,
-    mode: str = "chunked",
-    chunk_size: int = 64,
     state: Mamba3State | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
+    **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B H L V"], Mamba3State]:
     """The recurrence of Mamba-3: each step adds a token and the token before it (trapezoid), with accumulated rotations.
 
@@ -66,11 +63,8 @@ def mamba3(
         step: above 0, [B, H, L].
         share: weight of the token itself, in [0, 1], [B, H, L].
         speed: angular speed of each of the first R pairs in radians per unit step, [B, H, L, R].
-        mode: as in `retention`.
-        chunk_size: as in `retention`.
         state: the state returned by an earlier call; None at the beginning.
-        reset: as in `retention`.
-        valid: as in `retention`.
+        run: mode, chunk_size, reset and valid, as in `retention`.
 
     Returns:
         The outputs [B, H, L, V] in v's dtype, and the state after the last token, float32 or wider.
@@ -87,8 +81,7 @@ def mamba3(
     (batch, heads, length, width), keys, pairs = v.shape, q.shape[-1], speed.shape[-1]
     if keys % 2 or pairs > keys // 2:
         raise UsageError("mamba3", "an even K and speeds of at most K/2 pairs", f"K={keys} and {pairs} pairs")
-    require_mode("mamba3", mode, chunk_size)
-    require_flags("mamba3", batch, length, reset=reset, valid=valid)
+    *_, reset, valid = require_running("mamba3", batch, length, **run)
     last = (batch, 1, heads * (keys + width))
     require_state(
         "mamba3", state, {"angle": (batch, heads, pairs), "last": last, "matrix": (batch, heads, keys, width)}
@@ -110,10 +103,9 @@ def mamba3(
     k_before, v_before = split_heads(earlier, heads).split([keys, width], -1)
     written = (share * step).to(exact)[..., None] * k
     other = ((1 - share) * step * log_decay.exp()).to(exact)[..., None] * k_before
-    options: Any = {"mode": mode, "chunk_size": chunk_size, "reset": reset, "valid": valid, "finite": True}
     decay, matrix = log_decay[..., None], None if before is None else before.matrix
-    out, matrix = decayed("mamba3", q, written, v.to(exact), decay, state=matrix, **options)
-    more, other_matrix = decayed("mamba3", q, other, v_before, decay, **options)
+    out, matrix = decayed("mamba3", q, written, v.to(exact), decay, state=matrix, finite=True, **run)
+    more, other_matrix = decayed("mamba3", q, other, v_before, decay, finite=True, **run)
     after = torch.remainder(angle[:, :, -1], 2 * math.pi)
     out, states = back((out + more).to(v.dtype), (after, last_pair, matrix + other_matrix))
     return out, Mamba3State(*states)

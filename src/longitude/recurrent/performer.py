@@ -18,8 +18,8 @@ from longitude.errors import Positive, Seed, UsageError, check_declared, check_s
 from longitude.native.derivatives import constant_in_graphs
 from longitude.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
-from longitude.recurrent.base import Form, RecurrentMixer
-from longitude.recurrent.ops.checks import require_flags, require_state, require_tokens, state_dtype
+from longitude.recurrent.base import RecurrentMixer
+from longitude.recurrent.ops.checks import Form, Running, require_running, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
 LOWEST = -1e30
@@ -35,11 +35,8 @@ def performer(
     projection: Float[Tensor, "m D"] | Float[Tensor, "H m D"],
     *,
     epsilon: Positive = 1e-4,
-    mode: str = "chunked",
-    chunk_size: int = 64,
     state: State | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
+    **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B H L V"], State]:
     """Causal attention with positive random features (FAVOR+).
 
@@ -59,11 +56,8 @@ def performer(
         v: [B, H, L, V].
         projection: W, rows of N(0, I), [m, D] for all heads or [H, m, D]; see `orthogonal_features`.
         epsilon: added to each feature.
-        mode: "parallel", "chunked" or "recurrent", as in `retention`.
-        chunk_size: tokens of a chunk.
         state: the state returned by an earlier call; None at the beginning.
-        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
-        valid: False for padding, which leaves the state unchanged, [B, L].
+        run: mode, chunk_size, reset and valid, as in `retention`.
 
     Returns:
         The outputs [B, H, L, V] in v's dtype, and the state: S [B, H, m, V], z [B, H, m] and the largest exponent [B, H].
@@ -81,7 +75,7 @@ def performer(
     m = projection.shape[-2]
     shapes = {"S": (batch, heads, m, v.shape[-1]), "z": (batch, heads, m), "largest": (batch, heads)}
     require_state("performer", state, shapes)
-    require_flags("performer", batch, length, reset=reset, valid=valid)
+    *_, reset, valid = require_running("performer", batch, length, **run)
     dtype = state_dtype(v)
     (q, k, v), states, back = nan_in_its_document(2, (q, k, v), state or (), reset, valid)
     state = tuple(states) or None  # type: ignore[assignment]
@@ -98,10 +92,8 @@ def performer(
         # A column of ones after the values: its sum is the normalizer.
         values = torch.cat([v.to(dtype), v.new_ones(*v.shape[:-1], 1, dtype=dtype)], -1)
         joined = None if state is None else torch.cat([state[0].to(dtype), state[1].to(dtype)[..., None]], -1)
-        out, joined = decayed(
-            "performer", phi_q, phi_k, values, log_decay[..., None],
-            mode=mode, chunk_size=chunk_size, state=joined, reset=reset, valid=valid, finite=True,
-        )  # fmt: skip
+        decay = log_decay[..., None]
+        out, joined = decayed("performer", phi_q, phi_k, values, decay, state=joined, finite=True, **run)
         out, total = out[..., :-1], out[..., -1:]
         out = out / total.masked_fill(total == 0, 1)  # padding before the first key
     out, after = back(out.to(v.dtype), (joined[..., :-1], joined[..., -1], largest[..., -1].clone()))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,8 +17,8 @@ from longitude.errors import Positive, UsageError
 from longitude.native.derivatives import numbers_of
 from longitude.positions.coordinates import wide
 from longitude.positions.rotation import RotaryTable, apply_rotary
-from longitude.recurrent.base import Form, RecurrentMixer
-from longitude.recurrent.ops.checks import require_tokens, state_dtype
+from longitude.recurrent.base import RecurrentMixer
+from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
 
@@ -28,11 +28,8 @@ def retention(
     v: Float[Tensor, "B H L V"],
     *,
     decay: Float[Tensor, " H"] | Sequence[float] | None = None,
-    mode: str = "chunked",
-    chunk_size: int = 64,
     state: Float[Tensor, "B H K V"] | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
+    **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
     """Retention: linear attention with a fixed decay per head.
 
@@ -45,12 +42,10 @@ def retention(
         k: [B, H, L, K].
         v: [B, H, L, V].
         decay: gamma of each head, above 0 and at most 1; None: 1 - 2^(-5-h), h = 0 .. H-1.
-        mode: "parallel" computes all pairs at once, "chunked" pairs within chunk_size tokens and a state between chunks,
-            "recurrent" token by token; the results are equal.
-        chunk_size: tokens of a chunk.
         state: the state returned by an earlier call, [B, H, K, V]; None at the beginning.
-        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
-        valid: False for padding, which leaves the state unchanged, [B, L].
+        run: mode: "parallel" computes all pairs at once, "chunked" pairs within chunk_size tokens (64) and a state between
+            chunks, "recurrent" token by token; the results are equal. reset: True for tokens that begin a document: the state
+            before them counts as zero, [B, L]. valid: False for padding, which leaves the state unchanged, [B, L].
 
     Returns:
         The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.
@@ -63,9 +58,7 @@ def retention(
     """
     require_tokens("retention", q=(q, "B H L K"), k=(k, "B H L K"), v=(v, "B H L V"))
     log_decay = log_gamma(q.shape[1], decay, q.device)[None, :, None, None]
-    return decayed(
-        "retention", q, k, v, log_decay, mode=mode, chunk_size=chunk_size, state=state, reset=reset, valid=valid
-    )
+    return decayed("retention", q, k, v, log_decay, state=state, **run)
 
 
 def log_gamma(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,8 +18,7 @@ from longitude.native.derivatives import with_zero_gradients
 from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable
-from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
-from longitude.recurrent.ops.scan import chunk_slices, linear_scan
+from longitude.recurrent.ops.checks import Running, require_running, require_state, require_tokens, state_dtype
 
 FLOOR = -1e38
 """The exponent of an empty sum: finite, so that no difference of two of them is NaN."""
@@ -31,11 +30,8 @@ def rwkv4(
     key: Float[Tensor, "B L C"],
     value: Float[Tensor, "B L C"],
     *,
-    mode: str = "chunked",
-    chunk_size: int = 32,
     state: tuple[Tensor, ...] | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
+    **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B L C"], tuple[Tensor, ...]]:
     """The weighted mean of RWKV-4, for keys of any size without overflow.
 
@@ -47,12 +43,10 @@ def rwkv4(
         time_first: [C].
         key: [B, L, C].
         value: [B, L, C].
-        mode: "recurrent" runs token by token; "chunked" processes all chunks of chunk_size tokens in parallel, then passes
-            states from chunk to chunk; "parallel" joins sums of 1, 2, 4, ... tokens. The results are equal.
-        chunk_size: tokens of a chunk.
         state: the state returned by an earlier call; None at the beginning.
-        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
-        valid: False for padding, which leaves the state unchanged, [B, L].
+        run: as in `retention`, with chunks of 32 tokens. mode: "recurrent" runs token by token; "parallel" joins sums of 1,
+            2, 4, ... tokens; "chunked" does so within chunk_size tokens, or runs in a C kernel if there is one. The results
+            are equal.
 
     Returns:
         wkv [B, L, C] in key's dtype, and the sums after the last token: numerator and denominator, both over e^max, and max,
@@ -64,12 +58,11 @@ def rwkv4(
     Source:
         Peng et al. 2023, section 3.1, arXiv 2305.13048, https://arxiv.org/abs/2305.13048
     """
-    require_mode("rwkv4", mode, chunk_size)
     require_tokens(
         "rwkv4", time_decay=(time_decay, "C"), time_first=(time_first, "C"), key=(key, "B L C"), value=(value, "B L C")
     )
     batch, length, channels = key.shape
-    require_flags("rwkv4", batch, length, reset=reset, valid=valid)
+    mode, chunk_size, reset, valid = require_running("rwkv4", batch, length, **run)
     require_state("rwkv4", state, dict.fromkeys(("numerator", "denominator", "max"), (batch, channels)))
     dtype = state_dtype(key)
     (key, value), states, back = nan_in_its_document(1, (key, value), state or (), reset, valid)
@@ -84,12 +77,10 @@ def rwkv4(
     tokens = tokens if valid is None else tokens.unless(~valid[..., None])
     reset = None if reset is None else reset[..., None]
     row = Row(tokens, w, clock, reset)
-    if mode == "parallel":
-        before, sums = _doubled(row, sums)
-    elif mode == "chunked":
-        before, sums = _chunked(row, sums, chunk_size)
-    else:
+    if mode == "recurrent":
         before, sums = _steps(row, sums)
+    else:
+        before, sums = _chunked(row, sums, length if mode == "parallel" else chunk_size)
     out = join(before.unless(reset), Sums(v, torch.ones_like(v), u + k))
     out, after = back((out.numerator / out.denominator).to(key.dtype), sums)
     return out, tuple(after)
@@ -170,48 +161,14 @@ def _doubled(row: Row, sums: Sums) -> tuple[Sums, Sums]:
 
 
 def _chunked(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
-    """All whole chunks in parallel, then the shorter last one."""
+    """Doubling within `size` tokens at a time."""
     before = []
-    for here, count in chunk_slices(row.clock.shape[1], size):
+    for start in range(0, row.clock.shape[1], size):
+        here = slice(start, start + size)
         reset = None if row.reset is None else row.reset[:, here]
-        part = Row(row.tokens.at(slice(None), here), row.w, row.clock[:, here], reset)
-        some, sums = _side_by_side(part, sums, count)
-        before.append(some)
+        of_chunk, sums = _doubled(Row(row.tokens.at(slice(None), here), row.w, row.clock[:, here], reset), sums)
+        before.append(of_chunk)
     return cat(1, *before), sums
-
-
-def _side_by_side(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
-    """The sums inside each chunk, by one scan over all chunks; then the sums over earlier chunks are added."""
-
-    def in_chunks(x: Tensor) -> Tensor:
-        return x.unflatten(1, (-1, size)).permute(2, 0, 1, 3)  # [size, B, chunks, C]
-
-    tokens, decay = Sums(*(in_chunks(x) for x in row.tokens)), in_chunks(row.clock) * row.w
-    reset = None if row.reset is None else in_chunks(row.reset)
-    top = torch.full_like(tokens.max[0], FLOOR)
-    tops, decayed = [], []
-    for t in range(size):
-        top = top if reset is None else torch.where(reset[t], FLOOR, top)
-        decayed.append(top - decay[t])
-        top = torch.maximum(decayed[t], tokens.max[t])
-        tops.append(top)
-    tops = torch.stack(tops)
-    a, b = (torch.stack(decayed) - tops).exp(), (tokens.max - tops).exp()
-    b = torch.stack([b * tokens.numerator, b * tokens.denominator], 1)
-    both = linear_scan(a[:, None], b, torch.zeros_like(b[0]))
-    inside = Sums(both[:, 0], both[:, 1], tops)
-
-    since = decay.cumsum(0)
-    dropped = None if reset is None else reset.cumsum(0) > 0
-    starts = []
-    for n in range(tops.shape[2]):
-        starts.append(sums)
-        sums = sums.later(since[-1, :, n]).unless(None if dropped is None else dropped[-1, :, n])
-        sums = join(sums, inside.at(-1, slice(None), n))
-    start = stack(1, *starts)  # [B, chunks, C]
-    after = join(start.later(since).unless(dropped), inside)
-    before = cat(0, start.at(None), after.at(slice(None, -1)))
-    return Sums(*(x.permute(1, 2, 0, 3).flatten(1, 2) for x in before)), sums
 
 
 @register_mixer("rwkv4")

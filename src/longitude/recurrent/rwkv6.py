@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,8 +15,8 @@ from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive
 from longitude.native.derivatives import with_zero_gradients
-from longitude.recurrent.base import Form, RecurrentMixer, fill, group_norm
-from longitude.recurrent.ops.checks import require_tokens, state_dtype
+from longitude.recurrent.base import RecurrentMixer, fill, group_norm
+from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
 
@@ -27,11 +27,8 @@ def rwkv6(
     log_w: Float[Tensor, "B H L K"],
     u: Float[Tensor, "H K"],
     *,
-    mode: str = "chunked",
-    chunk_size: int = 64,
     state: Float[Tensor, "B H K V"] | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
+    **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
     """The time mixing of RWKV-6: linear attention with a decay per channel and token.
 
@@ -43,11 +40,8 @@ def rwkv6(
         v: [B, H, L, V].
         log_w: logarithm of each channel's decay at each token, at most 0, [B, H, L, K].
         u: weight of a token's own key, by channel, [H, K].
-        mode: as in `retention`.
-        chunk_size: as in `retention`.
         state: as in `retention`.
-        reset: as in `retention`.
-        valid: as in `retention`.
+        run: mode, chunk_size, reset and valid, as in `retention`.
 
     Returns:
         The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.
@@ -61,9 +55,7 @@ def rwkv6(
     require_tokens(
         "rwkv6", r=(r, "B H L K"), k=(k, "B H L K"), v=(v, "B H L V"), log_w=(log_w, "B H L K"), u=(u, "H K")
     )
-    return decayed(
-        "rwkv6", r, k, v, log_w, bonus=u, mode=mode, chunk_size=chunk_size, state=state, reset=reset, valid=valid
-    )
+    return decayed("rwkv6", r, k, v, log_w, bonus=u, state=state, **run)
 
 
 MIXED = "wkvrg"

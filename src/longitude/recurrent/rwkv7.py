@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,8 +17,8 @@ from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive
 from longitude.native.derivatives import with_zero_gradients
-from longitude.recurrent.base import Form, RecurrentMixer, fill, group_norm
-from longitude.recurrent.ops.checks import require_tokens, state_dtype
+from longitude.recurrent.base import RecurrentMixer, fill, group_norm
+from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
 from longitude.recurrent.ops.fla_kernels import rwkv7_by_kernel, serve
 from longitude.recurrent.ops.matrix_state import Result
@@ -32,11 +32,8 @@ def rwkv7(
     kappa: Float[Tensor, "B H L K"],
     a: Float[Tensor, "B H L K"],
     *,
-    mode: str = "chunked",
-    chunk_size: int = 64,
     state: Float[Tensor, "B H K V"] | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
+    **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
     """The time mixing of RWKV-7: a delta rule with separate keys for removal and writing, and a removal rate per channel.
 
@@ -49,11 +46,8 @@ def rwkv7(
         v: [B, H, L, V].
         kappa: keys for removal, used as given; the layer divides them by their norm, [B, H, L, K].
         a: the share of each channel that is removed, in [0, 1], [B, H, L, K].
-        mode: as in `retention`.
-        chunk_size: as in `retention`.
         state: as in `retention`.
-        reset: as in `retention`.
-        valid: as in `retention`.
+        run: mode, chunk_size, reset and valid, as in `retention`.
 
     Returns:
         The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.
@@ -70,12 +64,11 @@ def rwkv7(
     def kernel(
         queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
     ) -> Result | None:
-        if not serve(r, v, mode, reset):
+        if not serve(r, v, **run):
             return None
         return rwkv7_by_kernel(queries[0], log_decay, keys[0], v, queries[1], keys[1], state)
 
-    options = {"mode": mode, "chunk_size": chunk_size, "state": state, "reset": reset, "valid": valid}
-    return delta("rwkv7", r, kappa, k, v, log_w, b=a * kappa, early=True, kernel=kernel, **options)
+    return delta("rwkv7", r, kappa, k, v, log_w, b=a * kappa, early=True, kernel=kernel, state=state, **run)
 
 
 MIXED = "rwkvag"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from jaxtyping import Bool, Complex, Float
+from jaxtyping import Complex, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,7 +16,7 @@ from longitude.errors import UsageError, unknown
 from longitude.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import DiagonalLoop, flags_of, usable
-from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.ops.checks import Running, require_running, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices, linear_scan, scan_chunks
 
 INITS = ("lin", "inv")
@@ -29,11 +29,8 @@ def s4d(
     C: Complex[Tensor, "H N/2"],
     *,
     D: Float[Tensor, " H"] | None = None,
-    mode: str = "chunked",
-    chunk_size: int = 32,
     state: Complex[Tensor, "B H N/2"] | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
+    **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B H L"], Complex[Tensor, "B H N/2"]]:
     """The diagonal state space of S4D, applied to each channel independently.
 
@@ -51,13 +48,10 @@ def s4d(
         A: complex, [H, N/2].
         C: complex, [H, N/2].
         D: weight of the token itself, by channel, [H].
-        mode: "parallel", or "convolution", is the product of Fourier transforms of length 2L; "chunked" convolves chunks of
-            chunk_size tokens with a state between them; "recurrent" runs token by token. The results are equal.
-        chunk_size: tokens of a chunk.
         state: the state returned by an earlier call, [B, H, N/2]; None at the beginning.
-        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
-        valid: False for padding, which leaves the state unchanged, [B, L]. A convolution supports neither `reset` nor `valid`:
-            with one of them "chunked" and "parallel" compute all states.
+        run: as in `retention`, with chunks of 32 tokens. mode: "parallel", or "convolution", is the product of Fourier
+            transforms of length 2L; "chunked" convolves chunks of chunk_size tokens with a state between them; "recurrent"
+            runs token by token. The results are equal.
 
     Returns:
         y [B, H, L] in u's dtype, and the state after the last token [B, H, N/2], complex64, or complex128 where u is float64.
@@ -68,15 +62,15 @@ def s4d(
     Source:
         Gu et al. 2022, arXiv 2206.11893, https://arxiv.org/abs/2206.11893
     """
-    mode = "parallel" if mode == "convolution" else mode
-    require_mode("s4d", mode, chunk_size)
+    if run.get("mode") == "convolution":
+        run["mode"] = "parallel"
     require_tokens("s4d", u=(u, "B H L"), log_dt=(log_dt, "H"), D=(D, "H"))
     batch, channels, length = u.shape
     if A.dim() != 2 or len(A) != channels or C.shape != A.shape or not (A.is_complex() and C.is_complex()):
         raise UsageError(
             "s4d", f"complex A and C [{channels}, N/2]", f"{A.dtype} {list(A.shape)} and {C.dtype} {list(C.shape)}"
         )
-    require_flags("s4d", batch, length, reset=reset, valid=valid)
+    mode, chunk_size, reset, valid = require_running("s4d", batch, length, **run)
     require_state("s4d", state, {"state": (batch, *A.shape)})
     dtype = state_dtype(u)
     [u], states, back = nan_in_its_document(2, [u], [] if state is None else [state], reset, valid)

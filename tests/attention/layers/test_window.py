@@ -9,6 +9,7 @@ from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.layers.window import WindowAttention
 from longitude.attention.patterns import Dilated
 from longitude.attention.rolling_cache import RollingCacheLayer
+from longitude.positions.coordinates import explicit
 from longitude.testing import mixers
 from tests.support import built, close, gradients, random, refused, refused_calls
 
@@ -115,3 +116,50 @@ test_refusals = refused_calls(
         (calling(4, 2, cache=RollingCacheLayer(5)), "6", "5", "self.cache_layer"),
     ]
 )
+
+
+# ---- a cache class in one file: keys that are not the last ones ----------------------------------------------------------
+class FirstAndLast(RollingCacheLayer):
+    """The first tokens, attention sinks, and the last ones (Xiao et al. 2023, arXiv 2309.17453)."""
+
+    kind = "full"
+
+    def __init__(self, first: int, last: int):
+        self.first = first
+        super().__init__(first + last)
+
+    def forget(self) -> None:
+        super().forget()
+        self.kept = torch.arange(0)
+
+    def roll(self) -> None:
+        held, tokens = self.held, self.get_seq_length()
+        order = torch.cat([self.kept, torch.arange(tokens - held + len(self.kept), tokens)])
+        dropped = max(0, held - self.keep)
+        places = torch.arange(held)
+        chosen = places[(places < self.first) | (places >= self.first + dropped)]
+        self.kept, self.dropped = order[chosen], self.dropped + dropped
+        self.positions = explicit(self.positions, held, chosen.device)[..., chosen]
+        self.keys, self.values = self.keys[:, :, chosen], self.values[:, :, chosen]
+        self.columns = {name: column[:, :, chosen] for name, column in self.columns.items()}
+
+
+class Sinks(lg.Mask):
+    """The first three tokens, and the token itself with the five before it."""
+
+    def allowed(self, q_order, k_order):
+        return (k_order < 3) | (q_order[:, None] - k_order <= 5)
+
+
+@pytest.mark.parametrize("encoding", ["nope", "rope", "alibi"])
+def test_a_cache_may_keep_others_than_the_last_keys(encoding):
+    """Token by token: full attention under the mask of what it keeps, with a window of the call too."""
+    torch.manual_seed(0)
+    attention = lg.MultiHeadAttention(DIM, HEADS, 2, built(encoding, KNOWN)).double().eval()
+    for mask in (lg.Causal(), lg.Causal() & lg.Window(7)):  # counted among kept keys, it would reach the third one
+        cache = FirstAndLast(3, 5)
+        outs = [attention(X[:, t : t + 1], mask=mask, cache=cache) for t in range(LENGTH)]
+        close(torch.cat(outs, 1), attention(X, mask=mask & Sinks()))
+        assert cache.keys.shape[2] == 8
+        assert cache.get_seq_length() == LENGTH
+        assert cache.kept.tolist() == [0, 1, 2, *range(LENGTH - 5, LENGTH)]

@@ -52,7 +52,9 @@ def served(monkeypatch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     for parent in ("fla", "fla.ops"):
         monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
-    monkeypatch.setattr(decayed, "serve", lambda q, v, mode, reset: mode == "chunked" and reset is None)
+    monkeypatch.setattr(
+        decayed, "serve", lambda q, v, mode="chunked", reset=None, **_: mode == "chunked" and reset is None
+    )
     return calls
 
 
@@ -149,7 +151,9 @@ def interpreted(monkeypatch):
     }
     for module, name in bridges.items():
         theirs = getattr(module, name)
-        monkeypatch.setattr(module, "serve", lambda q, v, mode, reset: mode == "chunked" and reset is None)
+        monkeypatch.setattr(
+            module, "serve", lambda q, v, mode="chunked", reset=None, **_: mode == "chunked" and reset is None
+        )
         monkeypatch.setattr(module, name, lambda *a, name=name, theirs=theirs: (calls.append(name), theirs(*a))[1])
     return calls
 

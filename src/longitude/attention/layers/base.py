@@ -40,6 +40,7 @@ class Call:
         remembered: Tokens at the start of x that are memory and have no queries.
         documents: Document numbers of x [B, L].
         padding: Padding of x [B, L, 1]; None: no padding.
+        kept: Order of the cached keys, if a cache kept others than the last ones.
         alike: Whether the requests of layers differ only in q, k and v. Without gradients the first layer's then serves all.
     """
 
@@ -52,6 +53,7 @@ class Call:
     documents: Tensor | None
     padding: Tensor | None
     alike: bool
+    kept: Tensor | None = None
 
     @property
     def keys(self) -> int:
@@ -60,13 +62,31 @@ class Call:
 
     def pairs(self, batch: int, rows: int, keys: int, step: Step) -> AllowedPairs:
         """Pairs that the mask allows between the last `rows` tokens and `keys` keys, fewer than all if a cache dropped some."""
-        return step.once(pairs_of, self.mask, self.keys, batch, rows, keys)
+        return step.once(pairs_of, self.mask, self.keys, self.kept, batch, rows, keys)
 
 
-def pairs_of(mask: Mask, tokens: int, batch: int, rows: int, keys: int) -> AllowedPairs:
-    """Pairs that a mask of `tokens` tokens allows between the last rows and keys."""
-    mask = mask if keys == tokens else mask.since(tokens - keys)
+def pairs_of(mask: Mask, tokens: int, kept: Tensor | None, batch: int, rows: int, keys: int) -> AllowedPairs:
+    """Pairs that a mask of `tokens` tokens allows between the last rows and the keys: the kept and the new, or the last ones."""
+    if kept is not None:
+        new = torch.arange(tokens - (keys - len(kept)), tokens, device=kept.device)
+        mask = Kept(mask, torch.cat([kept, new]))
+    elif keys < tokens:
+        mask = mask.since(tokens - keys)
     return AllowedPairs(mask, batch, rows, keys, keys - rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(Mask):
+    """A mask between keys that a cache kept. order: their order in the sequence that `mask` is for, [keys]."""
+
+    mask: Mask
+    order: Tensor
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        return self.mask.allowed(self.order[q_order], self.order[k_order])
+
+    def of(self, batch: slice | list[int]) -> Mask:
+        return Kept(self.mask.of(batch), self.order)
 
 
 Narrowed = tuple[Call, Columns, Callable[[Tensor], Tensor] | None]
@@ -339,7 +359,7 @@ def layer_request(
     pairs: AllowedPairs | None = None,
 ) -> Request:
     """The request of a layer; pairs: those that its mask allows, if an earlier layer knows them."""
-    pairs = pairs or pairs_of(call.mask, call.keys, q.shape[0], q.shape[2], k.shape[2])
+    pairs = pairs or pairs_of(call.mask, call.keys, call.kept, q.shape[0], q.shape[2], k.shape[2])
     places, already = (call.q_positions, k_positions), encoding.widens if encoding.stable_keys else 1
     return raw_request(
         q, k, v, encoding, columns, pairs.mask, *places, scale, dropout, weights, pairs, None, already, softcap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -114,6 +115,8 @@ class MultiHeadAttention(AttentionLayer):
         if cache is not None:
             k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
             k_positions = cache.positions
+            if cache.kept is not None:
+                call = replace(call, kept=cache.kept, alike=False)
         if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may store keys in a wider dtype
             q, v = q.to(k.dtype), v.to(k.dtype)
         if call.remembered:
@@ -126,6 +129,8 @@ class MultiHeadAttention(AttentionLayer):
             out = rotated_back(out, encoding, tables, call)
         out = out if out.dtype == x.dtype else out.to(x.dtype)
         out = self.project_output(out.transpose(1, 2).flatten(2), x, call, inputs)
+        if cache is not None:
+            cache.roll()
         return (out, weights) if weigh else out
 
     def convolve_heads(

@@ -84,18 +84,15 @@ class WindowAttention(MultiHeadAttention):
         `documents` covers all tokens so far, [B, Lk]; weights cover the keys that the cache still stores. A LongitudeCacheLayer,
         which drops nothing, works too.
         """
-        rolling = getattr(inputs.cache, "kind", None) == "rolling"
-        if rolling and inputs.cache.keep < (need := (self.size - 1) * self.step):
+        need = (self.size - 1) * self.step
+        if getattr(inputs.cache, "kind", None) == "rolling" and inputs.cache.keep < need:
             raise UsageError(
                 "cache",
                 f"a layer that keeps {need} tokens or more",
                 f"one that keeps {inputs.cache.keep}",
                 "self.cache_layer() makes one",
             )
-        out = super().mix_tokens(x, inputs)
-        if rolling:
-            inputs.cache.roll()
-        return out
+        return super().mix_tokens(x, inputs)
 
     def extra_repr(self) -> str:
         return f"size={self.size}" + (f", step={self.step}" if self.step > 1 else "")

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from longitude.errors import UsageError, unknown
+
+
+class Form(TypedDict, total=False):
+    """How a recurrence is computed.
+
+    mode: "parallel", "chunked" or "recurrent", with equal results; see `retention`. chunk_size: tokens of a chunk.
+    """
+
+    mode: str
+    chunk_size: int
+
+
+class Running(Form, total=False):
+    """The same, and the tokens [B, L] of a call that begin a document (reset: True) or are padding (valid: False).
+
+    The state before a document counts as zero. Padding leaves the state unchanged.
+    """
+
+    reset: Tensor | None
+    valid: Tensor | None
+
 
 MODES = ("parallel", "chunked", "recurrent")
 """Modes with equal results: all pairs or a convolution at once, chunks with a state between them, token after token."""
@@ -35,11 +56,21 @@ def require_tokens(who: str, **named: tuple[Tensor | None, str]) -> None:
         raise UsageError(who, f"floats {wanted}, none empty", got)
 
 
-def require_flags(who: str, batch: int, length: int, **flags: Tensor | None) -> None:
-    """ValueError unless each is None or a bool tensor [B, L]."""
-    for name, flag in flags.items():
+def require_running(
+    who: str,
+    batch: int,
+    length: int,
+    mode: str = "chunked",
+    chunk_size: int = 32,
+    reset: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> tuple[str, int, Tensor | None, Tensor | None]:
+    """Mode, chunk_size, reset and valid of a call, with their defaults; ValueError for invalid ones."""
+    require_mode(who, mode, chunk_size)
+    for name, flag in (("reset", reset), ("valid", valid)):
         if flag is not None and (flag.dtype != torch.bool or flag.shape != (batch, length)):
             raise UsageError(f"{name}: {who}", f"bool [{batch}, {length}]", f"{flag.dtype} {list(flag.shape)}")
+    return mode, chunk_size, reset, valid
 
 
 def require_state(who: str, state: Any, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,9 +40,6 @@ def decayed(
     log_decay: Float[Tensor, "B|1 H L|1 K|1"],
     *,
     bonus: Float[Tensor, "H K"] | None = None,
-    mode: str = "chunked",
-    reset: Bool[Tensor, "B L"] | None = None,
-    state: Float[Tensor, "B H K V"] | None = None,
     **options: Any,
 ) -> Result:
     """Return outputs and the state after the last token; see `matrix_state.run` for the arguments."""
@@ -50,12 +47,11 @@ def decayed(
     def kernel(
         queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
     ) -> Result | None:
-        taken = serve(queries[0], v, mode, reset)
+        taken = serve(queries[0], v, **options)
         return decayed_by_kernel(queries[0], keys[0], v, log_decay, bonus, state) if taken else None
 
     u = None if bonus is None else bonus.to(state_dtype(v)).unflatten(0, (q.shape[1], -1))[..., None, :]
-    options |= {"mode": mode, "reset": reset, "state": state, "kernel": kernel}
-    return run(who, _Decayed(u), [q], [k], v, log_decay, **options)
+    return run(who, _Decayed(u), [q], [k], v, log_decay, kernel=kernel, **options)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def installed() -> bool:
     return find_spec("fla") is not None and find_spec("triton") is not None
 
 
-def serve(q: Tensor, v: Tensor, mode: str, reset: Tensor | None) -> bool:
+def serve(q: Tensor, v: Tensor, mode: str = "chunked", reset: Tensor | None = None, **_: Any) -> bool:
     """Whether a kernel replaces the chunked form for queries q and values v.
 
     It does not if tokens begin documents (a decay of 0 has no logarithm), or for odd dimensions or key dimensions above 256.

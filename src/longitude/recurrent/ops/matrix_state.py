@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longitude.native.tensors import in_memory
 from longitude.not_finite import all_finite, nan_in_its_document
-from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, state_dtype
+from longitude.recurrent.ops.checks import require_running, require_state, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices
 
 Result = tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]
@@ -56,10 +56,9 @@ def run(
     leaves the state unchanged. finite: whether the caller has removed NaN and infinity. kernel: may compute the result instead,
     with zeros as padding.
     """
-    require_mode(who, mode, chunk_size)
     (batch, heads, length, width), groups, key_dim = v.shape, queries[0].shape[1], queries[0].shape[-1]
     require_state(who, state, {"state": (batch, heads, key_dim, width)})
-    require_flags(who, batch, length, reset=reset, valid=valid)
+    require_running(who, batch, length, mode, chunk_size, reset, valid)
     if valid is not None:
         log_decay = log_decay.where(valid[:, None, :, None], 0)
     sequences, states = [*queries, *keys, v], [] if state is None else [state]
