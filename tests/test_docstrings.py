@@ -49,20 +49,6 @@ def test_public_names_are_documented() -> None:
     assert all_missing() == []
 
 
-def test_what_is_missing_is_found() -> None:
-    def bad(x: int, y: int) -> int:
-        """Does
-        something.
-
-        Args:
-            x: A number,
-                with: more lines.
-        """
-
-    found = ["first line: one sentence", "a blank line after the first", "Args: y", "Returns"]
-    assert missing("bad", bad) == [f"bad: {each}" for each in found]
-
-
 def test_the_page_of_the_api_is_what_docstrings_say() -> None:
     assert make_api.PAGE.read_text(encoding="utf-8") == make_api.page(), "run `make api`"
 

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-from transformers.modeling_outputs import CausalLMOutput
 
 import fill_numbers
 from tests.extend.conftest import saved
-from tests.support import close
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_tiny_checkpoint.py"
 
@@ -123,18 +121,6 @@ def test_a_course_says_what_can_be_known(skills: Any, course: Any) -> None:
     assert answer == " ".join(names) + words.eos_token and len(names) == 5
 
 
-@pytest.mark.slow
-def test_a_course_is_its_seed(skills: Any, course: Any) -> None:
-    """Whole windows, lesson after lesson; the same ones again, and others of another seed."""
-    batches, again = list(course), list(course)
-    assert len(batches) == course.steps == sum(lesson.steps for lesson in course.lessons)
-    lengths = [lesson.length for lesson in course.lessons for _ in range(lesson.steps)]
-    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(skills.TOKENS // n, n) for n in lengths]
-    assert all(a[name].equal(b[name]) for a, b in zip(batches, again, strict=True) for name in a)
-    course.seed = 4
-    assert not batches[0]["input_ids"].equal(next(iter(course))["input_ids"])
-
-
 def test_every_parameter_is_trained_once(skills: Any) -> None:
     """Matrices by Muon, words and norms by AdamW; a rate that falls to nothing. Logits begin at 0, whatever is read."""
     config = LlamaConfig(
@@ -159,25 +145,6 @@ def test_every_parameter_is_trained_once(skills: Any) -> None:
         assert step > 2 or all(same)  # the rate is 0
     assert not any(same)
     assert [skills.rate(done) for done in (0.0, 0.01, 0.3, 0.5, 0.75, 1.0)] == pytest.approx([0, 0.5, 1, 1, 0.5, 0])
-
-
-def test_a_window_counts_once(skills: Any) -> None:
-    """A short answer weighs as much as a window of text; what is not learned changes nothing."""
-    logits = torch.randn(2, 6, 5, dtype=torch.float64)
-    labels = torch.tensor([[0, 1, 2, 3, 4, 0], [skills.NOT_LEARNED] * 5 + [2]])
-    rows = [torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:]), -logits[1, 4].log_softmax(0)[2]]
-    close(skills.loss_of_windows(CausalLMOutput(logits=logits), labels), sum(rows) / 2)
-
-
-@pytest.mark.slow
-def test_a_skilled_checkpoint_is_trained(run: Any, skills: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    out = tmp_path / "out"
-    run("--skills", "--out", str(out), "--layers", "1", "--width", "32", "--steps", "5")
-    assert "bits per byte" in capsys.readouterr().out
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
-    assert not model.config.tie_word_embeddings and len(tokenizer) == skills.WORDS
-    text = "What is 1234567?\n\tnaïve → VAR ABCDE"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 # ---- a training loop of one's own ---------------------------------------------------------------------------------------------

@@ -122,12 +122,6 @@ def encodings_named_in(source: str) -> set[str]:
     return ((names - ALSO_ENGLISH) & set(re.findall(r"\w+", source))) | (names & meant)
 
 
-def test_encodings_named_in_finds_them() -> None:
-    found = encodings_named_in("# as ALiBi does\nx = 'nope'\nlg.Learned\nimport rope\n")
-    assert found == {"ALiBi", "nope", "Learned", "rope"}
-    assert encodings_named_in("# a learned table, none of it on this path\nx.learned = None\n") == set()
-
-
 @pytest.mark.parametrize("file", sorted((PACKAGE / "attention").rglob("*.py")), ids=lambda file: file.name)
 def test_attention_names_no_encoding(file: Path) -> None:
     """It knows terms. A name here would mean that an encoding needs a second file."""

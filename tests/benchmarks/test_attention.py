@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import attention
-from longitude.errors import UsageError
 from longitude.study.train import build_model
 from tests.study.conftest import TINY
 
@@ -31,14 +30,3 @@ def test_scores_are_those_of_the_weights(label, monkeypatch):
 def test_octaves_are_means_of_diagonals():
     distance = torch.arange(8.0)[:, None] - torch.arange(8.0)
     assert attention.octaves(distance[None]) == [[0.0, 1.0, 2.5, 5.5]]  # 0; 1; 2, 3; 4 to 7, each distance alike
-
-
-def test_windows_stand_in_the_middle_of_long_documents():
-    documents = [torch.arange(10), torch.arange(3), torch.arange(5), torch.arange(6)]
-    assert attention.windows(documents, 4, 2).tolist() == [[3, 4, 5, 6], [0, 1, 2, 3]]
-
-
-@pytest.mark.parametrize("label", ["rope+attention:qk_norm=true", "rope+conv"])
-def test_layers_whose_queries_are_more_than_a_projection_are_refused(label):
-    with pytest.raises(UsageError):
-        next(attention.scores(build_model(ONE, label, 0), IDS))

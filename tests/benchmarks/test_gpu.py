@@ -27,9 +27,6 @@ def test_pairs_are_those_of_the_mask(mask):
     assert flops(shape, False) == 4 * 64 * 32 * shape.pairs
 
 
-# ---- laws ---------------------------------------------------------------------------------------------------------------
-
-
 # ---- rows and verdicts -------------------------------------------------------------------------------------------------
 class Broken:
     key, target = "a | 1", "FoX, forward"
@@ -80,9 +77,6 @@ def test_verdicts_are_of_the_worst_row():
 
 
 # ---- the command -------------------------------------------------------------------------------------------------------
-"""Packages of a Python that has torch, triton, jaxtyping and pytest, with what these need."""
-
-
 def ran(folder, *arguments, **environment):
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--interpret", *arguments]
     given = {**os.environ, "OUT": str(folder), "TRITON_DEFAULT_FP_FUSION": "1", **environment}

@@ -41,23 +41,6 @@ def test_waves(encoding, frequencies):
     assert properties.separation(codes(encoding)) == pytest.approx(of_waves(frequencies), rel=1e-9)
 
 
-def test_codes_are_what_the_encoding_makes_of_a_position():
-    positions = torch.arange(N)
-    learned = lg.testing.example("learned", max_length=50)()
-    assert torch.equal(codes(learned), learned.table)  # of its positions only
-    fire = lg.testing.example("fire")()
-    torch.testing.assert_close(codes(fire), fire.bias(torch.tensor([N - 1]), N - 1 - positions)[:, 0].T)
-    kerple = lg.testing.example("kerple_log")()
-    torch.testing.assert_close(codes(kerple), kerple.bias_at(positions).T)
-    one_per_head = lg.testing.example("transformer_xl")()
-    [term] = one_per_head.terms({})
-    keys = term.keys(positions)  # [heads, N, head_dim]
-    assert codes(one_per_head).shape == (N, HEADS * HEAD_DIM)
-    torch.testing.assert_close(codes(one_per_head)[7].view(HEADS, HEAD_DIM), keys[:, 7])
-    both = lg.Composed([lg.Sinusoidal(DIM), lg.ALiBi(HEADS)])
-    assert codes(both).shape == (N, DIM + HEADS)
-
-
 def test_the_smallest_distance_is_found_wherever_it_is():
     smallest, norm = properties.smallest_distance(codes(lg.ALiBi(num_heads=1)))
     assert smallest == 2.0**-8

@@ -1,8 +1,5 @@
 """The promises of `make bench` and `make bench-mixers`, each measured very small, and how they are judged. Nothing is timed."""
 
-import json
-import re
-import sys
 from dataclasses import replace
 
 import pytest
@@ -10,11 +7,8 @@ import torch
 
 import longitude as lg
 import rotation
-import target as command
-import target_chart
 import targets
 import targets_mixers
-from fill_numbers import promises
 from longitude.attention.mixer import mixer
 from longitude.bench.cases import AttentionShape, Inputs
 from longitude.bench.rows import Row
@@ -23,7 +17,7 @@ from target import Session, Target
 
 SESSION = Session(threads=1, repeats=1, memory=False, peers=False, shrink=256)
 QUICK = [target for target in targets.TARGETS if not target.environment and not target.name.startswith("graphs")]
-SLOW = ("training", "recurren", "135M")
+SLOW = ("training", "recurren", "135M", "padded")
 
 
 @pytest.mark.one_in(5)
@@ -56,13 +50,6 @@ def test_a_peer_rotates_as_we_do(name):
     rope = lg.Rotary(head_dim=8, layout="half" if "Llama" in name else "interleaved")
     for got, x in zip(rotation.prepared(name, inputs)(), (inputs.q, inputs.k), strict=True):
         torch.testing.assert_close(got, rope.rotate(x, 0), atol=1e-5, rtol=1e-5)
-
-
-def test_the_share_of_a_window():
-    """Pairs within a window over causal pairs, as the masks count them."""
-    i = torch.arange(24)
-    share = lg.Window(5).allowed(i, i).sum() / lg.Causal().allowed(i, i).sum()
-    assert targets.share_of(5, 24) == pytest.approx(float(share))
 
 
 def test_a_formula_is_the_same_in_both_forms():
@@ -114,24 +101,3 @@ def test_measured_is_the_worst_of_ours():
     assert (outcome["measured"], outcome["met"], outcome["worst"]) == (1.5, False, "a, fwd, 1")
     scored = [replace(ONE, score=1.4), replace(ONE, name="b", score=0.3, ratio=7.0)]
     assert target.outcome(scored)["measured"] == 1.4 and target.outcome(scored)["met"] is True
-
-
-@pytest.mark.slow
-def test_a_set_ends_with_table_json_and_chart(tmp_path, monkeypatch, capsys):
-    """In the table as in the chart: what was promised, the worst of ours, and the others compared with it."""
-    rows = [ONE, replace(ONE, name="c", ratio=9.0, kind="peer"), replace(ONE, name="d", ratio=4.0, kind="peer")]
-    few = [Target("broken", 1.4, "plain", lambda session: rows), Target("kept", 1.5, "plain", lambda session: rows[:1])]
-    out = tmp_path / "set.json"
-    monkeypatch.setattr(sys, "argv", ["targets.py", "--repeats", "1", "--threads", "1", "--out", str(out)])
-    assert command.main(few, "", "") == 0
-    measured = json.loads(out.read_text())
-    shown = capsys.readouterr().out
-    assert promises(measured) in shown
-    assert re.search(r"broken \| .*missed.* \| 1.50 \| 1.40 \| a, fwd, 1 \| 4.0 to 9.0", shown)
-    assert re.search(r"kept \| kept \| 1.50 \| 1.50", shown)
-    assert "broken" in out.with_suffix(".svg").read_text()
-    points = target_chart.chart(measured).to_dict()["layer"][0]["data"]["values"]
-    assert [(point["target"], point["whose"]) for point in points] == [
-        ("broken", target_chart.BROKEN), ("broken", target_chart.PEER), ("broken", target_chart.PEER),
-        ("kept", target_chart.KEPT),
-    ]  # fmt: skip

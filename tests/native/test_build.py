@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-import longitude as lg
 from longitude.attention.backends.table import band
 from longitude.native import build, load
 from longitude.positions import rotation
@@ -78,12 +76,6 @@ def test_a_library_that_cannot_be_loaded_is_a_warning(compiled: Path) -> None:
         path.write_bytes(b"no library")
     with pytest.warns(RuntimeWarning, match=r"rotate\.c"):
         assert loaded().library is None
-
-
-def test_explain_names_the_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    q = torch.randn(1, 1, 3, 4)
-    lg.explain(q, q, q)
-    assert load.route() in capsys.readouterr().out
 
 
 def test_the_level_is_what_the_processor_has() -> None:

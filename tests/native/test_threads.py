@@ -1,12 +1,8 @@
 """Threads of the loops in C: torch's own, whatever other runtimes a process has."""
 
 import ctypes
-import inspect
 import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -103,74 +99,3 @@ def test_fewer_threads_than_asked_for_do_all_the_work():
         for library in libraries():
             library.use_team(ctypes.c_void_p(load.team()))
         torch.set_num_threads(before)
-
-
-# ---- other runtimes; each in a process of its own; its time limit only ends one that hangs ------------------------
-def run(script: str, *arguments: str) -> None:
-    head = "import ctypes, os, sys, torch, longitude as lg\nfrom longitude.native import load\n"
-    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c"]
-    path = os.pathsep.join(filter(None, [str(build.PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"PYTHONPATH": path}
-    done = subprocess.run(
-        [*command, head + inspect.getsource(results) + script, *arguments],
-        capture_output=True, text=True, timeout=240, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-OTHER = """
-def other():  # a second runtime, with threads that wait
-    if sys.argv[1] == "scikit-learn":
-        from sklearn.cluster import KMeans
-        KMeans(2, n_init=1, max_iter=2).fit(torch.randn(4000, 3).numpy())
-    else:
-        lib = ctypes.CDLL(sys.argv[1])
-        lib.GOMP_parallel(ctypes.CDLL(None).abs, None, 2, 0)
-    assert load.team() == team
-team = load.team()
-class Loader(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1
-    def __getitem__(self, i):
-        other()
-        return torch.cat([x.flatten() for x in results(2)])
-"""
-WHEN = {
-    "in a worker": """
-(got,) = torch.utils.data.DataLoader(Loader(), batch_size=None, num_workers=1)
-expected = torch.cat([x.flatten() for x in torch.load(sys.argv[2])])
-assert torch.equal(got, expected)
-got = results(2)""",
-    "before": "other(); got = results(2)",
-    "after": "got = results(2); other(); got = results(2)",
-}
-
-
-ECOSYSTEM = (pytest.mark.slow, pytest.mark.ecosystem)
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("results") / "expected.pt"
-    run("torch.save(results(2), sys.argv[1])", str(path))
-    return str(path)
-
-
-@pytest.fixture(scope="module", params=["another libgomp", pytest.param("scikit-learn", marks=ECOSYSTEM)])
-def second(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    if request.param == "scikit-learn":
-        pytest.importorskip("sklearn", reason="the extra `ecosystem` is not installed: make ecosystem")
-        return request.param
-    done = subprocess.run(["gcc", "-print-file-name=libgomp.so.1"], capture_output=True, text=True)
-    source = Path(done.stdout.strip())
-    if not source.is_absolute():
-        pytest.skip("gcc has no libgomp here")
-    copy = tmp_path_factory.mktemp("other") / "libgomp-other.so"
-    shutil.copy(source, copy)  # a file of its own is a runtime of its own
-    return str(copy)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", WHEN)
-def test_a_second_runtime_changes_nothing(when: str, second: str, expected: str):
-    run(OTHER + WHEN[when] + "\nassert all(map(torch.equal, got, torch.load(sys.argv[2])))", second, expected)

@@ -81,20 +81,3 @@ def test_every_study_has_a_folder_and_the_verdicts_end_it(tmp_path, capsys):
     found = capsys.readouterr()
     assert "two." in found.out and "one." not in found.out and "study first, 1 of 1" in found.err
     assert {path: path.stat().st_mtime_ns for path in root.rglob("model.safetensors")} == before
-
-
-@pytest.mark.slow
-def test_a_preset_that_was_edited_asks_another_question(tmp_path, small, capsys):
-    """Results of the preset as it was are no evidence; run again it trains other models beside those that are there."""
-    assert run("--only", "two") == 0
-    models = {*(tmp_path / "runs" / "claims" / "first" / "units").glob("train-*")}
-    (small / "first.toml").write_text(PRESET.format(labels='"nope"').replace("hidden = 8", "hidden = 16"))
-    capsys.readouterr()
-    assert main(["runs/claims"]) == 2
-    assert "another protocol: they were run with --hidden 8, not 16" in capsys.readouterr().err
-    assert run("--only", "two") == 0
-    assert models < {*(tmp_path / "runs" / "claims" / "first" / "units").glob("train-*")}
-
-
-def test_committed_results_are_never_run_over(capsys):
-    assert main(["--run"]) == 2 and "committed results" in capsys.readouterr().err
