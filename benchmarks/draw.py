@@ -1,20 +1,19 @@
 """The pictures of README.md and docs, drawn from what is committed here.
 
 python benchmarks/draw.py                # write all
-python benchmarks/draw.py cost keeps     # some, by name
+python benchmarks/draw.py keeps study    # some, by name
 python benchmarks/draw.py --check        # exit code 1 where one has other numbers than the results
 """
 
 import sys
 
 from draw_choice import CHOICE
-from draw_cost import COST
 from draw_keeps import KEEPS
 from draw_study import STUDY
 from draw_terminal import TERMINAL
 from draw_verdicts import VERDICTS
 
-PICTURES = {each.name: each for each in (STUDY, VERDICTS, CHOICE, COST, KEEPS, TERMINAL)}
+PICTURES = {each.name: each for each in (STUDY, VERDICTS, CHOICE, KEEPS, TERMINAL)}
 
 
 def main(asked: list[str]) -> int:

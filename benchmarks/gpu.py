@@ -93,7 +93,7 @@ def rounded(found: Any) -> Any:
 
 def chip() -> dict[str, Any]:
     """What it runs on."""
-    names = [name for name in ("triton", "transformers", "liger_kernel", "flash_attn", "altair") if find_spec(name)]
+    names = [name for name in ("triton", "transformers", "liger_kernel", "flash_attn") if find_spec(name)]
     found: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda, "has": names,
@@ -252,29 +252,6 @@ def table(found: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, f"missed or not measured: {'; '.join(missed) or 'nothing'}"])
 
 
-def chart(rows: list[dict[str, Any]], path: Path) -> str:
-    """Ratios to flash attention by length; what was done."""
-    try:
-        import altair as alt
-    except ImportError:
-        return "no chart: altair is not here"
-    points = [
-        {name: row[name] for name in ("length", "score", "encoding", "head_dim", "passed")}
-        for row in rows if row["part"] == "attention" and row.get("score") is not None and not row["mask"]
-    ]  # fmt: skip
-    if not points:
-        return "no chart: nothing was measured"
-    drawn = alt.Chart(alt.Data(values=points), width=260, height=200).mark_line(point=True).encode(
-        x=alt.X("length:Q", title="length").scale(type="log", base=2),
-        y=alt.Y("score:Q", title="flash attention's time / ours"),
-        color=alt.Color("encoding:N"),
-        column=alt.Column("passed:N", title=None),
-        row=alt.Row("head_dim:O"),
-    )  # fmt: skip
-    drawn.save(str(path))
-    return f"chart: {path}"
-
-
 # ---- the command -------------------------------------------------------------------------------------------------------
 def without_gpu(results: Results, asked: argparse.Namespace) -> int:
     """What can be shown here: kernels interpreted, and compiled."""
@@ -310,7 +287,7 @@ def main() -> int:
         if os.environ.get("OUT")
         else ROOT / f"benchmarks/results/{date.today()}-gpu.json"
     )
-    parser.add_argument("--out", type=Path, default=place, help="the JSON; logs and the chart are written next to it")
+    parser.add_argument("--out", type=Path, default=place, help="the JSON; logs are written next to it")
     parser.add_argument("--parts", nargs="+", choices=["laws", *PARTS], default=["laws", *PARTS])
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of the whole command")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -359,7 +336,6 @@ def main() -> int:
         print(f"-- {part}: {time.monotonic() - begun:.0f} s", flush=True)
     results.found |= {"targets": verdicts(results.rows), "seconds": round(time.monotonic() - start)}
     results.write()
-    print(chart(results.rows, asked.out.with_suffix(".html")))
     broken = [
         row["key"] for row in results.rows if row.get("failed") or {"cell", "gpu", "pytest"} & row["notes"].keys()
     ]

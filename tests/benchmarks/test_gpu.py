@@ -101,4 +101,4 @@ def test_every_cell_runs_interpreted(tmp_path):
     for key, row in measured.items():
         if row["part"] == "attention":
             assert {"flash"} < row["ms"].keys() and row["notes"] == {} and row["score"] > 0, key
-    assert "no number means anything" in done.stdout and (tmp_path / "gpu.html").exists()
+    assert "no number means anything" in done.stdout

@@ -22,17 +22,17 @@ NOTEBOOK, PROSE = "examples/1-relative-encodings", "concepts/where-position-ente
 # ---- the source --------------------------------------------------------------------------------------------------------
 def test_links_to_files_are_those_of_the_site() -> None:
     root, page = make_site.ROOT, make_site.DOCS / "guides" / "own.md"
-    places = {root / "CONTRIBUTING.md": Path("CONTRIBUTING.md"), root / "docs/cost.svg": Path("cost.svg")}
-    text = "[how](../../CONTRIBUTING.md) [part](../../CONTRIBUTING.md#laws) ![cost](../cost.svg) [web](https://a.b/c)"
-    expected = "[how](/CONTRIBUTING.md) [part](/CONTRIBUTING.md#laws) ![cost](/cost.svg) [web](https://a.b/c)"
+    places = {root / "CONTRIBUTING.md": Path("CONTRIBUTING.md"), root / "docs/keeps.svg": Path("keeps.svg")}
+    text = "[how](../../CONTRIBUTING.md) [part](../../CONTRIBUTING.md#laws) ![keeps](../keeps.svg) [web](https://a.b/c)"
+    expected = "[how](/CONTRIBUTING.md) [part](/CONTRIBUTING.md#laws) ![keeps](/keeps.svg) [web](https://a.b/c)"
     assert make_site.linked(text, page, places) == expected
     assert make_site.linked("[code](../../pyproject.toml)", page, places) == "code (`pyproject.toml`)"
     assert make_site.linked("[lost](nowhere.md)", page, places) == "[lost](nowhere.md)"  # Sphinx refuses it
     both = """<picture>
-  <source media="(prefers-color-scheme: dark)" srcset="../cost-dark.svg">
-  <img src="../cost.svg" alt="The cost of each.">
+  <source media="(prefers-color-scheme: dark)" srcset="../keeps-dark.svg">
+  <img src="../keeps.svg" alt="The cost of each.">
 </picture>"""
-    assert make_site.linked(both, page, places) == "![The cost of each.](/cost.svg)"
+    assert make_site.linked(both, page, places) == "![The cost of each.](/keeps.svg)"
 
 
 def test_every_claim_is_on_the_page_of_its_number() -> None:

@@ -1,8 +1,11 @@
 """Threads of the loops in C: torch's own, whatever other runtimes a process has."""
 
 import ctypes
+import inspect
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +102,38 @@ def test_fewer_threads_than_asked_for_do_all_the_work():
         for library in libraries():
             library.use_team(ctypes.c_void_p(load.team()))
         torch.set_num_threads(before)
+
+
+# ---- another runtime, in a process of its own; the time limit only ends one that hangs ------------------------------------
+PROGRAM = """
+import torch, longitude as lg
+from longitude.native import load
+from sklearn.cluster import KMeans
+
+{results}
+team = load.team()
+def other():
+    KMeans(2, n_init=1, max_iter=2).fit(torch.randn(4000, 3).numpy())
+    assert load.team() == team
+class Loader(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+    def __getitem__(self, i):
+        other()
+        return torch.cat([x.flatten() for x in results(2)])
+(got,) = torch.utils.data.DataLoader(Loader(), batch_size=None, num_workers=1)  # first: what has threads cannot be forked
+expected = results(2)
+assert torch.equal(got, torch.cat([x.flatten() for x in expected]))
+other()
+assert all(map(torch.equal, results(2), expected))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ecosystem
+def test_a_second_runtime_changes_nothing():
+    """Beside scikit-learn's OpenMP, and in a worker that it was used in."""
+    pytest.importorskip("sklearn", reason="the extra `ecosystem` is not installed: make ecosystem")
+    program = PROGRAM.format(results=inspect.getsource(results))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
