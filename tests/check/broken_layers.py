@@ -187,7 +187,7 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "layer_masks": {
         "no mask in a static cache": no_mask_in_static_cache,
     },
-    "cached_decoding: ": {"other keys are chosen while decoding": other_choice},
+    "cached_decoding": {"other keys are chosen while decoding": other_choice},
     "attention_outputs: scale": {"DeepSeek's mscale missing": no_mscale},
 }
 HEALTHY: dict[str, Callable[[], Any]] = {

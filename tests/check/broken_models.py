@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
-    BloomForCausalLM,
     Cohere2ForCausalLM,
     FalconForCausalLM,
-    GPT2LMHeadModel,
     GPTNeoXForCausalLM,
     Ministral3ForCausalLM,
     SmolLM3ForCausalLM,
@@ -19,16 +17,18 @@ from transformers import (
 from longitude.hf import set_positions
 from longitude.models import LongitudeForCausalLM
 from longitude.positions.layouts import convert_layout
-from tests.check import broken_caches, broken_layers, broken_running
+from tests.check import broken_caches, broken_layers, broken_numbers, broken_running
 from tests.check.building import (
     LENGTH,
     LONGROPE,
     ORIGINAL,
     SHAPE,
     YARN,
+    bloom,
     built,
     by_layer,
     changed,
+    gpt2,
     llama,
     past_of,
     with_tables,
@@ -44,14 +44,6 @@ def neox() -> Any:
 def ministral(step: int) -> Any:
     rope = YARN | {"rope_theta": 1e4, "original_max_position_embeddings": step, "llama_4_scaling_beta": 0.3}
     return by_layer(Ministral3ForCausalLM, max_position_embeddings=4 * step, rope_parameters=rope)
-
-
-def bloom() -> Any:
-    return built(BloomForCausalLM, vocab_size=96, hidden_size=32, n_layer=2, n_head=4, seq_length=LENGTH)
-
-
-def gpt2() -> Any:
-    return built(GPT2LMHeadModel, vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH)
 
 
 def ours(encoding: str) -> Any:
@@ -242,7 +234,16 @@ def table_begins_again() -> Any:
     return model
 
 
-BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
+Models = dict[str, dict[str, Callable[[], Any]]]
+"""Law -> name of a bug -> the model."""
+
+
+def joined(*tables: Models) -> Models:
+    laws = dict.fromkeys(law for table in tables for law in table)
+    return {law: {name: make for table in tables for name, make in table.get(law, {}).items()} for law in laws}
+
+
+OF_MODELS: Models = {
     "served_positions": {"a table begins again": table_begins_again},
     "repeatable": {
         "dropout left on": lambda: with_logits(llama(), lambda x: nn.functional.dropout(x, 0.1)),
@@ -252,6 +253,7 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
         "theta lost in the model": theta_lost_in_the_model,
         "attention factor twice": partial(attention_factor_to_the, 2),
         "attention factor missing": partial(attention_factor_to_the, 0),
+        "LongRoPE switches early": switches_early,
         "sin has the wrong sign": partial(with_tables, lambda right, x, at: (right(x, at)[0], -right(x, at)[1])),
     },
     "far_positions": {
@@ -283,35 +285,26 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
         "padding counted in generate()": partial(in_generate, lambda given, _: given.pop("position_ids", None)),
     },
     "packing: documents": {"packing ignored": partial(with_mask, no_packing)},
-    "rotary_frequencies: ": {"LongRoPE switches early": switches_early},
     "scaling_border: decoding": {
         "LongRoPE drifts": partial(llama, rope=LONGROPE),
         "LongRoPE drifts at a far border": partial(llama, LONGROPE | {ORIGINAL: 8192}, max_position_embeddings=16384),
     },
-    **broken_layers.BROKEN,
-    "layer_masks": broken_layers.BROKEN["layer_masks"]
-    | {"no mask behind a cache": partial(with_mask, none_behind_a_cache)},
-    **broken_caches.BROKEN,
-    **broken_running.BROKEN,
+    "layer_masks": {"no mask behind a cache": partial(with_mask, none_behind_a_cache)},
     "rotary_layout": {
         "interleaved weights in a half model": lambda: interleaved(llama()),
         "interleaved weights, without a reference": lambda: interleaved(copying()),
         "interleaved fused weights in a half model": interleaved_fused_weights,
     },
 }
-"""Law -> models that break it, and no other."""
-REASONS = {  # what the law gives as the reason
+BROKEN = joined(OF_MODELS, *(room.BROKEN for room in (broken_layers, broken_numbers, broken_caches, broken_running)))
+"""Models that break a law, or the part of it that is named behind a colon, and no other law."""
+REASONS = {  # numbers and places in the reason
     "a table begins again": "12 of 32 positions have another row: position 20 has that of 0",
     "drafts counted one by one": "(behind a cache)",
-    "frequencies in bfloat16": "frequencies are rounded to bfloat16",
-    "attention factor twice": "applied twice",
-    "cache off by one": "the position of a token behind a cache is 1 too large",
-    "sin has the wrong sign": "in the other direction: sin has the wrong sign",
+    "sin has the wrong sign": "by -0.001 rad a position, expected 0.001",
     "no mask behind a cache": "behind its cache query 18 attends to 23 keys, expected 19",
-    "rows mixed": "other rows change a row",
     "padding counted in generate()": "(generate())",
     "packing ignored": "documents packed into one row attend to each other",
-    "row 0 for all rows": "positions of the first row",
     "LongRoPE drifts": f"across the original length {LENGTH // 2} drifts from position {LENGTH // 2} on",
     "interleaved weights in a half model": "the weights are interleaved in a half model",
     "interleaved weights, without a reference": "the weights are interleaved in a half model: random tokens",

@@ -125,7 +125,7 @@ def text_after_all_patches() -> Any:
 
 
 BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
-    "far_positions: ": {"angles rounded under autocast": lambda: with_tables(product_under_autocast)},
+    "far_positions": {"angles rounded under autocast": lambda: with_tables(product_under_autocast)},
     "meta_device": {"a table that nothing fills": unfilled},
     "packing: lengths": {"a layer without the lengths of documents": lengths_dropped},
     "packing: states": {"a separator before each": lambda: mamba2(Mamba2BeginsLate)},

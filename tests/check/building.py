@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BloomForCausalLM, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from longitude.positions.layouts import convert_layout
 
@@ -23,6 +23,14 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 def built(kind: Any, **options: Any) -> Any:
     torch.manual_seed(0)
     return kind(kind.config_class(**options)).eval()
+
+
+def bloom() -> Any:
+    return built(BloomForCausalLM, vocab_size=96, hidden_size=32, n_layer=2, n_head=4, seq_length=LENGTH)
+
+
+def gpt2() -> Any:
+    return built(GPT2LMHeadModel, vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH)
 
 
 def past_of(cache: Any) -> int:

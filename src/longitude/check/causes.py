@@ -12,7 +12,7 @@ from dataclasses import replace
 import transformers
 from torch import Tensor, nn
 
-from longitude.check.recorder import apart
+from longitude.check.recorder import apart, norms_without_weights
 from longitude.check.subject import Subject
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown, from_outside, in_words
 
@@ -71,6 +71,13 @@ def in_parts(subject: Subject, parts: Mapping[str, Part]) -> Measurement:
     worst = max(measured.values(), key=lambda part: part.measured / (part.threshold or 1.0))
     notes = [part.note for part in measured.values() if part.note]
     return replace(worst, note="; ".join([*notes, *([f"not applicable: {', '.join(idle)}"] if idle else [])]))
+
+
+def require_not_of_norms(subject: Subject, error: Callable[[], float]) -> None:
+    """DoesNotApply if weights of norms behind the rotation explain an error of a class of transformers (HunYuan)."""
+    with norms_without_weights(subject.model):
+        if subject.stock and error() <= subject.threshold:
+            raise DoesNotApply("its class multiplies queries and keys by weights of norms behind the rotation")
 
 
 # ---- where and by what two answers differ ----------------------------------------------------------------------------------

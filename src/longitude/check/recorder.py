@@ -106,6 +106,20 @@ def with_attributes(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None
         yield
 
 
+@contextmanager
+def norms_without_weights(model: nn.Module) -> Iterator[None]:
+    """Context in which norms that stand beside the projections of attention have weights of 1."""
+    weights = [
+        weight
+        for module in model.modules()
+        if isinstance(getattr(module, "layer_idx", None), int)
+        for norm in module.children()
+        if "norm" in type(norm).__name__.lower() and isinstance(weight := getattr(norm, "weight", None), Tensor)
+    ]
+    with with_attributes([(weight, "data", torch.ones_like(weight)) for weight in weights]):
+        yield
+
+
 def outputs(model: nn.Module, answer: Callable[[], Any], length: int) -> dict[str, Tensor]:
     """Outputs [1, length, ...] of modules, in the order of their first outputs; those of several calls are joined."""
     seen: dict[str, list[Tensor]] = {}

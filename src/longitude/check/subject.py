@@ -235,7 +235,6 @@ class Subject:
         tokens: Tensor,
         sizes: Sequence[int],
         given: bool = False,
-        shift: Callable[[int], int] = lambda cached: 0,
         start: int = 0,
     ) -> Tensor:
         """Logits [B, L, words] of tokens [B, L] with a cache, in chunks of these sizes.
@@ -244,7 +243,6 @@ class Subject:
             tokens: [B, L].
             sizes: Tokens of each chunk.
             given: attention_mask and position_ids are passed with each chunk.
-            shift: From the number of cached tokens to the shift of the next chunk's position_ids.
             start: Where the position_ids begin.
         """
         name = self.cache_name
@@ -257,7 +255,7 @@ class Subject:
             if given:
                 mask = torch.ones_like(tokens[:, : done + size])
                 options = {"attention_mask": mask} if "attention_mask" in self.takes else {}
-                options |= {key: at[:, done:] + start + shift(done) for key, at in self.positions(mask).items()}
+                options |= {key: at[:, done:] + start for key, at in self.positions(mask).items()}
             answer = self.model(input_ids=chunk, use_cache=True, **{name: cache}, **options)
             if not hasattr(answer, name):
                 raise DoesNotApply(f"its answers have no {name}, so tokens cannot be given to it in parts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
-from longitude.check.causes import FILE, in_parts
+from longitude.check.causes import FILE, in_parts, require_not_of_norms
 from longitude.check.laws.decoding import CACHE
 from longitude.check.laws.files import GENERATION, settings_of
 from longitude.check.laws.layers import BACKWARDS, as_declared, promised
@@ -243,25 +243,29 @@ def renumber(subject: Subject) -> Measurement:
         raise DoesNotApply("it multiplies queries by a factor of their position")
     tokens = subject.tokens(min(subject.length, MOST))
     half, length = tokens.shape[1] // 2, tokens.shape[1]
-    want = subject.logits(tokens)[:, half:]
     later = torch.arange(half, length, device=subject.device)[None] + SHIFT
 
-    def error(layers: Sequence[LayerPositions]) -> Tensor:
-        cache: Any = DynamicCache()
+    def behind_turned_keys(layers: Sequence[LayerPositions]) -> Tensor:
+        want, cache = subject.logits(tokens)[:, half:], cast(Any, DynamicCache())
         subject.model(input_ids=tokens[:, :half], use_cache=True, **subject.with_cache(cache))
-        for own, kept in zip(layers, cache.layers, strict=False):  # layers that share keys with others keep none
-            kept.keys = turned(kept.keys, own)
+        for layer, kept in zip(layers, cache.layers, strict=False):  # layers that share keys with others keep none
+            kept.keys = turned(kept.keys, layer)
         answer = subject.model(
             input_ids=tokens[:, half:], position_ids=later, use_cache=True, **subject.with_cache(cache)
         )
         return subject.error(subject.some(answer.logits), want)
 
+    def error() -> Tensor:
+        return min((behind_turned_keys(of_layout) for of_layout in layers.values()), key=lambda e: float(e.max()))
+
     try:
-        found = min((error(each) for each in layers.values()), key=lambda each: float(each.max()))
+        measured = error()
     except REFUSALS as refusal:
         raise DoesNotApply(f"its cache keeps no keys that can be turned ({type(refusal).__name__})") from refusal
+    if subject.first_above(measured) is not None:
+        require_not_of_norms(subject, lambda: float(error().max()))
     cause = f"tokens behind cached keys that are turned by {SHIFT} positions, and given positions as many later, get other logits"
-    return subject.measurement(found, cause)
+    return subject.measurement(measured, cause)
 
 
 def turned(keys: Tensor, layer: LayerPositions) -> Tensor:

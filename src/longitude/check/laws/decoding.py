@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.generation.utils import GenerationMixin
 
-from longitude.check.causes import RULE, first_apart, in_parts
+from longitude.check.causes import RULE, first_apart, in_parts, require_not_of_norms
 from longitude.check.laws.layers import LAYERS
 from longitude.check.laws.passes import SOUND, require_one_way
 from longitude.check.laws.rotation import SHIFT, reachable, ropes, same, tables_in
-from longitude.check.recorder import outputs, unrotated
+from longitude.check.recorder import outputs
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.compare import border_of, read
-from longitude.checkpoints.positions import last_position, table_of
+from longitude.checkpoints.positions import last_position
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
@@ -37,12 +37,6 @@ SIDE = 8
 CHUNKS = (1, 7, 16, 5, 33)
 RESTS = (*SOUND, *LAYERS)
 CACHE = (*RESTS, "cached_decoding")
-MOVED: dict[str, Callable[[int], int]] = {
-    "the position of a token behind a cache is 1 too large": lambda cached: -1 if cached else 0,
-    "the position of a token behind a cache is 1 too small": lambda cached: 1 if cached else 0,
-    "positions behind a cache begin at 0 again": lambda cached: cached,
-}
-"""Possible errors of positions with a cache, and the shift of position_ids that repairs each."""
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=("rotary_frequencies", *RESTS))
@@ -70,18 +64,11 @@ def relative_positions(subject: Subject) -> Measurement:
         want, got = (subject.logits(tokens, position_ids=positions + shift) for shift in (0, SHIFT))
         return float(subject.error(got, want).max())
 
-    cause = f"logits change where all positions move by {SHIFT}"
     if not (error := moved()) <= subject.threshold:
         if problems := read(subject.config).problems():
             raise Unknown("; ".join(problems))
-        with unrotated(subject.model):
-            alone = moved()
-        cause += (
-            ", without a rotation, too: positions come in by another way"
-            if not alone <= subject.threshold
-            else ", only by its rotation, which should depend on differences alone"
-        )
-    return Measurement(error, subject.threshold, cause=cause)
+        require_not_of_norms(subject, moved)
+    return Measurement(error, subject.threshold, cause=f"logits change where all positions move by {SHIFT}")
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS)
@@ -97,10 +84,7 @@ def cached_decoding(subject: Subject) -> Measurement:
     ways = one_by_one(subject, tokens, want)
     broken = [way for way, error in ways.items() if subject.first_above(error) is not None]
     cause = f"decoding with the cache gives other logits than a whole pass ({'; '.join(broken)})"
-    if broken == [CHOSEN]:
-        cause += ": other keys are chosen than in a whole pass, also if the first of equal scores are taken in both"
-    else:
-        cause += why_not_decoded(subject, tokens, want, ways, broken) if broken else ""
+    cause += where_apart(subject, tokens, ways) if {BEGUN, BEHIND} & {*broken} else ""
     found = subject.measurement(torch.stack(list(ways.values())).amax(0), cause)
     equal = "with as many keys as its config says, too, where the first of equal scores are taken"
     return replace(found, note=equal if CHOSEN in ways else "")
@@ -134,22 +118,6 @@ def one_by_one(subject: Subject, tokens: Tensor, want: Tensor) -> dict[str, Tens
     return ways
 
 
-def why_not_decoded(
-    subject: Subject, tokens: Tensor, want: Tensor, ways: Mapping[str, Tensor], broken: Sequence[str]
-) -> str:
-    """Cause of wrong decoding, in words: positions, arguments that are missing, or where it first differs."""
-    half = tokens.shape[1] // 2
-    if wrong := repaired(subject, tokens, want, [half, *[1] * FEW]):
-        return f": positions are off while decoding; {wrong}"
-    if GIVEN in broken and (first := begins_at(subject, tokens, want)):
-        return (
-            f": its own positions begin at {first}, those of generate() at 0; give position_ids that begin at {first}"
-        )
-    if GIVEN in ways and not {GIVEN, "generate()"} & {*broken}:
-        return ": where mask and position_ids are passed, as generate() does, the logits agree; pass them"
-    return where_apart(subject, tokens, ways) if {BEGUN, BEHIND} & {*broken} else ""
-
-
 def where_apart(subject: Subject, tokens: Tensor, ways: Mapping[str, Tensor]) -> str:
     """Where decoding first differs from a whole pass, in words."""
     half = tokens.shape[1] // 2
@@ -158,35 +126,6 @@ def where_apart(subject: Subject, tokens: Tensor, ways: Mapping[str, Tensor]) ->
     part = tokens[:, : sum(sizes)]
     whole = outputs(subject.model, lambda: subject.logits(part), part.shape[1])
     return first_apart(subject, outputs(subject.model, lambda: subject.in_chunks(part, sizes), part.shape[1]), whole)
-
-
-def repaired(subject: Subject, tokens: Tensor, want: Tensor, sizes: Sequence[int]) -> str:
-    """The error of positions with a cache, if moving positions repairs passes of these sizes; else an empty string."""
-    if "position_ids" not in subject.takes:
-        return ""
-    end = sum(sizes)
-    for wrong, shift in MOVED.items():
-        try:
-            got = subject.in_chunks(tokens[:, :end], sizes, given=True, shift=shift)
-        except (IndexError, RuntimeError, ValueError):  # positions that it does not have
-            continue
-        if subject.first_above(subject.error(got, want[:, :end])) is None:
-            return f"with position_ids moved the logits agree, so {wrong}"
-    return ""
-
-
-def begins_at(subject: Subject, tokens: Tensor, want: Tensor) -> int:
-    """The model's own position of the first token, if it is not 0, as in RoBERTa, and explains the difference; else 0."""
-    table = table_of(subject.model)
-    first = 0 if table is None or table[1].padding_idx is None else table[1].padding_idx + 1
-    if not first or "position_ids" not in subject.takes:
-        return 0
-    positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
-    ways = (
-        lambda: subject.logits(tokens, position_ids=positions),
-        lambda: subject.in_chunks(tokens, [1] * tokens.shape[1], given=True, start=first),
-    )
-    return first if all(subject.first_above(subject.error(way(), want)) is None for way in ways) else 0
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=CACHE)
@@ -204,11 +143,8 @@ def chunked_prefill(subject: Subject) -> Measurement:
         left -= sizes[-1]
     ways = (False, True) if subject.attends else (False,)
     errors = [subject.error(subject.in_chunks(tokens, sizes, given), want) for given in ways]
-    error = torch.stack(errors).amax(0)
     cause = "a prompt that continues behind a cache gives other logits than a whole pass"
-    if subject.first_above(error) is not None and (wrong := repaired(subject, tokens, want, sizes)):
-        cause += f": positions of a second chunk are off; {wrong}"
-    return subject.measurement(error, cause)
+    return subject.measurement(torch.stack(errors).amax(0), cause)
 
 
 # ---- scalings that follow the length ---------------------------------------------------------------------------------------

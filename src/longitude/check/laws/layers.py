@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 from warnings import catch_warnings
@@ -19,7 +19,15 @@ from transformers import DynamicCache, StaticCache
 from longitude.check.laws.passes import SOUND
 from longitude.check.laws.rotation import NotShown, ropes
 from longitude.check.quick import random_of
-from longitude.check.recorder import Recorded, apart, as_allowed, pairs_moved, recorded, unrotated
+from longitude.check.recorder import (
+    Recorded,
+    apart,
+    as_allowed,
+    norms_without_weights,
+    pairs_moved,
+    recorded,
+    unrotated,
+)
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.compare import border_of, which_layers
 from longitude.checkpoints.config import positions_of_layers
@@ -80,13 +88,15 @@ class Rotations:
         if (border := border_of(self.config)) is not None and border <= int(self.positions.max()):
             raise DoesNotApply(f"its tables follow the length, and change at {border} tokens")
         self.tokens = subject.tokens(length, rows=2)
-        self.after = recorded(subject, self.tokens, position_ids=self.positions)
-        # A temperature is 1 at position 0. Without one, positions stay, because recurrent layers read them.
-        warm = any(spec["name"].endswith("temperature") for one in self.layers["half"] for spec in one.encoding)
-        own = torch.zeros_like(self.positions) if warm else self.positions
-        with unrotated(subject.model):
-            self.before = recorded(subject, self.tokens, position_ids=own)
-            self.later = self.before if warm else recorded(subject, self.tokens, position_ids=own + 1)
+        # Norms behind the rotation (HunYuan) commute with it if their weights are equal.
+        with norms_without_weights(subject.model):
+            self.after = recorded(subject, self.tokens, position_ids=self.positions)
+            # A temperature is 1 at position 0. Without one, positions stay, because recurrent layers read them.
+            warm = any(spec["name"].endswith("temperature") for one in self.layers["half"] for spec in one.encoding)
+            own = torch.zeros_like(self.positions) if warm else self.positions
+            with unrotated(subject.model):
+                self.before = recorded(subject, self.tokens, position_ids=own)
+                self.later = self.before if warm else recorded(subject, self.tokens, position_ids=own + 1)
 
     def shown(self, wrong: Sequence[Where]) -> bool:
         """Whether queries and keys do not depend on positions if rotary modules do not rotate."""
@@ -119,34 +129,6 @@ class Rotations:
             x, raw = (each.roll(width // 2, -1) for each in (x, raw))
         return x.double(), raw.double(), [*specs]
 
-    def why_not(self, index: int, kind: str, layout: Layout) -> str:
-        """Description of the actual rotation, if it is a known one."""
-        layers, own = self.layers[layout], self.layers[layout][index].encoding
-
-        def is_of(specs: Sequence[Mapping[str, Any]], positions: Tensor) -> bool:
-            return self.error(index, kind, specs, positions) <= 10 * EQUAL
-
-        if is_of([], self.positions):
-            return "; it is not rotated, or not by the positions that are given"
-        if is_of(own, self.positions[:1].expand_as(self.positions)):
-            return "; every row is rotated by the positions of the first row"
-        for shift in (-1, 1):
-            if is_of(own, self.positions + shift):
-                return f"; its positions are {shift:+d} off"
-        if is_of(own, 2 * self.positions):
-            return "; it is rotated by twice its position"
-        for other, one in enumerate(layers):
-            if one.encoding != own and is_of(one.encoding, self.positions):
-                return f"; it is rotated as layer {other} should be"
-        for other, each in self.layers.items():
-            if other != layout and is_of(each[index].encoding, self.positions):
-                return f"; its pairs are in the layout {other!r}, those of other layers in the layout {layout!r}"
-        x, raw, specs = self.rotating(index, kind, own)
-        flip = backwards(specs)
-        if apart(x, flip(as_declared(flip(raw), specs, self.positions, kind == "query"))) <= 10 * EQUAL:
-            return "; it turns the other way"
-        return ""
-
 
 def as_declared(x: Tensor, specs: Sequence[Mapping[str, Any]], positions: Tensor, queries: bool) -> Tensor:
     """Queries or keys [B, H, L, D] before rotation -> transformed by the encodings of a layer, in float64."""
@@ -159,26 +141,6 @@ def as_declared(x: Tensor, specs: Sequence[Mapping[str, Any]], positions: Tensor
             if isinstance(term, Temperature):
                 x = x * term.at(positions[:, None].double())[..., None]
     return x
-
-
-def backwards(specs: Sequence[Mapping[str, Any]]) -> Callable[[Tensor], Tensor]:
-    """Function F that negates the second number of each pair: F R F rotates in the direction opposite to R."""
-
-    def flipped(x: Tensor) -> Tensor:
-        x = x.clone()
-        for spec in specs:
-            if spec["name"] == "rope":
-                x[..., members(spec)[1]] *= -1
-        return x
-
-    return flipped
-
-
-def members(spec: Mapping[str, Any]) -> tuple[slice, slice]:
-    """Slices of a head: the first numbers, and the second numbers, of the pairs of a rotation."""
-    width = spec.get("rotary_dim") or spec["head_dim"]
-    half = spec["layout"] == "half"
-    return (slice(width // 2), slice(width // 2, width)) if half else (slice(0, width, 2), slice(1, width, 2))
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)
@@ -205,10 +167,10 @@ def layer_rotations(subject: Subject) -> Measurement:
         kinds = " and ".join(
             {"query": "queries", "key": "keys"}[kind] for kind in dict.fromkeys(kind for _, kind in wrong)
         )
-        first, kind = wrong[-1] if layers == [*found.after] else wrong[0]
+        first = layers[0]
         cause = (
-            f"{kinds} of {which_layers(layers, len(found.after))} are not rotated as config.json declares"
-            f"{found.why_not(first, kind, layout)}; declared for layer {first} is {found.layers[layout][first].encoding}"
+            f"{kinds} of {which_layers(layers, len(found.after))} are not rotated as config.json declares; "
+            f"declared for layer {first} is {found.layers[layout][first].encoding}"
         )
     elif isinstance(declared := getattr(subject.config, "rope_interleave", None), bool):
         moved = pairs_moved(subject, found.tokens, found.positions)

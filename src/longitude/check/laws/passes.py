@@ -56,7 +56,7 @@ def repeatable(subject: Subject) -> Measurement:
         held = next((name for name, one in tensors if one.is_floating_point() and not bool(one.isfinite().all())), "")
         cause = "logits are not finite" + (f", and neither is {held}" if held else "")
         return replace(subject.measurement(error, cause), whose=FILE if held else "")
-    return subject.measurement(error, f"one and the same pass gives two answers{drawn(subject, tokens)}")
+    return subject.measurement(error, "one and the same pass gives two answers")
 
 
 def behind_a_short_one(subject: Subject, tokens: Tensor, error: Tensor) -> Measurement:
@@ -79,20 +79,6 @@ def behind_a_short_one(subject: Subject, tokens: Tensor, error: Tensor) -> Measu
     return subject.measurement(
         error, f"behind a pass of {SHORT} tokens that is the first, it {words}: that one leaves {left}"
     )
-
-
-def drawn(subject: Subject, tokens: Tensor) -> str:
-    """Words for passes that are equal with one seed, and not without; empty for others."""
-    answers = []
-    for _ in range(2):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            answers.append(subject.logits(tokens))
-    if subject.first_above(subject.error(*answers)) is not None:
-        return ""
-    if subject.first_above(subject.error(subject.logits(tokens), answers[0])) is None:
-        return ", and later ones the same again: one call leaves something for the next"
-    return ", and with one seed the same: it draws random numbers, such as dropout that is still on"
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=SOUND[:-1])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in
+from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in
 from longitude.checkpoints.compare import (
     Disagreement,
     border_of,
@@ -25,7 +23,7 @@ from longitude.checkpoints.compare import (
 from longitude.checkpoints.declared import declared_length, unread
 from longitude.checkpoints.positions import is_rotary, last_position, table_of
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
-from longitude.positions.scaling import Follows, Frequencies, LongRoPE, rope_frequencies
+from longitude.positions.scaling import Follows, Frequencies
 from longitude.runs.quiet import quiet
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
@@ -181,8 +179,7 @@ def rotary_frequencies(subject: Subject) -> Measurement:
                 return Measurement(other.measured, FREQUENCIES, cause=str(other))
             off = difference(got, want, FREQUENCIES)
             if off.text:
-                why = mistake_of(got, want, read[layer], subject.config.hidden_size, length)
-                cause = cause or f"{layer or 'the model'} does not rotate as its config declares: {why or off.text}"
+                cause = cause or f"{layer or 'the model'} does not rotate as its config declares: it {off.text}"
                 wrong.append(length)
             worst = max(worst, off.relative)
     if border is not None and wrong:
@@ -233,41 +230,6 @@ def same(one: Mapping[str | None, Tables], other: Mapping[str | None, Tables]) -
     return all(torch.equal(one[layer].sin[:2], other[layer].sin[:2]) for layer in one)
 
 
-def mistake_of(found: Frequencies, want: Frequencies, rope: RopeConfig, width: int, length: int) -> str:
-    """The known mistake that gives these numbers, in words; empty if there is none. width: width of hidden states."""
-    got, factor = found.inverse, found.attention_factor
-
-    def is_of(frequencies: Tensor) -> bool:
-        return bool((got / frequencies.cpu() - 1).abs().max() <= FREQUENCIES)
-
-    if abs(factor / want.attention_factor - 1) > FREQUENCIES:
-        factors = {"ignored": 1.0, "applied twice": want.attention_factor**2}
-        known = [f"; an attention factor that is {why}" for why, of in factors.items() if abs(factor / of - 1) <= EQUAL]
-        return f"cos and sin are multiplied by {factor:.4f}, expected {want.attention_factor:.4f}{''.join(known)}"
-    if is_of(-want.inverse):
-        return "in the other direction: sin has the wrong sign"
-    by = got.tan() / want.inverse.cpu().tan()
-    if len(got) > 1 and float((by / by[0] - 1).abs().max()) <= EQUAL:
-        return f"cos is multiplied by {factor:.4f}, and sin by {factor * float(by[0]):.4f}"
-    if rope.scaling is None and len(got) > 1 and float(got[-1]) > 0:
-        base = float(got[-1]) ** (-len(got) / (len(got) - 1))
-        if is_of(base ** -(torch.arange(len(got)) / len(got))):
-            over = 2 * len(got) * math.log(rope.base) / math.log(base) if base > 1 else 0.0
-            if abs(over / width - 1) < 1e-3:
-                return (
-                    f"as of exponents over hidden_size = {width}, expected {2 * len(got)} rotated dimensions of a head"
-                )
-            return f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}"
-    if isinstance(rope.scaling, LongRoPE):
-        lists = {"short_factor": rope.scaling.long_factor, "long_factor": rope.scaling.short_factor}
-        other = rope_frequencies(2 * len(got), base=rope.base, scaling=replace(rope.scaling, **lists), length=length)
-        if is_of(other.inverse):
-            return "as of the other of short_factor and long_factor"
-    if rope.scaling is not None and is_of(rope_frequencies(2 * len(got), base=rope.base).inverse):
-        return f"{difference(found, want, FREQUENCIES).text}; as without {rope.scaling}"
-    return ""
-
-
 @CHECKPOINT_LAWS.law(threshold=0, rests_on=("files",))
 def given_positions(subject: Subject) -> Measurement:
     """Tables of positions follow the position_ids that are given.
@@ -296,18 +258,7 @@ def given_positions(subject: Subject) -> Measurement:
             mask = {"attention_mask": torch.ones_like(tokens)} if "attention_mask" in subject.takes else {}
             same = torch.equal(subject.logits(tokens, position_ids=at, **mask), subject.logits(tokens, **mask))
         ignored += [way] if same else []
-    cause = f"position_ids {' and '.join(ignored)} change nothing: "
-    if own and all(torch.equal(table.sin, table.sin[:1].expand_as(table.sin)) for table in own.values()):
-        cause += "its tables are the same at every position"
-    elif unseen:
-        cause += (
-            "forward takes them, and positions are counted in the model, or it does not rotate as config.json declares"
-        )
-    else:
-        cause += (
-            "forward takes them, and positions are counted in the model; rows padded on the left, packed documents and chunks "
-            "behind a cache then have others than generate() and collators give"
-        )
+    cause = f"position_ids {' and '.join(ignored)} change nothing"
     return Measurement(len(ignored), 0, cause=cause)
 
 
@@ -360,24 +311,17 @@ def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig], start: i
     tables = tables_at(subject, positions)
     require_tables(tables)
     dtype = next(subject.model.parameters()).dtype
-    error, allowed, factor, wrong = 0.0, 0.0, 1.0, None
-    for layer, rope in read.items():
-        if layer not in tables:
-            continue
-        want = expected(subject.config, layer, rope, start + 8)
+    error, allowed, factor = 0.0, 0.0, 1.0
+    for layer in read.keys() & tables.keys():
+        want = expected(subject.config, layer, read[layer], start + 8)
         found = tables[layer].pairs(len(want.inverse))
         factor = max(factor, want.attention_factor)
         # A position too far or too near is no rounding: cached_decoding finds it.
         off = min(float(found.errors(angles_at(positions + shift, want), want).max()) for shift in (0, -1, 1))
         allowed = factor * (torch.finfo(dtype).eps + 8 * (start + 8) * 2.0**-24)
-        if not off <= error:
-            error, wrong = off, layer
-    cause = ""
-    if not error <= allowed:
-        cause = (
-            f"cos and sin at position {start} are not those of its config{why_far(subject, wrong, positions, dtype)}"
-        )
-    return Measurement(error, allowed, f"at position {start} in {dtype_name(dtype)}", cause, start)
+        error = max(error, off)
+    place = f"at position {start} in {dtype_name(dtype)}"
+    return Measurement(error, allowed, place, f"cos and sin {place} are not those of its config", start)
 
 
 # ---- all that is declared ------------------------------------------------------------------------------------------------
@@ -444,77 +388,12 @@ def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurem
     return Measurement(len(wrong), 0, f"{end} positions of a table", cause)
 
 
-# ---- why far tables are wrong --------------------------------------------------------------------------------------------
+# ---- tables, biases and logits far away --------------------------------------------------------------------------------------
 def tables_at(subject: Subject, positions: Tensor) -> dict[str | None, Tables]:
     """Rotary tables [L] of these positions [L], on the CPU."""
     at = positions.to(subject.device)[None]
     found = tables_of(subject, subject.tokens(len(positions)), position_ids=at)
     return {layer: Tables(*(table.cpu() for table in tables)) for layer, tables in found.items()}
-
-
-def why_far(subject: Subject, layer: str | None, positions: Tensor, dtype: torch.dtype) -> str:
-    """The mistake that reproduces, or the change that repairs, the tables of far positions [L], for the message; else empty.
-
-    dtype: dtype of correct tables.
-    """
-    rope, length = ropes(subject.config)[layer], int(positions[-1]) + 1
-
-    def both(at: Tensor) -> tuple[Tables, Frequencies]:
-        want = expected(subject.config, layer, rope, int(at[-1]) + 1)
-        return tables_at(subject, at)[layer].pairs(len(want.inverse)), want
-
-    start, want = both(torch.tensor([0, 1, length - 1]))
-    if off := difference(start.frequencies(), want, FREQUENCIES).text:
-        why = mistake_of(start.frequencies(), want, rope, subject.config.hidden_size, length) or off
-        return f": in a sequence of {length} tokens it does not rotate as declared: {why}"
-    places = [(at, *both(at)) for at in (positions, positions * 2 // 3 + 1)]
-    for kind in dict.fromkeys((dtype, torch.bfloat16)):  # code that rounds angles may round cos and sin as well
-        if kind != dtype and all(repeated(got, angles_at(at, want), at, want, kind) for at, got, want in places):
-            return f": they are rounded to {dtype_name(kind)}, and the model computes in {dtype_name(dtype)}"
-        for words, angles in mistakes():
-            if all(repeated(got, angles(at, want.inverse.cpu()), at, want, kind) for at, got, want in places):
-                return f": {words}; {REMEDY}"
-    return "; none of the known mistakes repeats them"
-
-
-REMEDY = "load it with from_pretrained(dtype=...), and round only cos and sin"
-
-
-WHAT = (
-    ("positions",),
-    ("frequencies",),
-    ("positions", "frequencies"),
-    ("angles",),
-    ("positions", "frequencies", "angles"),
-)
-"""Combinations of quantities that code of rotary tables may round."""
-Mistake = tuple[str, Callable[[Tensor, Tensor], Tensor]]
-"""Words, and wrong angles [L, pairs] of positions [L] and frequencies [pairs]."""
-
-
-def mistakes() -> Iterator[Mistake]:
-    """Typical mistakes of rotary tables at far positions."""
-    for kind in (torch.bfloat16, torch.float16):
-        for what in WHAT:
-            words = " and ".join(filter(None, (", ".join(what[:-1]), what[-1])))
-            yield f"{words} are rounded to {dtype_name(kind)}", partial(rounded_angles, kind, what)
-    for kind in (torch.int8, torch.int16):
-        yield f"positions are wrapped to {dtype_name(kind)}", partial(rounded_angles, kind, ("positions",))
-
-
-def rounded_angles(kind: torch.dtype, what: Sequence[str], positions: Tensor, frequencies: Tensor) -> Tensor:
-    """Angles [L, pairs] in float32, with the quantities named in `what` rounded to `kind`."""
-
-    def low(x: Tensor, name: str) -> Tensor:
-        return x.to(kind).float() if name in what else x.float()
-
-    return low(low(positions, "positions")[:, None] * low(frequencies, "frequencies"), "angles")
-
-
-def repeated(got: Tables, angles: Tensor, at: Tensor, want: Frequencies, dtype: torch.dtype) -> bool:
-    """Whether tables are those of angles [L, pairs], up to the error of float32 angles at positions `at` and one rounding."""
-    allowed, pairs = allowed_errors(at, want, dtype)
-    return bool(pairs.any()) and bool((got.errors(angles, want) <= allowed)[:, pairs].all())
 
 
 def far_biases(subject: Subject, module: Any) -> Measurement:
@@ -527,14 +406,8 @@ def far_biases(subject: Subject, module: Any) -> Measurement:
         return row - row[:, -1:]
 
     exact = nearest(64, torch.float64)  # only distances count
-    error, wide = (float((nearest(FAR, kind) - exact).abs().max()) for kind in (dtype, torch.float64))
-    cause = f"biases of near keys are others at position {FAR} than at the start"
-    if wide <= 0.05:
-        cause += (
-            f", and not in float64: they are rounded to {dtype_name(dtype)}; make them in float32, relative to the query, or "
-            "load the model in float32"
-        )
-    return Measurement(error, 0.05, f"at position {FAR} in {dtype_name(dtype)}", cause, FAR)
+    error, place = float((nearest(FAR, dtype) - exact).abs().max()), f"at position {FAR} in {dtype_name(dtype)}"
+    return Measurement(error, 0.05, place, f"biases of near keys {place} are not those at the start", FAR)
 
 
 def far_logits(subject: Subject) -> Measurement:
@@ -551,14 +424,8 @@ def far_logits(subject: Subject) -> Measurement:
     with computing_in(subject.model, torch.float32):
         exact = {start: subject.logits(tokens, position_ids=at) for start, at in positions.items()}
     near, away = (float(subject.error(low[start], exact[start]).max()) for start in (0, FAR))
-    return Measurement(
-        away,
-        3 * near + 0.05,
-        f"logits, at position {FAR} in {dtype_name(dtype)}",
-        f"logits at position {FAR} in {dtype_name(dtype)} differ from those in float32"
-        + ("" if math.isfinite(away) else ": they are not finite"),
-        FAR,
-    )
+    place = f"at position {FAR} in {dtype_name(dtype)}"
+    return Measurement(away, 3 * near + 0.05, f"logits, {place}", f"logits {place} differ from those in float32", FAR)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -577,7 +444,7 @@ def in_bfloat16(subject: Subject) -> Measurement:
     read = ropes(subject.config)
     wants = {layer: expected(subject.config, layer, rope, BEYOND + 8) for layer, rope in read.items()}
     positions = torch.arange(BEYOND, BEYOND + 8)
-    model, worst, causes, notes, why = subject.model, 0.0, [], [], ""
+    model, worst, wrong, notes = subject.model, 0.0, [], []
     ways = {
         "with weights in bfloat16": lambda: computing_in(model, torch.bfloat16, tables=False),
         "under autocast": lambda: torch.autocast(subject.device.type, torch.bfloat16),
@@ -592,12 +459,9 @@ def in_bfloat16(subject: Subject) -> Measurement:
         require_tables(tables)
         for layer in tables.keys() & wants.keys():
             off = excess(tables[layer].pairs(len(wants[layer].inverse)), positions, wants[layer])
-            if not off <= 1:
-                causes.append(way)
-                with running():
-                    why = why or why_far(subject, layer, positions, torch.bfloat16)
+            wrong += [] if off <= 1 else [way]
             worst = max(worst, off)
-    cause = f"cos and sin at position {BEYOND} are not those of its config ({'; '.join(dict.fromkeys(causes))}){why}"
+    cause = f"cos and sin at position {BEYOND} are not those of its config ({'; '.join(dict.fromkeys(wrong))})"
     if len(notes) == len(ways):
         raise DoesNotApply("; ".join(notes))
     return Measurement(worst, 1.0, "; ".join([f"at position {BEYOND}", *notes]), cause, BEYOND)
@@ -645,19 +509,10 @@ def meta_device(subject: Subject) -> Measurement:
     found = dict(again.named_buffers())
     errors = {name: table_gap(found.get(name), table) for name, table in own.items()}
     wrong = [name for name, error in errors.items() if not error <= 1e-6]
-    unfilled = [name for name in wrong if (table := found.get(name)) is None or not usable(table)]
     cause = (
-        f"made again from its config with other numbers: {', '.join(wrong[:3])}; the model's own were changed after it was made"
-        if wrong and not unfilled
-        else f"not made again behind the meta device: {', '.join(unfilled[:3])}; neither among the weights nor filled by "
-        "_init_weights(), so a loaded model has whatever was in memory"
+        f"a model of the same weights has others, or none: {', '.join(wrong[:3])} (no weight, and made by the class)"
     )
     return Measurement(max(errors.values()), 1e-6, cause=cause)
-
-
-def usable(table: Tensor) -> bool:
-    """Whether a table was filled: uninitialized memory is NaN."""
-    return table.device.type != "meta" and bool(table.isfinite().all())
 
 
 def table_gap(got: Tensor | None, want: Tensor) -> float:
