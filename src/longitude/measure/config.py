@@ -24,6 +24,8 @@ Task = Literal[
 ]  # fmt: skip
 OF_PERPLEXITY = ("text", "documents", "tokens", "methods", "stride", "targets", "text_figure")
 """Options that only perplexity uses."""
+OF_QUESTIONS = ("trials", "depths", "thinking")
+"""Options that only tasks of retrieval use."""
 PERPLEXITY, ONE_TEXT = "perplexity", "one-text"
 """The task of losses, and the unit of the text that is colored by them."""
 BOS = Literal["tokenizer", "always", "never"]
@@ -95,15 +97,11 @@ def require_consistent(config: MeasureConfig) -> None:
     """ValueError for options that are wrong for every text and model."""
     check_ascending("--lengths", config.lengths, 2)
     check_ascending("--depths", config.depths, 0, 1)
-    check_each_once("--methods", config.methods)
     check_each_once("--tasks", config.tasks)
     check_bounds(config)
-    shortest, longest = config.lengths[0], config.lengths[-1]
-    for name in ("stride", "targets"):
-        if (getattr(config, name) or 0) > shortest:
-            raise UsageError(f"--{name}", f"1 to {shortest}, the shortest of --lengths", getattr(config, name))
-    if config.tokens is not None and config.tokens < longest:
-        raise UsageError("--tokens", f"{longest} or more, the longest of --lengths", config.tokens)
+    check_methods("--", config.lengths, config.methods, config.stride, config.targets)
+    if config.tokens is not None and config.tokens < config.lengths[-1]:
+        raise UsageError("--tokens", f"{config.lengths[-1]} or more, the longest of --lengths", config.tokens)
     served = ("model", "tokenizer", "concurrency", "thinking")
     for name in served if config.endpoint is None else ("dtype", "allow_pickle"):
         if (value := getattr(config, name)) != getattr(MeasureConfig, name):
@@ -120,33 +118,43 @@ def require_consistent(config: MeasureConfig) -> None:
 
 def require_read(config: MeasureConfig) -> None:
     """ValueError for options that no part of the measurement reads."""
-    default = MeasureConfig()
-    for name, method in (("stride", "sliding"), ("targets", SAME_TARGETS)):
-        if getattr(config, name) is not None and method not in config.methods:
-            raise UsageError(f"--{name}", f"{method} among --methods", words(config.methods), "add it")
-    questions = tuple(task for task in config.tasks if task != PERPLEXITY)
-    for names, read, expected in (
-        (OF_PERPLEXITY, PERPLEXITY in config.tasks, "perplexity among --tasks, which reads the text"),
-        (("trials", "depths", "thinking"), questions, "a task with questions among --tasks, such as passkey"),
-    ):
-        for name in names:
-            if not read and getattr(config, name) != getattr(default, name):
-                raise UsageError(
-                    f"--{name.replace('_', '-')}", expected, words(config.tasks), "add it, or leave this out"
-                )
+    unread: dict[str, str] = {}
+    if PERPLEXITY not in config.tasks:
+        unread |= dict.fromkeys(OF_PERPLEXITY, "perplexity among --tasks, which reads the text")
+    if {*config.tasks} == {PERPLEXITY}:
+        unread |= dict.fromkeys(OF_QUESTIONS, "a task with questions among --tasks, such as passkey")
+    for name, expected in unread.items():
+        if getattr(config, name) != getattr(MeasureConfig, name):
+            raise UsageError(f"--{name.replace('_', '-')}", expected, listed(config.tasks), "add it, or leave this out")
 
 
 def check_ascending(name: str, values: Sequence[float], low: float, high: float = math.inf) -> None:
     """ValueError unless there are values, from low to high, each above the one before."""
     if not values or not low <= min(values) <= max(values) <= high or any(a >= b for a, b in pairwise(values)):
         limits = f"from {low}" if high == math.inf else f"from {low} to {high}"
-        raise UsageError(name, f"one or more numbers {limits}, ascending without repeats", words(values) or "none")
+        raise UsageError(name, f"one or more numbers {limits}, ascending without repeats", listed(values) or "none")
+
+
+def check_methods(
+    prefix: str, lengths: Sequence[int], methods: Sequence[str], stride: int | None, targets: int | None
+) -> None:
+    """UsageError for methods that repeat, and for a stride or targets that no method reads or that exceed the shortest length.
+
+    prefix: "--" for options of the command line.
+    """
+    check_each_once(f"{prefix}methods", methods)
+    for name, number, method in (("stride", stride, "sliding"), ("targets", targets, SAME_TARGETS)):
+        if number is not None and method not in methods:
+            raise UsageError(f"{prefix}{name}", f"{method!r} among {prefix}methods", listed(methods), "add it")
+        if number is not None and number > lengths[0]:
+            expected = f"1 to {lengths[0]}, the shortest of {prefix}lengths"
+            raise UsageError(f"{prefix}{name}", expected, number, "text between the windows would not be scored")
 
 
 def check_each_once(name: str, values: Sequence[str]) -> None:
     """ValueError unless there are values, all different."""
     if not values or len({*values}) < len(values):
-        raise UsageError(name, "at least one name, and each once", words(values) or "none")
+        raise UsageError(name, "at least one name, and each once", listed(values) or "none")
 
 
 def checked_lengths(lengths: Sequence[int]) -> list[int]:
@@ -168,5 +176,6 @@ def as_json(config: MeasureConfig) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
 
 
-def words(values: Any) -> str:
-    return " ".join(map(str, values)) if isinstance(values, list | tuple) else str(values)
+def listed(values: Iterable[Any]) -> str:
+    """Values as they stand on the command line."""
+    return " ".join(map(str, values))

@@ -26,9 +26,9 @@ from longitude.measure.config import (
     SAME_TARGETS,
     MeasureConfig,
     check_each_once,
+    listed,
     require_consistent,
     with_trained,
-    words,
 )
 from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.endpoint import Endpoint, ServerTokenizer
@@ -170,7 +170,7 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     require_consistent(config)
     at_a_depth = [name for name, task in retrieval.TASKS.items() if task.depths]
     if config.depths != MeasureConfig.depths and not {*config.tasks} & {*at_a_depth}:
-        raise UsageError("--depths", f"one of {words(at_a_depth)} among --tasks", words(config.tasks), "leave it out")
+        raise UsageError("--depths", f"one of {listed(at_a_depth)} among --tasks", listed(config.tasks), "leave it out")
     if config.endpoint is not None:
         return _served(config, models)
     # one spelling of a folder: "models/llama/" is "models/llama"

@@ -29,9 +29,9 @@ from longitude.measure.config import (
     TARGETS,
     Method,
     check_ascending,
-    check_each_once,
+    check_methods,
     checked_lengths,
-)
+)  # fmt: skip
 from longitude.measure.rows import Row, check_labels
 from longitude.measure.windows import Progress, Reader, plan_ends, plan_windows, score
 from longitude.statistics.documents import interval
@@ -160,10 +160,10 @@ def by_length(
         model, documents, lengths=lengths, methods=methods, stride=stride, targets=targets, span=span,
         token_bytes=token_bytes, bins=bins, batch_tokens=batch_tokens, progress=progress,
     )  # fmt: skip
-    return [each.row(resamples=resamples, bootstrap_seed=bootstrap_seed, **labels) for each in losses]
+    return [sums.row(resamples=resamples, bootstrap_seed=bootstrap_seed, **labels) for sums in losses]
 
 
-def losses_by_length(  # noqa: C901
+def losses_by_length(
     model: nn.Module,
     documents: Sequence[Tensor],
     *,
@@ -207,73 +207,77 @@ def losses_by_length(  # noqa: C901
         ValueError: For arguments that are not as described.
     """
     lengths = checked_lengths(lengths)
-    longest = lengths[-1]
-    span = longest if span is None else span
-    bins = bins if isinstance(bins, Mapping) else {longest: default_bins(longest) if bins is None else bins}
-    edges = {window: [int(edge) for edge in of_window] for window, of_window in bins.items()}
+    span = lengths[-1] if span is None else span
+    edges = _edges(bins, lengths)
     check_choice("measure", Method, **{f"methods[{i}]": method for i, method in enumerate(methods)})
-    check_each_once("methods", methods)
-    check_sizes("measure", span=span, batch_tokens=batch_tokens, stride=lengths[0] if stride is None else stride)
-    for window, of_window in edges.items():
-        check_ascending("bins", of_window, 0, window)
-        if len(of_window) < 2:
-            raise UsageError("bins", "at least two edges", of_window)
-    if alien := [window for window in edges if window not in lengths]:
-        raise UsageError("bins", f"windows among the lengths {lengths}", alien)
-    if span < longest:
-        raise UsageError("span", f"at least the longest length {longest}", span, "leave it out or raise it")
-    if "sliding" in methods and stride is not None and stride > lengths[0]:
-        raise UsageError("stride", f"at most the shortest length {lengths[0]}", stride, "text would be skipped")
-    flat = lengths if "non-overlapping" in methods else sorted(edges) if "per-position" in methods else []
-    passes = [("non-overlapping", length, length) for length in flat]
-    if "sliding" in methods:
-        passes += [("sliding", length, stride or max(1, length // 2)) for length in lengths]
-    if SAME_TARGETS in methods:
-        passes += [(SAME_TARGETS, length, span) for length in lengths]
-    elif targets is not None:
-        raise UsageError("targets", f"{SAME_TARGETS!r} among methods", list(methods), "add it")
+    check_methods("", lengths, methods, stride, targets)
     ending = targets_of(lengths) if targets is None else targets
-    check_sizes("measure", targets=ending)
-    if ending > lengths[0]:
-        raise UsageError(
-            "targets", f"at most the shortest length {lengths[0]}", ending, "they are scored at every length"
-        )
+    sizes = {"span": span, "batch_tokens": batch_tokens, "targets": ending}
+    check_sizes("measure", **sizes, stride=lengths[0] if stride is None else stride)
+    if span < lengths[-1]:
+        raise UsageError("span", f"at least the longest length {lengths[-1]}", span, "leave it out or raise it")
     _check_documents(documents, span)
     counts = [(len(document) - 1) // span * span for document in documents]
     weights = {"tokens": [np.ones(count, dtype=np.int64) for count in counts]}
     if token_bytes is not None:
         weights["bytes"] = _bytes(documents, counts, token_bytes)
 
+    flat = lengths if "non-overlapping" in methods else sorted(edges) if "per-position" in methods else []
+    passes = [("non-overlapping", length, length) for length in flat]
+    passes += [("sliding", length, stride or max(1, length // 2)) for length in lengths if "sliding" in methods]
+    passes += [(SAME_TARGETS, length, span) for length in lengths if SAME_TARGETS in methods]
     plans = [
         plan_ends(counts, window, ending, span) if method == SAME_TARGETS else plan_windows(counts, window, step)
         for method, window, step in passes
     ]
     scores = score(model, documents, counts, plans, batch_tokens, progress, reader)
+    dtype = str(next((weight.dtype for weight in model.parameters()), "unknown")).removeprefix("torch.")
     results, positions, chosen = [], [], []
     for (method, window, step), nats in zip(passes, scores, strict=True):
         along = {"nats": nats} | weights
-        protocol = {"window": window, "stride": step, "truncation": f"tail dropped to a multiple of {span} targets"}
-        protocol["dtype"] = str(next((each.dtype for each in model.parameters()), "unknown")).removeprefix("torch.")
+        protocol: dict[str, Any] = {"window": window, "stride": step, "dtype": dtype}
+        protocol["truncation"] = f"tail dropped to a multiple of {span} targets"
         if method == SAME_TARGETS:
-            last = [np.arange(count) % span >= span - ending for count in counts]
-            along = {name: [each[of] for each, of in zip(values, last, strict=True)] for name, values in along.items()}
+            scored = [np.arange(count) % span >= span - ending for count in counts]
+            along = {name: _of_each(values, scored) for name, values in along.items()}
             protocol |= {"position_from": window - ending, "position_to": window}
             protocol["truncation"] = f"the last {ending} targets of every {span}"
         if method in methods:
-            sums = {name: np.array([each.sum() for each in values]) for name, values in along.items()}
+            sums = {name: np.array([values.sum() for values in columns]) for name, columns in along.items()}
             results.append(DocumentLosses(**sums, method=method, **protocol))
-        for name, of_documents in (selected or {}).items() if method == "non-overlapping" else ():
-            which = [each[1 : count + 1].numpy() for each, count in zip(of_documents, counts, strict=True)]
-            sums = {"nats": np.array([each[of].sum() for each, of in zip(nats, which, strict=True)])}
-            sums["tokens"] = np.array([of.sum() for of in which], dtype=np.int64)
+        if method != "non-overlapping":
+            continue
+        for name, masks in (selected or {}).items():
+            masks = [mask[1 : count + 1].numpy() for mask, count in zip(masks, counts, strict=True)]
+            sums = {"nats": np.array([values.sum() for values in _of_each(nats, masks)])}
+            sums["tokens"] = np.array([mask.sum() for mask in masks], dtype=np.int64)
             chosen.append(DocumentLosses(**sums, method=method, selected=name, **protocol))
-        if "per-position" in methods and method == "non-overlapping" and window in edges:
-            profiles = {name: np.stack([_profile(each, window) for each in values]) for name, values in along.items()}
+        if "per-position" in methods and window in edges:
+            profiles = {name: np.stack([_profile(values, window) for values in along[name]]) for name in along}
             for start, stop in pairwise(edges[window]):
                 sums = {name: profile[:, start:stop].sum(1) for name, profile in profiles.items()}
                 bounds = {"position_from": start, "position_to": stop}
                 positions.append(DocumentLosses(**sums, method="per-position", **bounds, **protocol))
     return results + positions + chosen
+
+
+def _edges(bins: Sequence[int] | Mapping[int, Sequence[int]] | None, lengths: list[int]) -> dict[int, list[int]]:
+    """Window -> ascending edges of the averages by position in it. UsageError for edges outside of it."""
+    if not isinstance(bins, Mapping):
+        bins = {lengths[-1]: default_bins(lengths[-1]) if bins is None else bins}
+    edges = {window: [int(edge) for edge in bounds] for window, bounds in bins.items()}
+    for window, bounds in edges.items():
+        if window not in lengths:
+            raise UsageError("bins", f"windows among the lengths {lengths}", window)
+        check_ascending("bins", bounds, 0, window)
+        if len(bounds) < 2:
+            raise UsageError("bins", "at least two edges", bounds)
+    return edges
+
+
+def _of_each(documents: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The values [n] of each document where its mask [n] is true."""
+    return [values[mask] for values, mask in zip(documents, masks, strict=True)]
 
 
 def targets_of(lengths: Sequence[int]) -> int:
@@ -321,7 +325,7 @@ def _bytes(documents: Sequence[Tensor], counts: list[int], token_bytes: Sequence
     if isinstance(token_bytes, int):
         check_sizes("measure", token_bytes=token_bytes)
         return [np.full(count, token_bytes, dtype=np.int64) for count in counts]
-    given, expected = [list(each.shape) for each in token_bytes], [list(each.shape) for each in documents]
-    if given != expected:
-        raise UsageError("token_bytes of each document", f"its shape, {expected[:3]} ...", f"{given[:3]} ...")
+    shapes, expected = ([list(tensor.shape) for tensor in tensors] for tensors in (token_bytes, documents))
+    if shapes != expected:
+        raise UsageError("token_bytes of each document", f"its shape, {expected[:3]} ...", f"{shapes[:3]} ...")
     return [sizes[1 : count + 1].cpu().numpy() for sizes, count in zip(token_bytes, counts, strict=True)]
