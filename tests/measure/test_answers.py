@@ -164,9 +164,10 @@ def test_a_window_begins_with_the_token(method, step) -> None:
             losses = cross_entropy(model(inputs[None]).logits[0], ids[start + 1 : start + 17], reduction="none")
             fresh = 0 if start == 0 else 16 - step
             nats[start + fresh : start + 16] = losses[fresh:]
+    options = {"lengths": [16], "methods": [method], "stride": step if method == "sliding" else None, "span": 48}
     for reader in (Reader(model, bos), Bounded(model, None, bos=bos), Bounded(model, 5, bos=bos)):
-        [found] = losses_by_length(model, [ids], lengths=[16], methods=[method], stride=step, span=48, reader=reader)
-        assert found.nats[0] == pytest.approx(float(nats.sum()), rel=1e-9)
+        [losses] = losses_by_length(model, [ids], **options, reader=reader)
+        assert losses.nats[0] == pytest.approx(float(nats.sum()), rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longitude.errors import UsageError
 from longitude.measure.config import BOS
 from longitude.measure.sources import Text, name_hash
 
@@ -50,7 +51,7 @@ def pieces_of(text: bytes, sizes: np.ndarray) -> list[str]:
 
 def typical(documents: Sequence[Tensor], length: int) -> int:
     """The document whose first window deflates to the median size: neither a table of constants nor repetitions."""
-    sizes = [len(compress(each[: length + 1].numpy().tobytes())) for each in documents]
+    sizes = [len(compress(ids[: length + 1].numpy().tobytes())) for ids in documents]
     return sorted(range(len(sizes)), key=sizes.__getitem__)[len(sizes) // 2]
 
 
@@ -58,9 +59,8 @@ def bos_of(tokenizer: Any, choice: BOS) -> int | None:
     """The token that begins every window and prompt, or None. ValueError for "always" and a tokenizer that has none."""
     token, begin = tokenizer.bos_token_id, tokenizer("a").input_ids[:1]
     if choice == "always" and token is None:
-        raise ValueError(
-            "--bos always: the tokenizer has no beginning-of-sequence token; take --bos tokenizer or never"
-        )
+        expected, remedy = "a tokenizer with a beginning-of-sequence token", "take --bos tokenizer or never"
+        raise UsageError("--bos always", expected, "one without", remedy)
     puts = choice == "always" or (choice == "tokenizer" and token is not None and begin == [token])
     return token if puts else None
 
@@ -73,20 +73,19 @@ def documents_of(text: Text, tokenizer: Any, length: int, most: int) -> Document
     consecutive blocks of the text's tokens, in the order of the hashes. Raises ValueError for a text that is too short.
     """
     ranked = sorted(text.documents, key=lambda named: name_hash(named[0]))
-    found: list[tuple[Tensor, Tensor, bytes]] = []
+    excerpts: list[tuple[Tensor, Tensor, bytes]] = []
     for name, content in ranked:
         if len(content) > length:  # a token has at least one byte, unless several share a character
             ids, sizes = tokens_of(content.decode("utf-8"), tokenizer)
             if len(ids) > length:
                 start = int(name_hash(name), 16) % (len(ids) - length)
-                found.append(_excerpt(ids, sizes, content, start, length + 1))
-        if len(found) == most:
+                excerpts.append(_excerpt(ids, sizes, content, start, length + 1))
+        if len(excerpts) == most:
             break
-    if len(found) >= min(most, ENOUGH) and len(text.documents) > 1:
-        unit = "excerpts, one of each document"
-    else:
-        found, unit = _blocks(ranked, tokenizer, length, most, text.source), "blocks of joined documents"
-    ids, sizes, texts = zip(*found, strict=True)
+    unit = "excerpts, one of each document"
+    if len(excerpts) < min(most, ENOUGH) or len(text.documents) < 2:
+        excerpts, unit = _blocks(ranked, tokenizer, length, most, text.source), "blocks of joined documents"
+    ids, sizes, texts = zip(*excerpts, strict=True)
     return Documents(list(ids), list(sizes), list(texts), unit)
 
 
@@ -100,11 +99,11 @@ def _excerpt(ids: Tensor, sizes: Tensor, content: bytes, start: int, count: int)
 def _blocks(
     ranked: list[tuple[str, bytes]], tokenizer: Any, length: int, most: int, source: str
 ) -> list[tuple[Tensor, Tensor, bytes]]:
-    found, read, count, most = [], b"", 0, most * (length + 1)
+    parts, read, count, most = [], b"", 0, most * (length + 1)
     for _, content in ranked:
-        found.append(tokens_of(content.decode("utf-8") + "\n", tokenizer))
+        parts.append(tokens_of(content.decode("utf-8") + "\n", tokenizer))
         read += content + b"\n"
-        count += len(found[-1][0])
+        count += len(parts[-1][0])
         if count >= most and len(ranked) > 1:
             break
     if count <= length:
@@ -112,7 +111,7 @@ def _blocks(
             f"the text ({source}) is {count} tokens long by this tokenizer, and the longest length needs {length + 1}: "
             f"{length} and the one after them; give a longer --text or a shorter length"
         )
-    ids, sizes = (torch.cat(each) for each in zip(*found, strict=True))
+    ids, sizes = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     whole = count // (length + 1)
     chosen = min(most // (length + 1), whole)
     return [_excerpt(ids, sizes, read, i * whole // chosen * (length + 1), length + 1) for i in range(chosen)]

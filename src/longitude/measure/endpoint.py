@@ -78,9 +78,8 @@ class Endpoint:
         try:
             return answer["choices"][0]
         except (KeyError, IndexError, TypeError):
-            raise Refused(
-                f"{self.url}/{route}: expected choices, got {in_one_line(json.dumps(answer).encode())}"
-            ) from None
+            got = in_one_line(json.dumps(answer).encode())
+            raise Refused(f"{self.url}/{route}: expected choices, got {got}") from None
 
     # ---- losses -----------------------------------------------------------------------------------------------------
     def nats(self, ids: Sequence[int], tokenizer: Any, bos: int | None = None, skip: int = 0) -> list[float]:
@@ -126,9 +125,9 @@ class Endpoint:
         """Token ids, or text that a server reads as these tokens."""
         if not self.text:
             return [*ids]
-        own = [*ids[1:]] if bos is not None and ids[0] == bos else [*ids]
-        text = tokenizer.decode(own)
-        if tokenizer(text, add_special_tokens=False)["input_ids"] != own:
+        ids = [*ids[1:]] if bos is not None and ids[0] == bos else [*ids]
+        text = tokenizer.decode(ids)
+        if tokenizer(text, add_special_tokens=False)["input_ids"] != ids:
             raise Refused("the server reads text alone, and text does not give these tokens back: a window cuts a word")
         return text
 
@@ -144,12 +143,10 @@ class Endpoint:
         A plain completion goes on to its limit, so only a chat tells that an answer was cut.
         """
         if not self.chat:
-            sent = self._prompt(prompt.ids, tokenizer, tokenizer.bos_token_id)
+            content = {"prompt": self._prompt(prompt.ids, tokenizer, tokenizer.bos_token_id)}
             with as_documented("completions"):
-                most = prompt.new_tokens
-                return "" + self.choice("completions", self._sent(prompt.ids), prompt=sent, max_tokens=most)[
-                    "text"
-                ], False
+                choice = self.choice("completions", self._sent(prompt.ids), max_tokens=prompt.new_tokens, **content)
+                return "" + choice["text"], False  # a text of another type raises TypeError
         messages = [{"role": "user", "content": prompt.text}]
         most = prompt.new_tokens + self.thinking
         with as_documented("chat/completions"):
@@ -278,10 +275,6 @@ class ServerTokenizer:
         for value in values:
             if isinstance(value, kind) and (not isinstance(value, list) or all(type(token) is int for token in value)):
                 return value
-        routes = f"or a server that counts tokens ({self.root}/tokenize and detokenize)"
-        raise UsageError(
-            "--endpoint",
-            f"--tokenizer FOLDER, {routes}",
-            problem,
-            remedy or "lengths are in tokens: name the model's folder with --tokenizer",
-        )
+        expected = f"--tokenizer FOLDER, or a server that counts tokens ({self.root}/tokenize and detokenize)"
+        remedy = remedy or "lengths are in tokens: name the model's folder with --tokenizer"
+        raise UsageError("--endpoint", expected, problem, remedy)

@@ -118,36 +118,25 @@ class MeasurePlan:
 
     def _unit(self, subject: Subject, part: Part) -> Unit:
         config = self.config
-        inputs = part._asdict() | self._reading(subject) | {"seed": config.seed}
-        if part.task == ONE_TEXT:
+        inputs = part._asdict() | {"model": subject.content, "device": self.device}
+        inputs |= {name: getattr(config, name) for name in ("dtype", "chunk", "seed")}
+        inputs["plugins"] = [plugin.record["sha256"] for plugin in plugins.loaded()]
+        if part.task in (ONE_TEXT, PERPLEXITY):
             assert subject.documents is not None
             inputs |= {"documents": subject.documents.digest, "bos": subject.bos}
-        elif part.task == PERPLEXITY:
-            assert subject.documents is not None
-            inputs |= {"documents": subject.documents.digest, "bos": subject.bos, "batch": config.batch}
-            inputs["by_position"] = self.by_position(part.length, subject)
-            inputs |= {"stride": config.stride} if part.way == "sliding" else {}
-            inputs |= {"targets": self.targets} if part.way == SAME_TARGETS else {}
         else:
             inputs |= {"trials": config.trials, "chat": config.chat, "bos": config.bos}
             inputs |= {"thinking": config.thinking} if self.server else {}
+        if part.task == PERPLEXITY:
+            inputs |= {"batch": config.batch, "by_position": self.by_position(part.length, subject)}
+            inputs |= {"stride": config.stride} if part.way == "sliding" else {}
+            inputs |= {"targets": self.targets} if part.way == SAME_TARGETS else {}
         return Unit(part.task, "-".join(map(str, filter(None, (subject.label, part.length, part.way)))), inputs)
 
     @property
     def targets(self) -> int:
         """Tokens at the end of each document that same-targets scores, at every length."""
         return self.config.targets or targets_of(self.lengths)
-
-    def _reading(self, subject: Subject) -> dict[str, Any]:
-        """Inputs of a unit about the model, and how it computes."""
-        config, used = self.config, [plugin.record["sha256"] for plugin in plugins.loaded()]
-        return {
-            "model": subject.content,
-            "plugins": used,
-            "dtype": config.dtype,
-            "device": self.device,
-            "chunk": config.chunk,
-        }
 
     def _ways(self, task: str, length: int, subject: Subject) -> list[str]:
         if task != PERPLEXITY:
@@ -162,7 +151,7 @@ class MeasurePlan:
 
     def within(self, subject: Subject) -> list[int]:
         """The lengths that a model has positions for."""
-        return [each for each in self.lengths if subject.last is None or each <= subject.last]
+        return [length for length in self.lengths if subject.last is None or length <= subject.last]
 
 
 def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
@@ -208,12 +197,11 @@ def _served(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
         raise UsageError("--endpoint", "--model NAME alone, which the server has", f"MODEL {models[0]}", "leave it out")
     server = Endpoint(address(config.endpoint), config.model, config.concurrency, config.thinking, config.chat)
     text, trained, asks = _text(config), None, {*config.tasks} != {PERPLEXITY}
-    if config.tokenizer is None:
-        if text is not None:
-            remedy = "name the folder of the model or of its tokenizer, or other --tasks than perplexity"
-            raise UsageError("--endpoint", "--tokenizer FOLDER, to cut text into the model's tokens", "none", remedy)
-        tokenizer: Any = ServerTokenizer(server)
-    else:
+    tokenizer: Any = ServerTokenizer(server)
+    if config.tokenizer is None and text is not None:
+        remedy = "name the folder of the model or of its tokenizer, or other --tasks than perplexity"
+        raise UsageError("--endpoint", "--tokenizer FOLDER, to cut text into the model's tokens", "none", remedy)
+    if config.tokenizer is not None:
         folder = Path(config.tokenizer).expanduser()
         alone = folder.is_dir() and not (folder / "config.json").is_file()
         about = PreTrainedConfig() if alone else checkpoints.config_of(config.tokenizer)
@@ -225,19 +213,16 @@ def _served(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     content = hashlib.sha256(f"{server.url} {server.model}".encode()).hexdigest()
     label = Path(config.model).name or config.model
     subject = Subject(config.model, label, trained, None, "on a server", content, bos, documents, Memory(0, 0, 0, 0))
-    return MeasurePlan(
-        config, [subject], _lengths(config, [trained]), text, "server", server=server, tokenizer=tokenizer
-    )
+    return MeasurePlan(config, [subject], _lengths(config, [trained]), text, "server", server, tokenizer)
 
 
 def _require_prompts(options: MeasureConfig, tokenizer: Any, last: int | None) -> None:
     """ValueError unless each task of retrieval has a prompt at some length."""
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("lengths", "trials", "seed", "chat", "bos")}
     for task in options.tasks:
         if task != PERPLEXITY:
             depths = options.depths if retrieval.TASKS[task].depths else None
-            retrieval.plan(
-                task, options.lengths, depths, options.trials, options.seed, None, options.chat, options.bos
-            ).require_prompt(tokenizer, last)
+            retrieval.plan(task, depths=depths, **how).require_prompt(tokenizer, last)
 
 
 def _subject(
@@ -332,10 +317,10 @@ def keeps_keys(model: Any) -> bool:
 def _positions(config: Any, last: int | None) -> str:
     """The position encoding in a few words, from the configuration."""
     if config.model_type == "longitude" or hasattr(config, KEY):
-        own = getattr(config, KEY, None)
-        each = own["layers"] if isinstance(own, dict) else config.layer_specs() if own is None else [own]
-        layers = [layer if isinstance(layer, list) else [layer] for layer in each]
-        names = ["+".join(one["name"] if isinstance(one, dict) else str(one) for one in layer) for layer in layers]
+        saved = getattr(config, KEY, None)
+        layers = saved["layers"] if isinstance(saved, dict) else config.layer_specs() if saved is None else [saved]
+        parts = [layer if isinstance(layer, list) else [layer] for layer in layers]
+        names = ["+".join(str(part["name"] if isinstance(part, dict) else part) for part in layer) for layer in parts]
         return "/".join(dict.fromkeys(names))
     if kinds := dict.fromkeys(rope_types(config)):
         return "rope" + "".join(f" {kind}" for kind in kinds if kind != "default")

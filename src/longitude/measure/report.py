@@ -13,11 +13,11 @@ from longitude.measure import retrieval
 from longitude.measure.config import SAME_TARGETS
 from longitude.measure.rows import Row
 from longitude.measure.run import ANSWERS, REPORT, Results
-from longitude.measure.tables import by_position, effective, sentences, tables, wrong_answers
+from longitude.measure.tables import Cell, by_position, effective, sentences, tables, wrong_answers
 from longitude.report import passage
 from longitude.report.figure import Figure, color_of, themed
 from longitude.report.page import write_page
-from longitude.report.table import table as empty_table
+from longitude.report.table import table as rows_of
 from longitude.report.wording import legible
 
 
@@ -59,21 +59,21 @@ def terminal(results: Results) -> Iterator[Any]:
     """Tables and sentences for `longitude.report.table.show`."""
     from rich.text import Text
 
+    def text(cell: Cell) -> Text:
+        below = f"\n{cell.interval}" if cell.interval else ""
+        return Text.assemble((cell.value, "bold" if cell.trained else ""), (below, "dim"))
+
     for table in tables(results):
         heads = ("model", "positions", "trained at", *map(str, table.lengths))
-        shown = empty_table(*heads, words=2, title=table.title, caption=f"{table.caption}\n")
-        for label, positions, trained, cells in table.lines:
-            numbers = [Text(cell.value, "bold" if cell.trained else "") for cell in cells]
-            for text, cell in zip(numbers, cells, strict=True):
-                text.append(f"\n{cell.interval}" if cell.interval else "", "dim")
-            shown.add_row(Text(label), Text(positions), Text(trained), *numbers)
-        yield shown
-    if found := by_position(results):
-        longest, places = found
-        shown = empty_table("positions", *results.labels, title=f"perplexity by position, windows of {longest} tokens")
-        for (first, last), values in places.items():
-            shown.add_row(f"{first} to {last}", *values)
-        yield from (shown, "")
+        rows = [(*about, *map(text, cells)) for *about, cells in table.lines]
+        yield rows_of(*heads, rows=rows, words=2, title=table.title, caption=f"{table.caption}\n")
+    if profile := by_position(results):
+        longest, places = profile
+        rows = [(f"{first} to {last}", *values) for (first, last), values in places.items()]
+        yield rows_of(
+            "positions", *results.labels, rows=rows, title=f"perplexity by position, windows of {longest} tokens"
+        )
+        yield ""
     if lengths := effective(results):
         yield "effective length: " + ", ".join(f"{label} {length or 'none'}" for label, length in lengths.items())
         yield f"({retrieval.DEFINITION})\n"
@@ -110,23 +110,16 @@ def figures(results: Results) -> list[Figure]:
 def _one_text(results: Results) -> Iterator[Figure]:
     """A window of the text under each model, colored by loss."""
     models = results.question["models"]
-    panels = {
-        models[each.model]["label"]: passage.Panel(
-            each.window["text"], np.array(each.window["nats"]) / math.log(2), models[each.model]["trained"]
-        )
-        for each in results.measured
-        if each.window
-    }
+    panels = {}
+    for unit in results.measured:
+        if unit.window:
+            bits, about = np.array(unit.window["nats"]) / math.log(2), models[unit.model]
+            panels[about["label"]] = passage.Panel(unit.window["text"], bits, about["trained"])
     if panels:
-        pieces = [piece for panel in panels.values() for piece in panel.pieces]
         longest = max(len(panel.pieces) for panel in panels.values())
-        yield passage.figure(
-            passage.Passage(
-                caption=f"{longest} tokens of the text, of median size when compressed.",
-                unit="byte" if all(len(piece) < 2 for piece in pieces) else "token",
-                panels=panels,
-            )
-        )
+        bytewise = all(len(piece) < 2 for panel in panels.values() for piece in panel.pieces)
+        caption = f"{longest} tokens of the text, of median size when compressed."
+        yield passage.figure(passage.Passage(caption=caption, unit="byte" if bytewise else "token", panels=panels))
 
 
 def _lines(results: Results, rows: list[Row], name: str, title: str, about: str, x: alt.X) -> Figure:
@@ -157,8 +150,11 @@ def _grid(results: Results, rows: list[Row], task: str) -> Figure:
     """A panel per model; a square per length and depth."""
     panels, numbers = [], []
     for label in results.labels:
-        own = [row for row in rows if row.task == task and row.label == label and row.depth is not None]
-        points = [{"length": row.length, "depth": row.depth, "score": row.value} for row in own]
+        points = [
+            {"length": row.length, "depth": row.depth, "score": row.value}
+            for row in rows
+            if (row.task, row.label) == (task, label) and row.depth is not None
+        ]
         numbers += [{"model": label, **point} for point in points]
         base = alt.Chart(alt.Data(values=points), title=label).encode(
             alt.X("length:O", title="length, tokens", axis=alt.Axis(labelAngle=0)), alt.Y("depth:O", title="depth")
@@ -167,13 +163,11 @@ def _grid(results: Results, rows: list[Row], task: str) -> Figure:
         dark = alt.condition("datum.score < 0.6", alt.value("white"), alt.value("black"))
         tooltip = ["length:O", "depth:O", alt.Tooltip("score:Q", format=".0%")]
         square = base.mark_rect().encode(score, tooltip=tooltip)
-        words = base.mark_text().encode(text=alt.Text("score:Q", format=".0%"), color=dark)
-        if own:
-            panels.append((square + words).properties(width=alt.Step(64), height=alt.Step(34)))
-    chosen = retrieval.TASKS[task]
-    about = (
-        f"{chosen.metric.capitalize()} by length and by the depth of the needle, 0 first and 1 last: {chosen.summary}."
-    )
+        percent = base.mark_text().encode(text=alt.Text("score:Q", format=".0%"), color=dark)
+        if points:
+            panels.append((square + percent).properties(width=alt.Step(64), height=alt.Step(34)))
+    metric, summary = retrieval.TASKS[task].metric.capitalize(), retrieval.TASKS[task].summary
+    about = f"{metric} by length and by the depth of the needle, 0 first and 1 last: {summary}."
     chart = themed(alt.concat(*panels, columns=2))
     scores = pd.DataFrame(numbers).pivot_table("score", ["model", "depth"], "length", sort=False)
     table = scores.map("{:.0%}".format, na_action="ignore").fillna("").reset_index()

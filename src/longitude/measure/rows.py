@@ -117,9 +117,8 @@ class Row:
 
 TRAINING = tuple("learning_rate train_steps train_tokens train_bytes train_seconds parameters flops_per_token".split())
 """Columns about the training of the model: settings, amount and time."""
-LABELS = (
-    tuple("task model encoding label seed train_length train_positions bos backend commit prefill".split()) + TRAINING
-)
+_LABELS = "task model encoding label seed train_length train_positions bos backend commit prefill"
+LABELS = (*_LABELS.split(), *TRAINING)
 """Columns that a caller of a measurement may fill."""
 
 
@@ -178,10 +177,8 @@ def check_frame(frame: pd.DataFrame) -> pd.DataFrame:
     columns = [name for name in COLUMNS if name not in ADDED or name in frame]
     versions = {*frame["schema"]} if "schema" in frame else {None}
     if versions - {SCHEMA} or list(frame) != columns:
-        missing, unknown = (
-            [name for name in columns if name not in frame],
-            [name for name in frame if name not in columns],
-        )
+        missing = [name for name in columns if name not in frame]
+        unknown = [name for name in frame if name not in columns]
         raise UsageError(
             "results",
             f"schema version {SCHEMA}, with the columns of longitude.measure.Row in their order",

@@ -74,15 +74,15 @@ class Results:
 
     @property
     def labels(self) -> list[str]:
-        return [each["label"] for each in self.question["models"].values()]
+        return [about["label"] for about in self.question["models"].values()]
 
     @property
     def rows(self) -> list[Row]:
-        return [row for each in self.measured for row in each.rows]
+        return [row for unit in self.measured for row in unit.rows]
 
     @property
     def answers(self) -> list[dict[str, Any]]:
-        return [answer for each in self.measured for answer in each.answers]
+        return [answer for unit in self.measured for answer in unit.answers]
 
 
 def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False) -> Results:
@@ -207,12 +207,9 @@ class Run:
             raise
         except Unreachable as error:  # the next unit would fail, too
             raise UsageError("--endpoint", SUCH, str(error), "the same command continues") from None
-        except Exception as error:
-            kind = (
-                "" if isinstance(error, Refused) else f"{type(error).__name__}: "
-            )  # a server's answer is no error of ours
-            reason = kind + one_line_of(error)
-            self.fail(f"{label}: {part.task} at {part.length} failed, {reason}", unit)
+        except Exception as error:  # a server's answer is no error of ours: it has no class
+            kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+            self.fail(f"{label}: {part.task} at {part.length} failed, {kind}{one_line_of(error)}", unit)
         self.watcher.update(what, done + 1)
 
     def opened(self, subject: Subject) -> Opened:
@@ -243,29 +240,28 @@ class Run:
             return self.perplexity(opened, part, folder, progress)
         if part.task == ONE_TEXT:
             return {"rows": [], "window": self.window(opened, part.length)}
+        return self.answers(opened, part, progress)
+
+    def answers(self, opened: Opened, part: Part, progress: Progress) -> dict[str, Any]:
+        """Ask the questions of a task; the reason, if it has none at this length."""
+        answers: list[retrieval.Answer] = []
+        options: dict[str, Any] = {name: getattr(self.config, name) for name in ("trials", "seed", "chat", "bos")}
+        options |= {"prefill": None if opened.reading.reason or self.plan.server else self.config.chunk}
+        options |= {"server": self.plan.server, "progress": progress, "on_answer": answers.append, **opened.labels}
         depths = [float(part.way)] if part.way else None
-        asked = {name: getattr(self.config, name) for name in ("trials", "seed", "chat", "bos")}
-        answers: list[dict[str, Any]] = []
-        keep = {"on_answer": lambda answer: answers.append(asdict(answer))}
-        options = {**asked, **keep, "progress": progress, **opened.labels}
-        options["prefill"] = None if opened.reading.reason or self.plan.server else self.config.chunk
-        options["server"] = self.plan.server
         try:
-            rows = retrieval.run(opened.checkpoint, part.task, lengths=[part.length], depths=depths, **options)
-            found = {"rows": [asdict(row) for row in rows], "answers": answers}
-            counts = {
-                "are empty": sum(not answer["generated"].strip() for answer in answers),
-                "ended at the limit of their tokens": sum(answer["at_limit"] for answer in answers),
-            }
-            for what, count in counts.items() if self.plan.server is not None else ():
-                which = f"{count} of {len(answers)} answers to {part.task} at {part.length} {what}"
-                if count:
-                    self.watcher.note(
-                        f"{opened.subject.label}: {which}; if the model thinks first, give more --thinking"
-                    )
-            return found
+            rows = [*retrieval.run(opened.checkpoint, part.task, lengths=[part.length], depths=depths, **options)]
         except ValueError as error:
             return {"rows": [], "reason": one_line_of(error)}
+        counts = {
+            "are empty": sum(not answer.generated.strip() for answer in answers),
+            "ended at the limit of their tokens": sum(answer.at_limit for answer in answers),
+        }
+        for what, count in counts.items():
+            if count and self.plan.server is not None:
+                which = f"{count} of {len(answers)} answers to {part.task} at {part.length} {what}"
+                self.watcher.note(f"{opened.subject.label}: {which}; if the model thinks first, give more --thinking")
+        return {"rows": [asdict(row) for row in rows], "answers": [asdict(answer) for answer in answers]}
 
     def window(self, opened: Opened, length: int) -> dict[str, list[Any]]:
         """One window of the text: each token but the first, and its loss in nats."""
@@ -287,7 +283,7 @@ class Run:
             documents.ids,
             lengths=[part.length],
             methods=methods,
-            stride=self.config.stride,
+            stride=self.config.stride if part.way == "sliding" else None,
             targets=self.plan.targets if part.way == SAME_TARGETS else None,
             span=len(documents.ids[0]) - 1,
             token_bytes=documents.sizes,
@@ -340,21 +336,16 @@ def read_results(run: Path) -> Results:
 def _results(store: Store, question: Mapping[str, Any]) -> Results:
     """The finished units of a question, for the models that it names."""
     measured = []
-    for each in question["units"]:
-        if (folder := store.find(each["kind"], each["key"])) is not None:
-            part = Part(each["task"], each["length"], each["way"])
-            measured.append(_measured(folder, each["model"], question["models"][each["model"]]["label"], part))
+    for unit in question["units"]:
+        if (folder := store.find(unit["kind"], unit["key"])) is not None:
+            part = Part(unit["task"], unit["length"], unit["way"])
+            measured.append(_measured(folder, unit["model"], question["models"][unit["model"]]["label"], part))
     return Results(store.run, question, tuple(_compared(measured, question)))
-
-
-def against(length: int) -> str:
-    """Method of rows that compare with windows of this length."""
-    return f"{SAME_TARGETS}, less those at {length}"
 
 
 def least_context(question: Mapping[str, Any]) -> int:
     """The shortest windows of same-targets that were asked for; 0 without the method."""
-    return min((each["length"] for each in question["units"] if each["way"] == SAME_TARGETS), default=0)
+    return min((unit["length"] for unit in question["units"] if unit["way"] == SAME_TARGETS), default=0)
 
 
 def _compared(measured: list[Measured], question: Mapping[str, Any]) -> Iterator[Measured]:
@@ -363,17 +354,19 @@ def _compared(measured: list[Measured], question: Mapping[str, Any]) -> Iterator
     A model that was not measured at the shortest has none, since its differences would have another base.
     """
     least, seed = least_context(question), question["configuration"]["seed"]
-    alike = [each for each in measured if each.part.way == SAME_TARGETS and each.documents and each.rows]
-    bases = {each.model: each for each in alike if each.part.length == least}
-    for each in measured:
-        base = bases.get(each.model)
-        if base is not None and base is not each and each in alike:
-            ours, theirs = ((one["nats"], one["bytes"]) for one in (each.documents or {}, base.documents or {}))
-            value, low, high = paired_difference(ours, theirs, seed=seed)
-            changed = {"metric": DIFFERENCE, "method": against(least)}
-            row = replace(each.rows[0], **changed, value=value, low=low, high=high)
-            each = each._replace(rows=[*each.rows, row])
-        yield each
+    sums = {
+        (unit.model, unit.part.length): (unit.documents["nats"], unit.documents["bytes"])
+        for unit in measured
+        if unit.part.way == SAME_TARGETS and unit.documents and unit.rows
+    }
+    for unit in measured:
+        ours, base = sums.get((unit.model, unit.part.length)), sums.get((unit.model, least))
+        if unit.part.way == SAME_TARGETS and unit.part.length != least and ours and base:
+            value, low, high = paired_difference(ours, base, seed=seed)
+            changed = {"metric": DIFFERENCE, "method": f"{SAME_TARGETS}, less those at {least}"}
+            row = replace(unit.rows[0], **changed, value=value, low=low, high=high)
+            unit = unit._replace(rows=[*unit.rows, row])
+        yield unit
 
 
 def _measured(folder: Path, model: str, label: str, part: Part) -> Measured:
@@ -388,7 +381,6 @@ def _write_answers(results: Results, path: Path) -> None:
     """A line of JSON for each answer, whole or not at all; no file if there are none."""
     path.unlink(missing_ok=True)
     if results.answers:
+        lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in results.answers]
         with atomic(path) as unfinished:
-            unfinished.write_text(
-                "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in results.answers), "utf-8"
-            )
+            unfinished.write_text("".join(lines), "utf-8")

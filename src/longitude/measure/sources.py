@@ -90,8 +90,7 @@ def read_texts(data: Sequence[str], option: str = "--data") -> Text:
 
 def _stdlib(option: str) -> Text:
     root = Path(sysconfig.get_path("stdlib"))
-    contents = _contents(root, NOT_STDLIB, ".py")
-    documents = [(name, content) for name, content in contents.items() if content]
+    documents = _documents(_contents(root, NOT_STDLIB, ".py"))
     documents = [(name, content) for name, content in documents if not Path(name).name.startswith("_sysconfigdata")]
     if not documents:
         raise ValueError(f"{option} stdlib: no .py files under {root}; give a text file or a folder with {option}")
@@ -105,15 +104,10 @@ def _package(data: str, option: str) -> Text:
         folders = list(getattr(find_spec(name), "submodule_search_locations", None) or [])
     except (ImportError, ValueError):
         folders = []
-    contents = _contents(Path(folders[0]), NOT_STDLIB, ".py") if folders else {}
-    documents = [(path, content) for path, content in contents.items() if content]
+    documents = _documents(_contents(Path(folders[0]), NOT_STDLIB, ".py")) if folders else []
     if not documents:
-        raise UsageError(
-            f"{option} {data}",
-            "an installed package with sources",
-            "none",
-            "use the name that Python imports it by",
-        )
+        expected, remedy = "an installed package with sources", "use the name that Python imports it by"
+        raise UsageError(f"{option} {data}", expected, "none", remedy)
     try:
         release = version(packages_distributions()[name][0])
     except (KeyError, PackageNotFoundError):
@@ -123,7 +117,7 @@ def _package(data: str, option: str) -> Text:
 
 def _folder(root: Path, option: str) -> Text:
     contents = _contents(root)
-    documents = [(name, content) for name, content in contents.items() if content]
+    documents = _documents(contents)
     other = [name for name, content in contents.items() if content is None]
     empty = len(contents) - len(documents) - len(other)
     if not documents:
@@ -152,6 +146,11 @@ def _dataset(data: str, option: str) -> Text:
         raise UsageError(f"{option} {data}", "a column named text", ", ".join(rows.column_names))
     contents = [text.encode() for text in rows["text"] if text]
     return Text(f"{data}, split {part}", [(f"row {i}", content) for i, content in enumerate(contents)])
+
+
+def _documents(contents: dict[str, bytes | None]) -> list[tuple[str, bytes]]:
+    """The files with text in them."""
+    return [(name, content) for name, content in contents.items() if content]
 
 
 def _contents(root: Path, skipped: Collection[str] = (), suffix: str = "") -> dict[str, bytes | None]:

@@ -9,6 +9,8 @@ from longitude.measure.config import PERPLEXITY, SAME_TARGETS, with_trained
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.rows import Row
 from longitude.measure.run import DIFFERENCE, Results, least_context
+from longitude.report import wording
+from longitude.report.wording import fixed
 from longitude.statistics import proportions
 from longitude.statistics.documents import paired_ratio
 
@@ -31,26 +33,28 @@ class Table:
     lines: list[tuple[str, str, str, list[Cell]]]
 
 
-NONE = Cell("–")
+NONE = Cell(wording.NONE)
 METRICS = {"bits_per_byte": ("bits per byte", ".3f"), "perplexity": ("perplexity per token", ".2f")}
 """Metric of text -> its name in a title, and the format of a value."""
 
 
 def tables(results: Results) -> list[Table]:
     """All tables of a run, perplexity first."""
-    tasks = results.question["configuration"]["tasks"]
-    every = []
-    if PERPLEXITY in tasks:
-        every += [
-            _perplexity(results, rows, method, metric)
-            for method, metric in product(("non-overlapping", "sliding", SAME_TARGETS), METRICS)
-            if (rows := [row for row in results.rows if (row.task, row.method, row.metric) == ("text", method, metric)])
-        ]
-        if changes := [row for row in results.rows if row.metric == DIFFERENCE]:
-            every.append(_more_context(results, changes))
-    for task in (task for task in tasks if task != PERPLEXITY):
-        every += [_retrieval(results, task), _paired(results, task)]
-    return [table for table in every if any(cell is not NONE for *_, cells in table.lines for cell in cells)]
+    made = [
+        _perplexity(results, rows, method, metric)
+        for method, metric in product(("non-overlapping", "sliding", SAME_TARGETS), METRICS)
+        if (rows := [row for row in results.rows if (row.task, row.method, row.metric) == ("text", method, metric)])
+    ]
+    if changes := [row for row in results.rows if row.metric == DIFFERENCE]:
+        made.append(_more_context(results, changes))
+    for task in _questions(results):
+        made += [_retrieval(results, task), _paired(results, task)]
+    return [table for table in made if any(cell is not NONE for *_, cells in table.lines for cell in cells)]
+
+
+def _questions(results: Results) -> list[str]:
+    """The tasks of a run that ask questions."""
+    return [task for task in results.question["configuration"]["tasks"] if task != PERPLEXITY]
 
 
 def _perplexity(results: Results, rows: list[Row], method: str, metric: str) -> Table:
@@ -82,22 +86,22 @@ def _by_length(results: Results, rows: list[Row], title: str, caption: str, valu
     """A row of each model and length."""
     lengths = sorted({row.length for row in rows if row.length})
     by_cell = {(row.label, row.length): row for row in rows}
-    cells = {label: [_cell(by_cell.get((label, each)), value, ends) for each in lengths] for label in results.labels}
+    cells = {label: [_cell(by_cell.get((label, at)), value, ends) for at in lengths] for label in results.labels}
     return Table(title, caption, lengths, _lines(results, cells))
 
 
 def _retrieval(results: Results, task: str) -> Table:
-    asked = results.question["configuration"]
+    options = results.question["configuration"]
     trained = {about["label"]: about["trained"] for about in results.question["models"].values()}
-    lengths = with_trained(asked["lengths"], trained.values() if asked["trained"] else ())
+    lengths = with_trained(options["lengths"], trained.values() if options["trained"] else ())
     cells: dict[str, list[Cell]] = {}
     for label in results.labels:
         scores = _scores(results, label, task)
         cells[label] = [_of_score(scores[at], at == trained[label]) if at in scores else NONE for at in lengths]
-    chosen = retrieval.TASKS[task]
-    over = " Means over depths." if chosen.depths else ""
+    about = retrieval.TASKS[task]
+    over = " Means over depths." if about.depths else ""
     caption = (
-        f"{chosen.metric.capitalize()}, higher is better: {chosen.summary} ({chosen.source}).{over} "
+        f"{about.metric.capitalize()}, higher is better: {about.summary} ({about.source}).{over} "
         "Below: Wilson's 95% interval, and the number of questions n."
     )
     return Table(task, caption, lengths, _lines(results, cells))
@@ -128,10 +132,10 @@ def _paired(results: Results, task: str) -> Table:
     """Each model against the first on the questions that both answered."""
     reference, *others = results.labels
     scores: dict[str, dict[int, dict[tuple[Any, ...], float]]] = {label: {} for label in results.labels}
-    for each in results.answers:
-        if each["task"] == task:
-            of_length = scores[each["model"]].setdefault(each["length"], {})
-            of_length[each["depth"], each["trial"]] = each["score"]
+    for answer in results.answers:
+        if answer["task"] == task:
+            at_length = scores[answer["model"]].setdefault(answer["length"], {})
+            at_length[answer["depth"], answer["trial"]] = answer["score"]
     lengths = sorted({*scores[reference]} & {length for label in others for length in scores[label]})
     cells = {label: [_change(scores[label].get(at, {}), scores[reference][at]) for at in lengths] for label in others}
     caption = (
@@ -159,8 +163,8 @@ def by_position(results: Results) -> tuple[int, dict[tuple[int, int], list[str]]
         if row.position_from is None or row.position_to is None or row.position_from < longest // 64:
             continue
         place = values.setdefault((row.position_from, row.position_to), {})
-        place[row.label] = "not finite" if row.value is None else f"{row.value:.4g}"
-    table = {place: [values[place].get(label, "–") for label in results.labels] for place in sorted(values)}
+        place[row.label] = wording.NOT_FINITE if row.value is None else f"{row.value:.4g}"
+    table = {place: [values[place].get(label, wording.NONE) for label in results.labels] for place in sorted(values)}
     return (longest, table) if table else None
 
 
@@ -170,19 +174,18 @@ WRONG = 2
 
 def wrong_answers(results: Results) -> list[dict[str, Any]]:
     """The first answers of each model and task, at the shortest length, that are not wholly right."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for each in sorted(results.answers, key=lambda each: each["length"]):
-        if each["score"] < 1:
-            found.setdefault((each["model"], each["task"]), []).append(each)
-    return [each for some in found.values() for each in some[:WRONG]]
+    wrong: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for answer in sorted(results.answers, key=lambda answer: answer["length"]):
+        if answer["score"] < 1:
+            wrong.setdefault((answer["model"], answer["task"]), []).append(answer)
+    return [answer for answers in wrong.values() for answer in answers[:WRONG]]
 
 
 def _lines(results: Results, cells: dict[str, list[Cell]]) -> list[tuple[str, str, str, list[Cell]]]:
-    models = results.question["models"].values()
     return [
-        (each["label"], each["positions"], str(each["trained"] or "?"), cells[each["label"]])
-        for each in models
-        if each["label"] in cells
+        (about["label"], about["positions"], str(about["trained"] or "?"), cells[about["label"]])
+        for about in results.question["models"].values()
+        if about["label"] in cells
     ]
 
 
@@ -190,10 +193,8 @@ def _cell(row: Row | None, value: str, ends: str) -> Cell:
     """A row in the formats of its value and its interval."""
     if row is None or row.reason is not None:
         return NONE
-    if row.value is None:
-        return Cell("not finite")
-    interval = "" if row.low is None else f"{row.low:{ends}} to {row.high:{ends}}"
-    return Cell(f"{row.value:{value}}", interval, row.length == row.train_length)
+    interval = "" if row.low is None else f"{fixed(row.low, ends)} to {fixed(row.high, ends)}"
+    return Cell(fixed(row.value, value), interval, row.value is not None and row.length == row.train_length)
 
 
 # ---- sentences --------------------------------------------------------------------------------------------------------
@@ -204,10 +205,12 @@ def sentences(results: Results) -> list[str]:
 
 def _costs(results: Results) -> list[str]:
     (first, reference), *others = results.question["models"].items()
-    lines, sums = [], {}
-    for each in results.measured:
-        if each.part.task == PERPLEXITY and each.part.way == "non-overlapping" and each.documents:
-            sums[each.model, each.part.length] = each.documents
+    lines = []
+    sums = {
+        (unit.model, unit.part.length): unit.documents
+        for unit in results.measured
+        if (unit.part.task, unit.part.way) == (PERPLEXITY, "non-overlapping") and unit.documents
+    }
     for model, about in others:
         length = about["trained"]
         ours, theirs = (sums.get((name, length)) for name in (model, first))
@@ -216,10 +219,8 @@ def _costs(results: Results) -> list[str]:
         change = paired_ratio((ours["nats"], ours["bytes"]), (theirs["nats"], theirs["bytes"]))
         if change.value is None:
             continue
-        line = (
-            f"{about['label']}: {change.value - 1:+.1%} bits per byte at {length} tokens, its training length, against "
-        )
-        line += reference["label"]
+        amount = f"{change.value - 1:+.1%} bits per byte at {length} tokens, its training length"
+        line = f"{about['label']}: {amount}, against {reference['label']}"
         if change.low is not None and change.high is not None:
             line += f" (95% interval {change.low - 1:+.1%} to {change.high - 1:+.1%}, paired over documents)"
         lines.append(line)
@@ -230,7 +231,7 @@ def _kept(results: Results) -> list[str]:
     """Lines on the share of its score at a short length that a model keeps at its longest length, by task."""
     lines = []
     for about in results.question["models"].values():
-        for task in (task for task in results.question["configuration"]["tasks"] if task != PERPLEXITY):
+        for task in _questions(results):
             scores = _scores(results, about["label"], task)
             short = about["trained"] if about["trained"] in scores else min(scores, default=0)
             longest = max(scores, default=0)
@@ -247,7 +248,9 @@ def _kept(results: Results) -> list[str]:
 def _missing(results: Results) -> list[str]:
     models = results.question["models"]
     absent: list[Any] = [
-        (models[m.model]["label"], m.part.task, m.part.length, m.reason) for m in results.measured if m.reason
+        (models[unit.model]["label"], unit.part.task, unit.part.length, unit.reason)
+        for unit in results.measured
+        if unit.reason
     ]
     absent += [(row.label, row.task, row.length, row.reason) for row in results.rows if row.reason is not None]
     lengths: dict[tuple[str, str, str], dict[int | None, None]] = {}

@@ -46,9 +46,8 @@ class NoRedirects(HTTPRedirectHandler):
     def http_error_302(self, req: Any, fp: Any, code: int, msg: Any, headers: Any) -> Any:
         fp.close()
         where = in_one_line(str(headers.get("Location")).encode())
-        raise Refused(
-            f"HTTP {code} leads to {where}, and no redirect is followed; name that address if you trust it", code
-        )
+        remedy = "no redirect is followed; name that address if you trust it"
+        raise Refused(f"HTTP {code} leads to {where}, and {remedy}", code)
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 

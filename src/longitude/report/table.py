@@ -1,5 +1,6 @@
-"""Tables on the terminal: words to the left, numbers to the right."""
+"""Tables as text: on the terminal, and in plain lines."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,11 +13,14 @@ UNCUT = 200
 """Columns of an output that is no terminal: a file has no margin to cut tables at."""
 
 
-def table(*columns: str, words: int = 1, title: str = "", caption: str = "", **more: Any) -> Table:
-    """An empty table for `add_row`.
+def table(
+    *columns: str, rows: Iterable[Sequence[Any]] = (), words: int = 1, title: str = "", caption: str = "", **more: Any
+) -> Table:
+    """A table for the terminal: words to the left, numbers to the right.
 
     Args:
         columns: Heads of the columns.
+        rows: Cells of each row; `add_row` adds others.
         words: How many columns, from the left, have words; the others have numbers.
         title: Above it.
         caption: Below it.
@@ -33,7 +37,17 @@ def table(*columns: str, words: int = 1, title: str = "", caption: str = "", **m
     )
     for place, head in enumerate(columns):
         made.add_column(head, justify="left" if place < words else "right", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
     return made
+
+
+def plain(rows: Sequence[Sequence[str]], gap: int = 2) -> Iterator[str]:
+    """Lines of a table whose first column has words and whose others have numbers, for text that is no terminal's."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))]
+        yield (" " * gap).join(cells).rstrip()
 
 
 def _uncut(words: str, style: str) -> Text:

@@ -163,6 +163,28 @@ def percent(ratio: float | None, unit: str = "%") -> str:
     return text.replace("-", "−").replace("−0.0", "0.0").replace("+0.0", "0.0") + unit
 
 
+NOT_FINITE = "not finite"
+"""The cell of a number that is not finite."""
+NONE = "–"
+"""The cell of what was not measured."""
+
+
+def fixed(value: float | None, spec: str) -> str:
+    """A number as a format has it, such as "+.2f"; from a million on as 1.2e+07, since a diverged perplexity has 100 digits."""
+    if value is None:
+        return NOT_FINITE
+    return format(value, spec if abs(value) < 1e6 else f"{spec[: spec.index('.')]}.1e")
+
+
+def brief(value: float | None) -> str:
+    """A number in a few digits: 1024, 0.25, 3.1e-05; a dash for None."""
+    if value is None:
+        return NONE
+    value = float(value) + 0.0  # no -0
+    whole = value == int(value) if abs(value) < 1e9 else False
+    return f"{value:.0f}" if whole or 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
 def count(number: int, thing: str) -> str:
     """1 seed, 2 seeds."""
     return f"{number} {thing}" + ("" if number == 1 else "s")

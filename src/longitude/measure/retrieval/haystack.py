@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
+from random import Random
 
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 """Mohtashami and Jaggi 2023, and the repeated noise of RULER (Hsieh et al. 2024)."""
@@ -56,6 +57,11 @@ class Haystack:
         return [i + 1 for i, word in enumerate(self.words) if word.rstrip("\"')").endswith((".", "!", "?"))]
 
 
+def depths_of(random: Random, count: int, depth: float | None = None) -> list[float]:
+    """The depth that was asked for, or `count` random ones, ascending."""
+    return sorted(random.random() for _ in range(count)) if depth is None else [depth]
+
+
 LINES = Haystack((FILLER,), "repeated sentences", "\n")
 """Lines of filler: a "word" is one."""
 
@@ -74,11 +80,10 @@ def of_python() -> Haystack:
 
     Only whole sentences, each paragraph once: no grammar, no examples. ValueError if the reference was removed.
     """
-    paragraphs = [each.strip() for each in _reference().split("\n\n")]
-    prose = [each for each in paragraphs if each[:1].isupper() and each.endswith(".") and "::=" not in each]
-    return Haystack(
-        tuple(" ".join(dict.fromkeys(prose)).split()), f"Python {platform.python_version()} language reference"
-    )
+    paragraphs = [paragraph.strip() for paragraph in _reference().split("\n\n")]
+    prose = [text for text in paragraphs if text[:1].isupper() and text.endswith(".") and "::=" not in text]
+    words = tuple(" ".join(dict.fromkeys(prose)).split())
+    return Haystack(words, f"Python {platform.python_version()} language reference")
 
 
 @cache

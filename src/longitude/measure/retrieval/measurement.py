@@ -13,7 +13,7 @@ import torch
 
 from longitude.checkpoints.load import Checkpoint
 from longitude.checkpoints.positions import last_position
-from longitude.errors import check_sizes, unknown
+from longitude.errors import UsageError, check_sizes, unknown
 from longitude.measure.config import BOS, check_ascending, checked_lengths
 from longitude.measure.perplexity import described
 from longitude.measure.retrieval import haystack
@@ -92,9 +92,8 @@ class RetrievalPlan:
     def require_prompt(self, tokenizer: Any, most: int | None) -> None:
         """ValueError unless there is a length, of at most `most` tokens, at which the task has a prompt."""
         if tokenizer is None:
-            raise ValueError(
-                "prompts are text: retrieval needs the checkpoint's tokenizer; load it with tokenizer=True"
-            )
+            needed = "the checkpoint's tokenizer, because prompts are text"
+            raise UsageError("retrieval", needed, "none", "load it with tokenizer=True")
         reason = f"the model's table ends at {most} positions; ask for shorter lengths"
         for length in reversed([length for length in self.lengths if most is None or length <= most]):
             try:

@@ -24,7 +24,7 @@ class Question:
     smallest: minimum number of units. ask: end of the prompt. begin: last words of the prompt, which start the answer and
     follow the template in a chat. needles: texts that it must contain once each, from which the answers follow; without any, it
     must contain the answers. answers: texts that a right answer contains.
-    whole_answer: a complete right answer, with which tokens are counted.
+    whole_answer: a complete right answer, with which tokens are counted; by default the answers one after the other.
     """
 
     text: Callable[[int], str]
@@ -33,7 +33,11 @@ class Question:
     begin: str = ""
     needles: tuple[str, ...] = ()
     answers: tuple[str, ...]
-    whole_answer: str
+    whole_answer: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.whole_answer:
+            object.__setattr__(self, "whole_answer", f" {' '.join(self.answers)}")
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,12 @@ def in_chat(question: Question, text: str, tokenizer: Any) -> str:
         with memory_within(TEMPLATE_BYTES):
             rendered = within(TEMPLATE_SECONDS, render)
     except Exception as error:
-        reason: dict[type[Exception], str] = {MemoryError: f"it takes more than {TEMPLATE_BYTES / 1e9:.1f} GB"}
-        reason |= {TimeoutError: f"it takes more than {TEMPLATE_SECONDS} s"}
-        told = reason.get(type(error), f"{type(error).__name__}: {error}")
-        raise UsageError(
-            "the tokenizer's chat template", "one that renders a message", told, "ask with --no-chat"
-        ) from None
+        limits: dict[type[Exception], str] = {MemoryError: f"{TEMPLATE_BYTES / 1e9:.1f} GB"}
+        limits |= {TimeoutError: f"{TEMPLATE_SECONDS} s"}
+        limit = limits.get(type(error))
+        reason = f"{type(error).__name__}: {error}" if limit is None else f"it takes more than {limit}"
+        expected = "one that renders a message"
+        raise UsageError("the tokenizer's chat template", expected, reason, "ask with --no-chat") from None
     return rendered + question.begin.strip()
 
 
@@ -123,8 +127,8 @@ def check(question: Question, text: str, read: str) -> None:
     """ValueError unless the prompt is whole: `text` as built, `read` as the tokenizer gives it back."""
     for what, got in (("was built", text), ("the tokenizer gives back", read)):
         plain = _plain(got)
-        lost = [each for each in question.needles or question.answers if _plain(each) not in plain]
-        lost += [each for each in question.needles if plain.count(_plain(each)) > 1]
+        lost = [part for part in question.needles or question.answers if _plain(part) not in plain]
+        lost += [needle for needle in question.needles if plain.count(_plain(needle)) > 1]
         lost += [] if plain.endswith(_plain(question.ask)) else [question.ask]
         if lost:
             raise ValueError(

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from random import Random
 from uuid import UUID
 
-from longitude.measure.retrieval.haystack import Haystack, word_list
+from longitude.measure.retrieval.haystack import Haystack, depths_of, word_list
 from longitude.measure.retrieval.prompts import Question
 
 
 def list_f1(output: str, answers: Sequence[str]) -> float:
     """F1 of the nodes in the first list of the output against those of the answer, as sets (GraphWalks); 0 without a list."""
     listed, closed, _ = output.partition("]")
-    found = {*re.findall(r"\b[0-9a-f]{10}\b", listed.rpartition("[")[2])} if closed else set()
-    return 2 * len(found & {*answers}) / (len(found) + len(answers))
+    nodes = {*re.findall(r"\b[0-9a-f]{10}\b", listed.rpartition("[")[2])} if closed else set()
+    return 2 * len(nodes & {*answers}) / (len(nodes) + len(answers))
 
 
 def first_word(output: str, answers: Sequence[str]) -> float:
@@ -37,10 +37,6 @@ def among(
     return lines
 
 
-def _places(random: Random, needles: Sequence[str]) -> list[float]:
-    return sorted(random.random() for _ in needles)
-
-
 # ---- keys and values -------------------------------------------------------------------------------------------------
 PAIRS = (
     'Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{{{pairs}}}\n\n'
@@ -51,10 +47,10 @@ PAIRS = (
 def key_value(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """The value of a key among `size` other pairs of UUIDs, as published."""
     key, value, order = _uuid(random), _uuid(random), random.random()
-    depth, needle = random.random() if depth is None else depth, f'"{key}": "{value}"'
+    depths, needle = depths_of(random, 1, depth), f'"{key}": "{value}"'
 
     def text(size: int) -> str:
-        pairs = among(size, lambda random: f'"{_uuid(random)}": "{_uuid(random)}"', order, [needle], [depth])
+        pairs = among(size, lambda random: f'"{_uuid(random)}": "{_uuid(random)}"', order, [needle], depths)
         return PAIRS.format(pairs=",\n ".join(pairs), key=key)
 
     ask = text(0).partition("}\n\n")[2]
@@ -79,7 +75,8 @@ SEQUENCE = (
 def copy(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """The four words after four that stand once in a sequence of few different words; units of filler: words."""
     words = random.sample(word_list(), VOCABULARY)
-    chosen, order, depth = random.sample(words, 2 * GRAM), random.random(), random.random() if depth is None else depth
+    chosen, order = random.sample(words, 2 * GRAM), random.random()
+    [depth] = depths_of(random, 1, depth)
     gram, answer = chosen[:GRAM], " ".join(chosen[GRAM:])
 
     def text(size: int) -> str:
@@ -94,8 +91,7 @@ def copy(random: Random, length: int, depth: float | None, haystack: Haystack) -
 
     begin = f'The words after "{" ".join(gram)}" are:'
     ask = text(0).rpartition("\n")[2]
-    needles = (" ".join(chosen),)
-    return Question(text=text, ask=ask, begin=begin, needles=needles, answers=(answer,), whole_answer=f" {answer}")
+    return Question(text=text, ask=ask, begin=begin, needles=(" ".join(chosen),), answers=(answer,))
 
 
 # ---- the same request several times ----------------------------------------------------------------------------------
@@ -116,20 +112,18 @@ def nth_request(random: Random, length: int, depth: float | None, haystack: Hays
     kind, topic = asked = random.choice(requests)
     numbers = [str(number) for number in random.sample(range(10**6, 10**7), len(ORDINALS))]
     turns = tuple(TURN.format(kind=kind, topic=topic, number=number) for number in numbers)
-    which, order, depths = random.randrange(len(ORDINALS)), random.random(), _places(random, turns)
+    which, order, depths = random.randrange(len(ORDINALS)), random.random(), depths_of(random, len(turns))
 
     def turn(random: Random) -> str:
-        other, number = random.choice([each for each in requests if each != asked]), random.randint(10**6, 10**7 - 1)
-        return TURN.format(kind=other[0], topic=other[1], number=number)
+        kind, topic = random.choice([request for request in requests if request != asked])
+        return TURN.format(kind=kind, topic=topic, number=random.randint(10**6, 10**7 - 1))
 
     def text(size: int) -> str:
         lines = "\n".join(among(size, turn, order, turns, depths))
         return CONVERSATION.format(turns=lines, ordinal=ORDINALS[which], kind=kind, topic=topic)
 
     ask = text(0).rpartition("\n")[2]
-    begin = ask[ask.index("The ") :]
-    answer = numbers[which]
-    return Question(text=text, ask=ask, begin=begin, needles=turns, answers=(answer,), whole_answer=f" {answer}")
+    return Question(text=text, ask=ask, begin=ask[ask.index("The ") :], needles=turns, answers=(numbers[which],))
 
 
 # ---- a graph as a list of edges ----------------------------------------------------------------------------------------
@@ -151,7 +145,7 @@ GRAPH = (
 def parents(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """All nodes with an edge to a node, among `size` edges that lead elsewhere."""
     node, *answers = names = _nodes(random, 1 + random.randint(FEWEST, MOST))
-    edges = [(each, node) for each in answers]
+    edges = [(parent, node) for parent in answers]
     operation = f"Find the parents of node {node}."
     return _graph(random, length, operation, edges, answers, sources=names, targets=answers)
 
@@ -161,7 +155,7 @@ def search(random: Random, length: int, depth: float | None, haystack: Haystack)
     count = random.randint(FEWEST, MOST)
     node, first, second, *answers = _nodes(random, 3 + count)
     edges = [(node, first), (node, second), (first, second), (second, node)]
-    edges += [(random.choice((first, second)), each) for each in answers]
+    edges += [(random.choice((first, second)), answer) for answer in answers]
     operation = f"Perform a BFS from node {node} with depth 2."
     return _graph(random, length, operation, edges, answers, sources=answers, targets=[node, first, second, *answers])
 
@@ -183,7 +177,7 @@ def _graph(
     others = _nodes(random, max(MOST, length // TOKENS_A_NODE))
     needles = [f"{source} -> {target}" for source, target in edges]
     random.shuffle(needles)
-    order, depths = random.random(), _places(random, needles)
+    order, depths = random.random(), depths_of(random, len(needles))
 
     def edge(random: Random) -> str:
         return f"{random.choice(others + sources)} -> {random.choice(others + targets)}"
@@ -212,24 +206,20 @@ MOST_COMMON = "In the above data, which label is the most common? Only answer wi
 
 def label_count(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """How many lines have a label, among `size` lines with three other labels."""
-    labels, users = (
-        random.sample(word_list(), len(SHARES)),
-        random.sample(range(10**4, 10**5), max(4, length // TOKENS_A_COUNT)),
-    )
+    labels = random.sample(word_list(), len(SHARES))
+    users = random.sample(range(10**4, 10**5), max(4, length // TOKENS_A_COUNT))
     label, users = random.choice(labels), users[: random.randint(2, len(users))]
     needles = tuple(RECORD.format(user=user, label=label) for user in users)
-    order, depths, ask = random.random(), _places(random, needles), COUNT.format(label=label)
+    order, depths, ask = random.random(), depths_of(random, len(needles)), COUNT.format(label=label)
 
     def line(random: Random) -> str:
-        return _record(random, random.choice([each for each in labels if each != label]))
+        return _record(random, random.choice([other for other in labels if other != label]))
 
     def text(size: int) -> str:
-        return (
-            RECORDS.format(labels=", ".join(labels), lines="\n".join(among(size, line, order, needles, depths))) + ask
-        )
+        lines = among(size, line, order, needles, depths)
+        return RECORDS.format(labels=", ".join(labels), lines="\n".join(lines)) + ask
 
-    answer = str(len(needles))
-    return Question(text=text, ask=ask, begin="Answer:", needles=needles, answers=(answer,), whole_answer=f" {answer}")
+    return Question(text=text, ask=ask, begin="Answer:", needles=needles, answers=(str(len(needles)),))
 
 
 def most_common_label(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
@@ -247,9 +237,7 @@ def most_common_label(random: Random, length: int, depth: float | None, haystack
         shuffled.shuffle(lines)
         return RECORDS.format(labels=listed, lines="\n".join(lines)) + MOST_COMMON
 
-    return Question(
-        text=text, smallest=CERTAIN, ask=MOST_COMMON, begin="Label:", answers=(labels[0],), whole_answer=f" {labels[0]}"
-    )
+    return Question(text=text, smallest=CERTAIN, ask=MOST_COMMON, begin="Label:", answers=(labels[0],))
 
 
 def _record(random: Random, label: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from scipy.special import zeta
 
 from longitude.measure.retrieval import records
-from longitude.measure.retrieval.haystack import FILLER, Haystack, word_list
+from longitude.measure.retrieval.haystack import FILLER, Haystack, depths_of, word_list
 from longitude.measure.retrieval.prompts import Question
 
 
@@ -88,16 +88,13 @@ MANY = (
 def passkey(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """A five-digit number after the part `depth` of `size` letters of filler. The published code draws 1 to 50000."""
     key = str(random.randint(10000, 50000))
-    depth = random.random() if depth is None else depth
-    line = PASSKEY.format(key=key)
+    [depth], line = depths_of(random, 1, depth), PASSKEY.format(key=key)
 
     def text(size: int) -> str:
         before = int(depth * size)
         return "\n".join([PASSKEY_OPENING, _filler(before), line, _filler(size - before), PASSKEY_ASK])
 
-    return Question(
-        text=text, ask=PASSKEY_ASK, begin=PASSKEY_BEGIN, needles=(line,), answers=(key,), whole_answer=f" {key}"
-    )
+    return Question(text=text, ask=PASSKEY_ASK, begin=PASSKEY_BEGIN, needles=(line,), answers=(key,))
 
 
 def _filler(letters: int) -> str:
@@ -111,7 +108,7 @@ def needles(keys: int, numbers: int, queried: int = 0) -> Draw:
     def draw(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
         pairs = _pairs(random, keys, numbers, haystack)
         asked = random.sample(pairs, queried) if queried else pairs
-        return _hidden(pairs, asked, _depths(random, numbers) if depth is None else [depth], haystack)
+        return _hidden(pairs, asked, depths_of(random, numbers, depth), haystack)
 
     return draw
 
@@ -134,10 +131,8 @@ def _hidden(pairs: Pairs, asked: Pairs, depths: Sequence[float], haystack: Hayst
     def text(size: int) -> str:
         return opening.format(context=haystack.with_needles(size, lines, depths)) + ask
 
-    begin = ask[ask.index("? ") + 2 :]
-    return Question(
-        text=text, ask=ask, begin=begin, needles=lines, answers=answers, whole_answer=f" {_listed(answers)}"
-    )
+    begin, whole = ask[ask.index("? ") + 2 :], f" {_listed(answers)}"
+    return Question(text=text, ask=ask, begin=begin, needles=lines, answers=answers, whole_answer=whole)
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -145,18 +140,14 @@ def _listed(items: Sequence[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])}, and {items[-1]}"
 
 
-def _depths(random: Random, count: int) -> list[float]:
-    return sorted(random.random() for _ in range(count))
-
-
 def _different(count: int, draw: Callable[[], str], avoid: Haystack | tuple[str, ...] = ()) -> list[str]:
     """`count` different values that `draw` makes, none of them in `avoid`."""
-    found: list[str] = []
-    while len(found) < count:
-        drawn = draw()
-        if drawn not in found and drawn not in avoid:
-            found.append(drawn)
-    return found
+    values: list[str] = []
+    while len(values) < count:
+        value = draw()
+        if value not in values and value not in avoid:
+            values.append(value)
+    return values
 
 
 # ---- a needle that shares no word with its question: who knows the world knows the answer --------------------------------
@@ -183,13 +174,12 @@ def inferred(step: int) -> Draw:
         name, landmark = random.choice([name for name in NAMES if name not in haystack]), random.choice([*LANDMARKS])
         opening, asking = WHO
         line, ask = LIVES.format(name=name, place=landmark), asking.format(place=LANDMARKS[landmark][step])
-        depths = _depths(random, 1) if depth is None else [depth]
+        depths = depths_of(random, 1, depth)
 
         def text(size: int) -> str:
             return opening.format(context=haystack.with_needles(size, (line,), depths)) + ask
 
-        begin = ask[ask.index("The character") :]
-        return Question(text=text, ask=ask, begin=begin, needles=(line,), answers=(name,), whole_answer=f" {name}")
+        return Question(text=text, ask=ask, begin=ask[ask.index("The character") :], needles=(line,), answers=(name,))
 
     return draw
 
@@ -218,7 +208,7 @@ def variables(random: Random, length: int, depth: float | None, haystack: Haysta
 def _chain(random: Random, letters: int) -> Question:
     """As published, down to its spaces: assignments of one number along names, between `size` lines of filler."""
     names = _different(HOPS + 1, lambda: "".join(random.choices(ascii_uppercase, k=letters)))
-    value, depths = str(random.randint(10000, 99998)), _depths(random, HOPS + 1)
+    value, depths = str(random.randint(10000, 99998)), depths_of(random, HOPS + 1)
     first = f"VAR {names[0]} = {value}"
     hops = [f"VAR {name} = VAR {before}" for before, name in pairwise(names)]
     ask = ASK_VALUE.format(value=value, count=len(names))
@@ -229,15 +219,8 @@ def _chain(random: Random, letters: int) -> Question:
             parts.insert(int(depths[i] * size) + i, line)
         return TRACKING.format(context=" ".join(parts)) + ask
 
-    return Question(
-        text=text,
-        smallest=1,
-        ask=ask,
-        begin=_answer_of(ask),
-        needles=(first, *hops),
-        answers=tuple(names),
-        whole_answer=" ".join(names),
-    )
+    of: dict[str, Any] = {"ask": ask, "begin": _answer_of(ask), "whole_answer": " ".join(names)}
+    return Question(text=text, smallest=1, needles=(first, *hops), answers=tuple(names), **of)
 
 
 def _answer_of(ask: str) -> str:
@@ -285,24 +268,17 @@ def common(random: Random, length: int, depth: float | None, haystack: Haystack)
     """
     often, seldom = (30, 3) if length >= LONG else (6, 1)
     different, *repeats = (40, 10, 3) if length >= LONG else (20, 3, 1)
-    example, question = _shuffled(random), _shuffled(random)
-    solved = (
-        LISTED.format(context=_list(example, different, *repeats, order=random.random()))
-        + ASK_COMMON
-        + _numbered(example[:COMMON])
-    )
+    example, question = (random.sample(word_list(), len(word_list())) for _ in range(2))
+    solved = LISTED.format(context=_list(example, different, *repeats, order=random.random()))
     order = random.random()
 
     def text(size: int) -> str:
-        return f"{solved}\n{LISTED.format(context=_list(question, size, often, seldom, order=order))}{ASK_COMMON}"
+        listed = LISTED.format(context=_list(question, size, often, seldom, order=order))
+        return f"{solved}{ASK_COMMON}{_numbered(example[:COMMON])}\n{listed}{ASK_COMMON}"
 
     answers = tuple(question[:COMMON])
     of: dict[str, Any] = {"ask": ASK_COMMON, "begin": _answer_of(ASK_COMMON), "whole_answer": _numbered(answers)}
     return Question(text=text, smallest=2 * COMMON, answers=answers, **of)
-
-
-def _shuffled(random: Random) -> list[str]:
-    return random.sample(word_list(), len(word_list()))
 
 
 def _list(words: Sequence[str], size: int, often: int, seldom: int, *, order: float) -> str:
@@ -334,13 +310,8 @@ def frequent(random: Random, length: int, depth: float | None, haystack: Haystac
         Random(order).shuffle(coded)
         return CODED.format(context=" ".join(coded)) + ASK_FREQUENT
 
-    answers = tuple(vocabulary[1:4])
-    of: dict[str, Any] = {
-        "ask": ASK_FREQUENT,
-        "begin": _answer_of(ASK_FREQUENT),
-        "whole_answer": f" {' '.join(answers)}",
-    }
-    return Question(text=text, smallest=CLEAR, answers=answers, **of)
+    begin, answers = _answer_of(ASK_FREQUENT), tuple(vocabulary[1:4])
+    return Question(text=text, smallest=CLEAR, ask=ASK_FREQUENT, begin=begin, answers=answers)
 
 
 # ---- by name ---------------------------------------------------------------------------------------------------------
