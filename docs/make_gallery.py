@@ -16,8 +16,8 @@ from claims.evidence import KEPT
 from fill_numbers import newest
 from longitude.catalogue import acts, source_of
 from longitude.positions.base import ENCODINGS
-from longitude.report.wording import paper
-from longitude.show.drawing import FLOOR, Drawing, Lines, number
+from longitude.report.wording import brief, paper
+from longitude.show.drawing import FLOOR, Drawing, Lines
 from longitude.statistics.estimates import HOLDS, LOST
 from longitude.study.analysis import analyse
 from longitude.testing import example
@@ -133,7 +133,7 @@ def thumbnail(name: str, drawings: list[Drawing]) -> str:
         fade = 1 - 0.75 * i / max(1, len(lines) - 1)
         points = "L".join(f"{a:.1f} {b:.1f}" for a, b in _thinned(across, down))
         paths.append(f'<path d="M{points}" opacity="{fade:.2f}"/>')
-    ends = f"{number(low)} to {number(high)}" if low < high else number(low)
+    ends = f"{brief(low)} to {brief(high)}" if low < high else brief(low)
     axis = f"{chosen.y}: {ends.replace('-', '−')}"
     axis += "" if "offset" in chosen.x else f", by {chosen.x}"
     words = f"{name}: {chosen.title.lower()}; {axis}"

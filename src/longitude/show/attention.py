@@ -18,6 +18,7 @@ from longitude.checkpoints.load import config_of, load
 from longitude.checkpoints.positions import last_position
 from longitude.errors import UsageError
 from longitude.hf.stock import KEY
+from longitude.measure.sources import read_text
 from longitude.runs.memory import available_memory
 from longitude.show.drawing import Drawing, Grid, Lines, evenly
 
@@ -52,9 +53,8 @@ class Layer:
     def within(self) -> np.ndarray:
         """The share [H, L] of the weights at a distance of 0, 1, 2, ... or less."""
         queries = self.length - self.length // 2
-        by_distance = self.weights * np.minimum(
-            queries, self.length - np.arange(self.length)
-        )  # few have a key far away
+        having = np.minimum(queries, self.length - np.arange(self.length))  # few have a key far away
+        by_distance = self.weights * having
         return (by_distance / by_distance.sum(1, keepdims=True)).cumsum(1)
 
     @property
@@ -65,8 +65,8 @@ class Layer:
         return np.diff(self.within[:, np.minimum(ends, longest)], axis=1, prepend=0.0)
 
     def late(self, values: np.ndarray) -> np.ndarray:
-        """Means [H] of values [H, L] over the second half of the queries."""
-        return values[:, self.length // 2 :].mean(1)
+        """Means [H] of values [H, L] over the second half of the queries; values [H] are such means."""
+        return values if values.ndim == 1 else values[:, self.length // 2 :].mean(1)
 
 
 def layer_of(weights: Tensor) -> Layer:
@@ -133,12 +133,12 @@ def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callab
     if length is not None and length < 2:
         raise UsageError("--length", "2 tokens or more", length)
     config = config_of(path)
-    own = config.model_type == "longitude" or getattr(config, KEY, None) is not None
-    checkpoint = load(path, attn_implementation=None if own else "eager")
+    ours = config.model_type == "longitude" or getattr(config, KEY, None) is not None
+    checkpoint = load(path, attn_implementation=None if ours else "eager")
     last = last_position(checkpoint.model)
     if length and last and length > last:
         raise UsageError("--length", f"at most {last}, where its table of positions ends", length, "take less")
-    content = "\n".join(topics[name] for name in TOPICS) if text is None else read_file(text).decode()
+    content = "\n".join(topics[name] for name in TOPICS) if text is None else content_of(text).decode()
     ids = checkpoint.tokenizer(content, return_tensors="pt", verbose=False).input_ids
     ids = ids[:, : length or min(LENGTH, last or LENGTH)]
     if ids.shape[1] < (length or 2):
@@ -153,8 +153,8 @@ def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callab
     begun = time.perf_counter()
     layers = read(checkpoint.model, {"input_ids": ids[:, :TRIED]})
     if not layers:
-        got = f"none from {type(checkpoint.model).__name__}"
-        raise UsageError("--attention", "a model that gives attention weights", got, "leave --attention out")
+        expected, got = "a model that gives attention weights", f"none from {type(checkpoint.model).__name__}"
+        raise UsageError("--attention", expected, got, "leave --attention out")
     seconds = (time.perf_counter() - begun) * (ids.shape[1] / TRIED) ** 2
     if ids.shape[1] > TRIED and seconds > WORTH_SAYING:
         note(f"reading {ids.shape[1]} tokens with all attention weights takes about {seconds:.0f} s")
@@ -163,15 +163,9 @@ def of_checkpoint(path: str, text: Path | None, length: int | None, note: Callab
     return [*grids(layers, texts), *by_distance(layers, texts), *by_length(layers, texts, trained_length(config))]
 
 
-def read_file(path: Path) -> bytes:
-    """Content of a text file. UsageError if it cannot be read, or is not UTF-8."""
-    try:
-        content = path.expanduser().read_bytes()
-        content.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        got = getattr(error, "strerror", None) or "bytes that are not UTF-8"
-        raise UsageError(f"--text {path}", "a file of UTF-8 text", got, "name another file") from None
-    return content
+def content_of(text: Path) -> bytes:
+    """Content of a text that a user names. ValueError if it cannot be read, or is not UTF-8."""
+    return b"\n".join(content for _, content in read_text(str(text.expanduser()), "--text").documents)
 
 
 # ---- by distance -----------------------------------------------------------------------------------------------------
@@ -183,7 +177,7 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         texts: Description of their texts, such as "8 held-out windows of 64 tokens".
     """
     means = f"A mean of the heads, over the second half of {texts}."
-    last, shown = [*layers][-1], {name: layers[name] for name in evenly([*layers], SOME)}
+    deepest, shown = [*layers][-1], {name: layers[name] for name in evenly([*layers], SOME)}
     yield Lines.by_offset(
         name="attention",
         title="Attention by distance, by layer",
@@ -191,7 +185,7 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         y="weight",
         lines={name: (np.arange(layer.length), layer.weights.mean(0)) for name, layer in shown.items()},
         log_y=True,
-        focus=last,
+        focus=deepest,
     )
     yield Lines(
         name="field",
@@ -201,11 +195,31 @@ def by_distance(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
         y="share of attention",
         lines={name: (np.arange(layer.length), layer.within.mean(0)) for name, layer in shown.items()},
         far=True,
-        focus=last,
+        focus=deepest,
     )
 
 
-# ---- by length -------------------------------------------------------------------------------------------------------
+# ---- heads and positions ---------------------------------------------------------------------------------------------
+ABOUT = {
+    "distance": (
+        "Mean distance of what is attended to",
+        "In tokens: a head with little is local, and a sink at the first token counts as far.",
+        "tokens",
+    ),
+    "entropy": (
+        "Entropy of attention",
+        "In bits: with little, a few tokens have all of it. At most it is log2 of the tokens seen, all of them alike.",
+        "entropy, bits",
+    ),
+    "first": (
+        "Share of attention at the first token",
+        "A head that finds nothing leaves its attention there: an attention sink.",
+        "weight of the first token",
+    ),
+}
+"""Attribute of `Layer` -> title, caption and unit."""
+
+
 def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> Iterator[Drawing]:
     """Entropy of the weights and the weight of the first token, by the tokens that a query sees.
 
@@ -214,33 +228,21 @@ def by_length(layers: Mapping[str, Layer], texts: str, trained: int | None) -> I
         texts: Description of their texts.
         trained: The training length, which is marked.
     """
-    marks = {"training length": trained} if trained else {}
     seen = np.arange(1, next(iter(layers.values())).length + 1)
-    about = {
-        "entropy": (
-            "Entropy of attention",
-            "Low: a few tokens have all of it. At most it is log2 of the tokens seen, where all have the same weight.",
-            "bits",
-        ),
-        "first": (
-            "Share of attention at the first token",
-            "A head that finds nothing leaves its attention there: an attention sink.",
-            "share",
-        ),
-    }
-    for name, (title, caption, unit) in about.items():
+    for name in ("entropy", "first"):
+        title, caption, unit = ABOUT[name]
         lines = {layer: getattr(layers[layer], name).mean(0) for layer in evenly([*layers], SOME)}
-        last = [*lines][-1]
+        deepest = [*lines][-1]
         lines |= {"all tokens alike, log2": np.log2(seen)} if name == "entropy" else {}
         yield Lines(
             name=name,
             title=f"{title}, by layer",
             caption=f"{caption} A mean of the heads, over {texts}.",
             x="tokens up to the query",
-            y=f"{'entropy' if name == 'entropy' else 'weight of the first token'}, {unit}",
+            y=unit,
             lines={layer: binned(seen, line) for layer, line in lines.items()},
-            marks=marks,
-            focus=last,
+            marks={"training length": trained} if trained else {},
+            focus=deepest,
         )
 
 
@@ -254,46 +256,25 @@ def grids(layers: Mapping[str, Layer], texts: str) -> Iterator[Drawing]:
     """Mean distance, entropy, sink and shares by distance of every head of every layer."""
     if len({len(layer.distance) for layer in layers.values()}) > 1:
         return
-    heads = len(next(iter(layers.values())).distance)
-    about = {
-        "distance": (
-            "Mean distance of what each head attends to",
-            "In tokens: dark heads are local, and a sink at the first token counts as far.",
-            lambda layer: layer.distance,
-        ),
-        "entropies": (
-            "Entropy of each head's attention",
-            "In bits: dark heads look at a few tokens.",
-            lambda layer: layer.late(layer.entropy),
-        ),
-        "sinks": (
-            "What each head leaves at the first token",
-            "As a share: light heads are attention sinks.",
-            lambda layer: layer.late(layer.first),
-        ),
-    }
-    for name, (title, caption, value) in about.items():
+    places: dict[str, Any] = {"x": "head", "y": "layer", "rows": [name.removeprefix("layer ") for name in layers]}
+    heads, mean = len(next(iter(layers.values())).distance), f"Mean over the second half of {texts}."
+    for name, (title, caption, _) in ABOUT.items():
         yield Grid(
-            name=name,
-            title=title,
-            caption=f"{caption} Mean over the second half of {texts}.",
-            x="head",
-            y="layer",
-            values=np.stack([value(layer) for layer in layers.values()]),
-            rows=[name.replace("layer ", "") for name in layers],
+            name=f"{name}-by-head",
+            title=f"{title}, every head",
+            caption=f"{caption} {mean}",
+            values=np.stack([layer.late(getattr(layer, name)) for layer in layers.values()]),
             columns=range(1, heads + 1),
+            **places,
         )
     octaves = np.stack([layer.octaves for layer in layers.values()])
-    gap = np.full((*octaves.shape[:2], 1), np.nan)
-    strips = np.concatenate([octaves, gap], 2)
+    strips = np.concatenate([octaves, np.full((*octaves.shape[:2], 1), np.nan)], 2)  # a gap after each head
     yield Grid(
         name="distances",
         title="Attention by distance, every layer and head",
         caption="A strip for each head: from left to right the shares of its attention at a distance of 0, 1, 2 to 3, 4 to 7, "
-        f"and so on by doubling, to {2 ** (octaves.shape[2] - 2)} and more. Mean over the second half of {texts}.",
-        x="head",
-        y="layer",
+        f"and so on by doubling, to {2 ** (octaves.shape[2] - 2)} and more. {mean}",
         values=strips.reshape(len(layers), -1)[:, :-1],
-        rows=[name.replace("layer ", "") for name in layers],
         columns=1 + np.arange(heads * strips.shape[2] - 1) / strips.shape[2],  # head 2 begins at 2
+        **places,
     )

@@ -25,8 +25,9 @@ from longitude.report.figure import (
     themed,
 )
 from longitude.report.passage import Passage
+from longitude.report.wording import brief
 from longitude.runs.files import atomic
-from longitude.show.drawing import Dials, Drawing, Grid, Lines, number, ticks, valued
+from longitude.show.drawing import Dials, Drawing, Grid, Lines, ticks, valued
 
 HEIGHT = 300
 DIALS, DIAL = 16, 46
@@ -70,7 +71,7 @@ def figure(drawing: Drawing) -> Figure:
     if isinstance(drawing, Lines) and len(drawing.lines) > 1:
         table = table.pivot_table(index="x", columns="line", values="y", sort=False).sort_index().reset_index()
     heads = {} if isinstance(drawing, Dials) else {"x": drawing.x, "y": drawing.y, "row": drawing.y}
-    numbers = table.map(lambda cell: "" if cell != cell else number(cell) if isinstance(cell, int | float) else cell)
+    numbers = table.map(lambda cell: "" if cell != cell else brief(cell) if isinstance(cell, int | float) else cell)
     return Figure(
         name=drawing.name,
         title=drawing.title,
@@ -94,7 +95,7 @@ def alternative(drawing: Drawing) -> str:
     ends = []
     for name, own in drawing.frame.groupby("line", sort=False):
         first, last = own.iloc[0], own.iloc[-1]
-        start, end = (f"{number(point['y'])} at {number(point['x'])}" for point in (first, last))
+        start, end = (f"{brief(point['y'])} at {brief(point['x'])}" for point in (first, last))
         ends.append(f"{name} from {start} to {end}")
     return f"Line chart: {drawing.title}. {drawing.caption} {'; '.join(ends)}."
 

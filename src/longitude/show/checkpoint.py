@@ -1,16 +1,14 @@
 """Positions of a checkpoint by its configuration, and effects of longer contexts; no weights are read."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModel
 
-from longitude.checkpoints.compare import Reading, frequencies_of, head_dim_of, not_rotary, read as reading, ropes
+from longitude.checkpoints.compare import Reading, head_dim_of, not_rotary, read as reading, ropes
 from longitude.checkpoints.config import attention_apart, positions_of_layers
 from longitude.checkpoints.declared import class_of, declared_length, text_part, trained_length, unrotated
 from longitude.checkpoints.lint import contradictions, remarks
@@ -22,73 +20,14 @@ from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
 from longitude.positions.hugging_face import RopeConfig, not_understood
-from longitude.positions.scaling import Frequencies, Scaling
-from longitude.show.drawing import Dials, Drawing, Lines, number, side_by_side
-from longitude.show.rotations import FACTOR, NEW, PLAIN, SHOWN, clocks as of_encoding, dials, followed, grouped, schemes
-from longitude.show.shape import Shape
+from longitude.report.table import plain
+from longitude.report.wording import brief
+from longitude.show.build import Shape
+from longitude.show.drawing import Dials, Drawing, side_by_side
+from longitude.show.rotations import ALL, Rotation, clocks as of_encoding, dials, slowed, wavelengths
 
-CLOCKS = 4
-"""Length that dials are drawn for, in multiples of the training length, if a model declares no longer one."""
 FACTORS = (2, 4, 8)
 """Lengths that are shown, in multiples of the training length."""
-ALL = "all layers"
-
-
-class Stretched(NamedTuple):
-    """Effect of a length on the pairs of a rotation under a scheme.
-
-    Attributes:
-        factor: The length over the trained one.
-        scheme: Name of the scheme.
-        unseen: The share of the rotating pairs that reach angles never seen in training.
-        slowest: The longest wavelength, in positions.
-        fastest: Factor by which the fastest pair rotates more slowly, which brings adjacent tokens closer together.
-        temperature: Factor of cos and sin.
-    """
-
-    factor: int
-    scheme: str
-    unseen: float
-    slowest: float
-    fastest: float
-    temperature: float
-
-
-class Rotation(NamedTuple):
-    """The rotation of a type of layers, the length that its weights were trained at, and their window if that is shorter."""
-
-    layers: str
-    rope: RopeConfig
-    head_dim: int
-    trained: int
-    window: int | None = None
-
-    def frequencies(self, scaling: Scaling | None, length: int | None = None) -> Frequencies:
-        return frequencies_of(self.rope._replace(scaling=scaling, sections=None), self.head_dim, length)
-
-    @property
-    def plain(self) -> Tensor:
-        """Frequencies of the pairs that rotate, before any scheme."""
-        theta = self.frequencies(None).inverse
-        return theta[theta > 0]
-
-    @property
-    def turns(self) -> Tensor:
-        """Full rotations of each pair within the offsets of training, before any scheme."""
-        return (self.window or self.trained) * self.plain / (2 * math.pi)
-
-    def stretched(self, factor: int) -> list[Stretched]:
-        """Effects of every scheme defined by a factor, and of none; empty for a window, because its offsets do not grow."""
-        if self.window is not None:
-            return []
-        before, found = self.plain, []
-        for name, scheme in {PLAIN: None, **schemes(factor, self.trained)}.items():
-            after, temperature, _ = self.frequencies(scheme)
-            after = after[: len(before)]
-            unseen = float(((self.turns < 1) & (factor * after > before * (1 + NEW))).double().mean())
-            slowest, fastest = 2 * math.pi / float(after[-1]), float(before[0] / after[0])
-            found.append(Stretched(factor, name, unseen, slowest, fastest, temperature))
-        return found
 
 
 def read(path: str) -> Any:
@@ -116,10 +55,10 @@ def encodings(config: Any) -> dict[str, Encoding]:
 
 def rotations(config: Any) -> list[Rotation]:
     """The rotation of each type of layers, as far as it is understood; an empty list if none rotates."""
-    return _rotations(config)[0]
+    return understood_rotations(config)[0]
 
 
-def _rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
+def understood_rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
     """(what is understood, what is not: type of layers -> why)."""
     if not_rotary(config) or config.model_type.startswith("longitude"):
         return [], {}
@@ -127,7 +66,7 @@ def _rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
     if length is None:
         why = f"expected a length that the model was trained at, got a {config.model_type} config without one"
         return [], {ALL: why}
-    found, layers = [], kinds_of(config)
+    rotating_types, layers = [], kinds_of(config)
     try:
         understood = {name: (rope, head_dim_of(config, name)) for name, rope in ropes(config).items()}
     except ValueError as error:
@@ -135,10 +74,10 @@ def _rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
     for name, (rope, head_dim) in understood.items():
         which = (name or ALL) if rope.rotates is None else "layers that rotate"
         rotating = [True] * len(layers) if rope.rotates is None else rope.rotates
-        own = {window for (kind, window), yes in zip(layers, rotating) if yes and name in (None, kind)}
-        longest = max((window or length for window in own), default=length)
-        found.append(Rotation(which, rope, head_dim, length, longest if longest < length else None))
-    return found, {}
+        windows = {window for (kind, window), yes in zip(layers, rotating) if yes and name in (None, kind)}
+        longest = max((window or length for window in windows), default=length)
+        rotating_types.append(Rotation(which, rope, head_dim, length, longest if longest < length else None))
+    return rotating_types, {}
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -147,7 +86,7 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
 
     raw: config.json as it is written; its contradictions are noted.
     """
-    (rotating, unknown), (theirs, why) = _rotations(config), _understood(config)
+    (rotating, unknown), (theirs, why) = understood_rotations(config), _understood(config)
     kinds = [*encodings(config)] or ["rotary"] * bool(rotating)
     if not kinds and not unknown:
         try:
@@ -273,13 +212,12 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _rotation_in_words(rotation: dict[str, Any], trained: Any) -> Iterator[tuple[str, str]]:
     turns, turned, pairs = rotation["turns"], rotation["turned"], rotation["pairs"]
-    scheme = rotation["scheme"]
-    options = {} if scheme is None else {k: v for k, v in scheme.items() if not isinstance(v, list)}
-    how = ", ".join(f"{k}={v}" if k != "name" else v for k, v in options.items()) or "no scaling"
+    options = {name: value for name, value in (rotation["scheme"] or {}).items() if not isinstance(value, list)}
+    how = ", ".join(value if name == "name" else f"{name}={value}" for name, value in options.items()) or "no scaling"
     yield rotation["layers"], f"base {rotation['base']:g}, {pairs} pairs of {rotation['head_dim']} dimensions, {how}"
     window = rotation["window"]
     within = f"{trained} tokens" if window is None else f"the window of {window} tokens"
-    fastest = f"{number(turns[0])} full rotations of the fastest pair within {within}"
+    fastest = f"{brief(turns[0])} full rotations of the fastest pair within {within}"
     yield "turns", f"{fastest}, {turns[-1]:.3g} of the slowest"
     border = f"pairs {turned} to {pairs - 1} never finished one: {(pairs - turned) / pairs:.0%} of them"
     yield "border", border if turned < pairs else "every pair finished one: no angle is new at any length"
@@ -297,96 +235,51 @@ def _rotation_in_words(rotation: dict[str, Any], trained: Any) -> Iterator[tuple
 
 def _longer(rows: list[dict[str, Any]], trained: int) -> Iterator[str]:
     """A table: a line for each scaling method."""
-    heads = "".join(f"{factor * trained:>9}" for factor in FACTORS)
-    yield f"  {'':{16 + len(heads)}}{'longest':>12}{'adjacent':>11}{'scaling of':>12}"
-    yield f"  {'':16}{heads}{'wave':>12}{'positions':>11}{'cos and sin':>12}"
+    lines = [["", *("" for _ in FACTORS), "longest", "adjacent", "scaling of"]]
+    lines += [["", *(str(factor * trained) for factor in FACTORS), "wave", "positions", "cos and sin"]]
     for scheme in dict.fromkeys(row["scheme"] for row in rows):
-        own = [row for row in rows if row["scheme"] == scheme]
-        shares, last = "".join(f"{row['unseen']:>9.0%}" for row in own), own[-1]
+        *_, last = effects = [row for row in rows if row["scheme"] == scheme]
+        shares = [f"{row['unseen']:.0%}" for row in effects]
         closer = f"1/{last['fastest']:.3g}"
-        yield f"  {scheme:16}{shares}{last['slowest']:>12,.0f}{closer:>11}{last['temperature']:>12.4g}"
+        lines.append([scheme, *shares, f"{last['slowest']:,.0f}", closer, f"{last['temperature']:.4g}"])
+    yield from (f"  {line}" for line in plain(lines))
 
 
 # ---- drawings --------------------------------------------------------------------------------------------------------
 def drawings(config: Any) -> list[Drawing]:
-    """Drawings of each rotation: its turns and border, and effects of longer contexts. Without one, those of the encodings."""
+    """Drawings of each rotation: wavelengths, and what schemes do to them. Without one, those of the encodings."""
     from longitude.show import encodings as drawn
 
     rotating, length = rotations(config), trained_length(config) or 1024
     if rotating:
-        free = [one for one in rotating if one.window is None]
-        return [_turns(rotating), *map(_wavelengths, free)]
-    if not (own := encodings(config)):
+        return [wavelengths(rotating), *(slowed(rotation) for rotation in rotating if rotation.window is None)]
+    if not (modules := encodings(config)):
         return []
     heads = heads_of(config)
     shape = Shape(length=min(length, 4096), heads=heads["num_heads"], head_dim=heads["head_dim"])
-    return side_by_side({name: drawn.drawings(each.double().eval(), shape) for name, each in own.items()})
+    return side_by_side({name: drawn.drawings(module.double().eval(), shape) for name, module in modules.items()})
 
 
 def clocks(config: Any, length: int | None) -> Iterator[Dials]:
-    """The dials of each rotation, without a scheme, and with its own or, if it has none, `SHOWN`.
+    """The dials of each rotation, without a scheme, and with its own or, if it has none, the one that is shown beside it.
 
-    length: Tokens that are asked for; None: those that the model declares, or four times the training length.
+    length: Tokens that are asked for; None: those that the model declares, if they are more than it was trained at.
 
     Raises:
         UsageError: No layer rotates by offsets that grow with the length.
     """
+    pictures: list[Dials] = []
     if config.model_type.startswith("longitude"):
         layers = zip(config.layer_specs(), config.layer_mixers(), strict=True)
-        free = [own for own, mixer in layers if "size" not in mixer.get("attention", mixer)]
-        specs = {str(spec): spec for own in free for spec in own}
+        unbounded = [specs for specs, mixer in layers if "size" not in mixer.get("attention", mixer)]
+        distinct = {str(spec): spec for specs in unbounded for spec in specs}
         shape = Shape(length=trained_length(config) or Shape.length)
-        if own := [dial for spec in specs.values() for dial in of_encoding(encoding(**spec), shape, length)]:
-            yield from own
-            return
-    free = [one for one in rotations(config) if one.window is None]
-    if not free:
+        pictures = [dial for spec in distinct.values() for dial in of_encoding(encoding(**spec), shape, length)]
+    declared = declared_length(config) or 0
+    for rotation in rotations(config):
+        if rotation.window is None:
+            pictures += dials(rotation, length or (declared if declared > rotation.trained else None))
+    if not pictures:
         expected = "a model with rotary layers that see the whole text"
         raise UsageError("--clocks", expected, config.model_type, "leave it out")
-    for one in free:
-        declared = declared_length(config) or 0
-        asked = length or (declared if declared > one.trained else CLOCKS * one.trained)
-        own = one.rope.scaling
-        scheme = schemes(max(1.0, asked / one.trained), one.trained)[SHOWN] if own is None else own
-        name, note = SHOWN, ""
-        if own is not None:
-            name = f"its own {own.name}"
-            note = " A model that was trained further with this scheme has seen angles that are new here."
-        after = one.frequencies(scheme, followed(scheme, asked)).inverse[: len(one.plain)]
-        which = "" if one.layers == ALL else one.layers
-        yield from dials(one.plain, {PLAIN: one.plain, name: after}, one.trained, asked, which, note)
-
-
-def _turns(rotating: list[Rotation]) -> Lines:
-    return Lines(
-        name="turns",
-        title=f"Full rotations of each pair within the training length of {rotating[0].trained}, or its window",
-        caption="Below 1 a pair never finished one: it saw a part of its circle, and a longer context takes it to angles that "
-        "are new.",
-        x="rotary pair",
-        y="full rotations",
-        lines={one.layers: (np.arange(len(one.turns)), one.turns.numpy()) for one in rotating},
-        log_y=True,
-        levels={"border: one full rotation": 1.0},
-    )
-
-
-def _name(rotation: Rotation, name: str) -> str:
-    return name if rotation.layers == ALL else f"{name}-{rotation.layers}"
-
-
-def _wavelengths(rotation: Rotation) -> Lines:
-    pairs = np.arange(len(rotation.plain))
-    own = {} if rotation.rope.scaling is None else {f"its own {rotation.rope.scaling.name}": rotation.rope.scaling}
-    every: dict[str, Scaling | None] = {PLAIN: None, **own, **schemes(FACTOR, rotation.trained)}
-    after = {name: rotation.frequencies(scheme).inverse[: len(pairs)] for name, scheme in every.items()}
-    lines = {name: (pairs, (rotation.plain / theta).numpy()) for name, theta in after.items()}
-    return Lines(
-        name=_name(rotation, "slowed"),
-        title=f"How many times slower each pair rotates at {FACTOR} times the length, by scheme ({rotation.layers})",
-        caption=f"Frequencies before any scheme over those after it, at {FACTOR * rotation.trained} tokens.",
-        x="rotary pair",
-        y="times slower",
-        lines=grouped(lines),
-        marks={"border": int((rotation.turns >= 1).sum())},
-    )
+    yield from pictures

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from longitude.report.passage import Passage
+from longitude.report.wording import brief
 
 POINTS = 160
 """Approximate number of points of a curve over offsets."""
@@ -246,12 +247,6 @@ def offsets_of(length: int) -> np.ndarray:
     return np.unique([*range(min(length, DENSE)), *spread, *map(int, ticks(0, length - 1, "offsets"))])
 
 
-def number(value: float) -> str:
-    """Format a number briefly: 1024, 0.25, 3.1e-05."""
-    value = float(value) + 0.0
-    return f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
-
-
 def valued(words: str, at: float) -> str:
     """Words about a place on an axis, with its number."""
-    return words if number(at) in words else f"{words}: {number(at)}"
+    return words if brief(at) in words else f"{words}: {brief(at)}"

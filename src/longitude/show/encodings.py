@@ -15,9 +15,9 @@ from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBi
 from longitude.positions.bias import FORBIDDEN, ALiBi
 from longitude.positions.buckets import T5Bias, t5_bucket
 from longitude.positions.composed import Composed, compose
+from longitude.show.build import Shape
 from longitude.show.drawing import Drawing, Grid, Lines, floor_of, heads, middle, offsets_of
-from longitude.show.rotations import scores, wavelengths
-from longitude.show.shape import Shape
+from longitude.show.rotations import pairs_of, scores
 
 SEEDS = 3
 """Number of seeds for random queries."""
@@ -36,9 +36,9 @@ def drawings(encoding: Encoding, shape: Shape) -> list[Drawing]:
         Drawings with distinct names.
     """
     members = list(encoding) if isinstance(encoding, Composed) else [encoding]
-    kinds = (table, wavelengths, scores, bias, slopes, buckets, vectors, temperature)
-    found = [drawing for member in members for draw in kinds for drawing in draw(member, shape)]
-    return [*found, *weights(encoding, shape)]
+    kinds = (table, pairs_of, scores, bias, slopes, buckets, vectors, temperature)
+    pictures = [drawing for member in members for draw in kinds for drawing in draw(member, shape)]
+    return [*pictures, *weights(encoding, shape)]
 
 
 # ---- at the input ----------------------------------------------------------------------------------------------------
@@ -91,11 +91,8 @@ def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     sided = getattr(encoding, "bidirectional", False) or getattr(encoding, "future", "symmetric") != "symmetric"
     offsets = np.unique([*-offsets, *offsets]) if sided else offsets
 
-    def at(offsets: np.ndarray) -> np.ndarray:
-        values = encoding.bias(torch.tensor([newest]), newest - torch.from_numpy(offsets))[:, 0].numpy()
-        return np.where(values > FORBIDDEN, values, np.nan)
-
-    values = at(offsets)
+    values = encoding.bias(torch.tensor([newest]), newest - torch.from_numpy(offsets))[:, 0].numpy()
+    values = np.where(values > FORBIDDEN, values, np.nan)
     lines = heads(values, offsets)
     floor = floor_of(values)
     cut = f" Drawn down to {floor:.0f}, where a weight is 2e-9 of what it would be with bias 0." if floor else ""
@@ -109,34 +106,21 @@ def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         focus=middle(lines),
         floor=floor,
     )
-    near = np.arange(-63 if sided else 0, min(shape.length, 64 if sided else 128))
-    dense = at(near)
-    yield Grid(
-        name="bias-by-head",
-        title="The same by head, for the nearest keys",
-        caption=f"A row for each head, a column for each offset.{cut}",
-        x="offset (query - key)",
-        y="head",
-        values=dense,
-        rows=[str(head + 1) for head in range(len(dense))],
-        columns=near.tolist(),
-        floor=floor_of(dense),
-    )
 
 
 def slopes(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """ALiBi's slopes."""
     if not isinstance(encoding, ALiBi):
         return
-    each = -encoding.bias_at(1).numpy()
-    each = np.where((each > 0) & (each < -FORBIDDEN), each, np.nan)
+    slope = -encoding.bias_at(1).numpy()
+    slope = np.where((slope > 0) & (slope < -FORBIDDEN), slope, np.nan)
     yield Lines(
         name="slopes",
         title="How fast each head's bias falls with the distance",
         caption="The slope m_h of -m_h |i - j|: over 1/m_h tokens a weight falls by e.",
         x="head",
         y="slope",
-        lines={"slope": (np.arange(1, len(each) + 1), each)},
+        lines={"slope": (np.arange(1, len(slope) + 1), slope)},
         log_y=True,
     )
 
@@ -147,14 +131,14 @@ def buckets(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         return
     length = max(shape.length, 2 * encoding.max_distance)
     offsets = np.arange(-length + 1 if encoding.bidirectional else 0, length)
-    found = t5_bucket(torch.from_numpy(offsets), encoding.num_buckets, encoding.max_distance, encoding.bidirectional)
+    shared = t5_bucket(torch.from_numpy(offsets), encoding.num_buckets, encoding.max_distance, encoding.bidirectional)
     yield Lines.by_offset(
         name="buckets",
         title=f"Which of the {encoding.num_buckets} learned numbers an offset reads",
         caption="The nearest offsets have one each; farther ones share logarithmic buckets, and all from "
         f"{encoding.max_distance} on share the last: beyond it a longer context brings nothing new.",
         y="bucket",
-        lines={"bucket": (offsets, found.numpy())},
+        lines={"bucket": (offsets, shared.numpy())},
         marks={"max_distance": encoding.max_distance},
     )
 
@@ -212,8 +196,8 @@ def weights(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     offsets = offsets_of(shape.length)
     q = torch.ones(1, shape.heads, shape.length, shape.head_dim, dtype=torch.float64)
     columns = built.context(shape.tokens())[0] if built.reads_tokens else None
-    found = attend(q[:, :, -1:], q, q, encoding=built, context=columns, return_weights=True)[1]
-    lines = heads(found[0, :, 0].flip(-1)[:, torch.from_numpy(offsets)].numpy(), offsets)
+    weights = attend(q[:, :, -1:], q, q, encoding=built, context=columns, return_weights=True)[1]
+    lines = heads(weights[0, :, 0].flip(-1)[:, torch.from_numpy(offsets)].numpy(), offsets)
     yield Lines.by_offset(
         name="weights",
         title="Attention of the last query to keys that are all alike, by offset",

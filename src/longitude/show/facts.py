@@ -8,8 +8,7 @@ from typing import Any
 from longitude.catalogue import acts, source_of, takers
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
-from longitude.show.build import Built, Part
-from longitude.show.shape import Shape
+from longitude.show.build import Built, Part, Shape
 
 Facts = dict[str, Any]
 NOTHING = "nothing: order is known from the causal mask alone"

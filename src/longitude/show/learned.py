@@ -12,7 +12,7 @@ from longitude.errors import UsageError, unknown
 from longitude.measure.windows import Reader, nats_of
 from longitude.report.passage import Panel, Passage
 from longitude.report.wording import named, papers
-from longitude.show.attention import read_file
+from longitude.show.attention import content_of
 from longitude.show.biases import model_of
 from longitude.show.drawing import Drawing
 from longitude.study.results import Run, TrialResult, read_run
@@ -86,7 +86,7 @@ def one_text(run: Run, trial: TrialResult, text: Path, length: int | None, suffi
         expected = "a study of --task text, whose models predict a text"
         raise UsageError("--text", expected, f"--task {run.config.task}", "leave --text out")
     by = reader(run.config.tokenizer)
-    ids = torch.from_numpy(by.read(read_file(text)).ids.astype(np.int64))
+    ids = torch.from_numpy(by.read(content_of(text)).ids.astype(np.int64))
     longest = len(ids) - 1
     if longest < max(length or 0, 2):
         expected, shorter = f"{length or 2} {run.task.unit} and one more", " or a shorter --length" * bool(length)

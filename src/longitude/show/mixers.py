@@ -10,8 +10,8 @@ from longitude.attention.layers.hierarchical_blocks import Chunks
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal
 from longitude.attention.mixer import Mixer, MixerInputs
+from longitude.show.build import Shape
 from longitude.show.drawing import Drawing, Grid, Lines, evenly
-from longitude.show.shape import Shape
 
 QUERIES, KEYS = 36, 72
 """Approximate numbers of queries and keys in a grid."""

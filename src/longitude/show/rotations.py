@@ -1,30 +1,113 @@
-"""Drawings of rotations: wavelengths of the pairs, with and without scaling, and scores of a rotated query and key."""
+"""Rotations and their drawings: wavelengths of the pairs, with and without scaling, and scores of a rotated query and key."""
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from longitude.attention.operation import attend
+from longitude.checkpoints.compare import frequencies_of
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
-from longitude.positions.rotary import Rotary, XPos
-from longitude.positions.scaling import SCHEMES, Follows, Scaling, rope_frequencies
+from longitude.positions.hugging_face import RopeConfig
+from longitude.positions.rotary import AxialRotary, Rotary, XPos
+from longitude.positions.scaling import SCHEMES, Follows, Frequencies, Scaling
 from longitude.registry import options_of
+from longitude.show.build import Shape
 from longitude.show.drawing import Dials, Drawing, Line, Lines, offsets_of
-from longitude.show.shape import Shape
 
 SEEDS = 3
 """Number of seeds for random queries and keys."""
 FACTOR = 4
-"""Extension factor of the scaling schemes that are drawn beside unscaled rotations."""
+"""Multiple of the training length at which schemes are drawn."""
+ALL = "all layers"
 PLAIN, SHOWN = "no scaling", "yarn"
 """Names of no scheme, and of the one that is drawn as clocks beside it if a model has none."""
 NEW = 1e-9
 """Relative amount by which an angle must exceed the trained ones to count as new."""
+
+
+class Stretched(NamedTuple):
+    """Effect of a length on the pairs of a rotation under a scheme.
+
+    Attributes:
+        factor: The length over the trained one.
+        scheme: Name of the scheme.
+        unseen: The share of the rotating pairs that reach angles never seen in training.
+        slowest: The longest wavelength, in positions.
+        fastest: Factor by which the fastest pair rotates more slowly, which brings adjacent tokens closer together.
+        temperature: Factor of cos and sin.
+    """
+
+    factor: int
+    scheme: str
+    unseen: float
+    slowest: float
+    fastest: float
+    temperature: float
+
+
+class Rotation(NamedTuple):
+    """The rotation of a type of layers, the length that its weights were trained at, and their window if that is shorter."""
+
+    layers: str
+    rope: RopeConfig
+    head_dim: int
+    trained: int
+    window: int | None = None
+
+    def frequencies(self, scaling: Scaling | None, length: int | None = None) -> Frequencies:
+        return frequencies_of(self.rope._replace(scaling=scaling, sections=None), self.head_dim, length)
+
+    @property
+    def plain(self) -> Tensor:
+        """Frequencies of the pairs that rotate, before any scheme."""
+        theta = self.frequencies(None).inverse
+        return theta[theta > 0]
+
+    def after(self, scaling: Scaling | None, length: int) -> Tensor:
+        """Frequencies of the same pairs under a scheme, at a length that the scheme may follow."""
+        follows = isinstance(scaling, Follows) and scaling.follow != "declared"
+        return self.frequencies(scaling, length if follows else None).inverse[: len(self.plain)]
+
+    @property
+    def turns(self) -> Tensor:
+        """Full rotations of each pair within the offsets of training, before any scheme."""
+        return (self.window or self.trained) * self.plain / (2 * math.pi)
+
+    @property
+    def schemes(self) -> dict[str, Scaling]:
+        """Its own scheme, by its name in drawings; empty without one."""
+        return {} if self.rope.scaling is None else {f"its own {self.rope.scaling.name}": self.rope.scaling}
+
+    def stretched(self, factor: int) -> list[Stretched]:
+        """Effects of every scheme defined by a factor, and of none; empty for a window, because its offsets do not grow."""
+        if self.window is not None:
+            return []
+        before, effects = self.plain, []
+        for name, scheme in {PLAIN: None, **schemes(factor, self.trained)}.items():
+            after, temperature, _ = self.frequencies(scheme)
+            after = after[: len(before)]
+            unseen = float(((self.turns < 1) & (factor * after > before * (1 + NEW))).double().mean())
+            slowest, fastest = 2 * math.pi / float(after[-1]), float(before[0] / after[0])
+            effects.append(Stretched(factor, name, unseen, slowest, fastest, temperature))
+        return effects
+
+
+def rotation_of(encoding: Encoding, length: int) -> Rotation | None:
+    """The rotation of an encoding, trained at the length of its scheme or else at this one.
+
+    None without one, and for RoPE-Mixed, whose frequencies are learned and differ by head and axis.
+    """
+    rotary = encoding.rope if isinstance(encoding, XPos) else encoding
+    if not isinstance(rotary, Rotary) or getattr(rotary, "mixed", False):
+        return None
+    pairs = rotary.rotary_dim // (rotary.axes if isinstance(rotary, AxialRotary) else 1)  # those of one axis
+    rope = RopeConfig(rotary.base, rotary.scaling, proportion=rotary.proportion)
+    return Rotation(ALL, rope, pairs, getattr(rotary.scaling, "original_max_length", None) or length)
 
 
 def schemes(factor: float, original: int) -> dict[str, Scaling]:
@@ -35,116 +118,104 @@ def schemes(factor: float, original: int) -> dict[str, Scaling]:
     return {name: scheme for name, scheme in made.items() if scheme is not None}
 
 
+# ---- dials -----------------------------------------------------------------------------------------------------------
 def arcs(before: Tensor, after: Tensor, trained: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Shares of its circle that each pair goes through: within the training length, and at a length with other frequencies."""
     seen, asked = (offsets * theta.double() / (2 * math.pi) for offsets, theta in ((trained, before), (length, after)))
     return seen.clamp(max=1).numpy(), asked.clamp(max=1).numpy()
 
 
-def dials(
-    before: Tensor, every: dict[str, Tensor], trained: int, length: int, which: str = "", note: str = ""
-) -> Iterator[Dials]:
-    """A dial for each pair under each scheme.
+def dials(rotation: Rotation, asked: int | None = None) -> Iterator[Dials]:
+    """A dial for each pair, without a scheme and with its own or, if it has none, `SHOWN`.
 
-    Args:
-        before: Frequencies in training.
-        every: Name of a scheme -> frequencies at the length.
-        trained: Tokens that were seen in training.
-        length: Tokens that are asked for.
-        which: Name of the layers, if not all rotate alike.
-        note: A further sentence of the caption.
+    asked: Tokens that are asked for; None: as many times the training length as its scheme is for, or `FACTOR` times.
     """
-    for place, (name, after) in enumerate(every.items(), 1):
-        seen, asked = arcs(before, after, trained, length)
-        new = int((asked > seen * (1 + NEW)).sum())
+    trained, [*scheme] = rotation.trained, rotation.schemes.items()
+    length = asked or math.ceil(trained * (getattr(rotation.rope.scaling, "factor", None) or FACTOR))
+    note = " A model that was trained further with this scheme has seen angles that are new here." if scheme else ""
+    if not scheme and len(rotation.plain) > 1:
+        scheme = [(SHOWN, schemes(max(1.0, length / trained), trained)[SHOWN])]
+    which = "" if rotation.layers == ALL else rotation.layers
+    for place, (name, scaling) in enumerate([(PLAIN, None), *scheme], 1):
+        seen, reached = arcs(rotation.plain, rotation.after(scaling, length), trained, length)
+        new = int((reached > seen * (1 + NEW)).sum())
         yield Dials(
             name=f"clocks-{which.replace(' ', '-')}{place}",
             title=f"RoPE as clocks, {name}: {new} of {len(seen)} pairs meet new angles{f' ({which})' if which else ''}",
             caption=f"A dial for each rotary pair, and on it the angles between a query and its keys: within {trained} tokens, "
-            f"as in training, and beyond them up to {length}.{note}",
+            f"as in training, and beyond them up to {length}.{note if scaling else ''}",
             seen=seen,
-            asked=asked,
+            asked=reached,
         )
 
 
 def clocks(encoding: Encoding, shape: Shape, asked: int | None = None) -> Iterator[Dials]:
-    """The dials of RoPE: trained at the length of the shape, or at that of its scheme, and asked for a multiple.
+    """The dials of RoPE and xPos.
 
     Encodings that give a pair other positions than those of the text, such as ReRoPE, have none.
     """
-    rotary = encoding.rope if isinstance(encoding, XPos) else encoding
-    if not isinstance(rotary, Rotary) or (rotary is encoding and type(rotary) is not Rotary):
-        return
-    scaling = rotary.scaling
-    trained = getattr(scaling, "original_max_length", None) or shape.length
-    length = asked or math.ceil(trained * (getattr(scaling, "factor", None) or FACTOR))
-    same = {"base": rotary.base, "rotary_dim": rotary.rotary_dim, "proportion": rotary.proportion}
-    before = rope_frequencies(rotary.head_dim, **same).inverse
-    each = {PLAIN: before}
-    if scaling is not None:
-        each[scaling.name] = rotary.frequencies(followed(scaling, length)).inverse
-    elif rotary.rotary_dim >= 4:
-        scaling = schemes(max(1.0, length / trained), trained)[SHOWN]
-        each[SHOWN] = rope_frequencies(rotary.head_dim, scaling=scaling, **same).inverse
-    yield from dials(before, each, trained, length)
+    if type(encoding) in (Rotary, XPos) and (rotation := rotation_of(encoding, shape.length)) is not None:
+        yield from dials(rotation, asked)
 
 
-def followed(scaling: Scaling | None, length: int) -> int | None:
-    """The length, for a scheme whose frequencies depend on that of the text; None for others."""
-    return length if isinstance(scaling, Follows) and scaling.follow != "declared" else None
+# ---- curves ----------------------------------------------------------------------------------------------------------
+def pairs_of(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
+    """The wavelengths of an encoding's pairs, and how much schemes slow them down, where it takes schemes."""
+    if (rotation := rotation_of(encoding, shape.length)) is not None:
+        yield wavelengths([rotation])
+        if rotation.schemes or (type(encoding) is Rotary and len(rotation.plain) > 1):
+            yield slowed(rotation)
 
 
-def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """Positions of one full rotation of each rotary pair, before and after its scheme; how much schemes slow pairs down.
-
-    None of RoPE-Mixed, whose frequencies are learned and differ by head and axis.
-    """
-    rotary = encoding.rope if isinstance(encoding, XPos) else encoding
-    if not isinstance(rotary, Rotary) or getattr(rotary, "mixed", False):
-        return
-    follows = followed(rotary.scaling, shape.length)
-    now = rotary.frequencies(follows).inverse
-    original = getattr(rotary.scaling, "original_max_length", None)
-    trained = original or shape.length
-    same = {"base": rotary.base, "rotary_dim": rotary.rotary_dim, "proportion": rotary.proportion}
-    before, each = now, {}
-    if rotary.scaling is not None:
-        before = rope_frequencies(rotary.head_dim, **same).inverse
-        each = {rotary.scaling.name: now}
-    elif rotary.rotary_dim >= 4 and type(rotary) is Rotary:
-        drawn = schemes(FACTOR, trained).items()
-        each = {name: rope_frequencies(rotary.head_dim, scaling=one, **same).inverse for name, one in drawn}
-    drawn = {PLAIN: before, **each} if rotary.scaling is not None else {"wavelength": now}
-    pairs = np.arange(len(now))
-    at = f" At length {shape.length}, which the scheme follows." if follows else ""
-    yield Lines(
+def wavelengths(rotations: Sequence[Rotation]) -> Lines:
+    """Wavelengths of the pairs of each rotation, before and after its own scheme."""
+    lines: dict[str, Line] = {}
+    for rotation in rotations:
+        which = f"{rotation.layers}, " if len(rotations) > 1 else ""
+        for name, scheme in {PLAIN: None, **rotation.schemes}.items():
+            theta = rotation.after(scheme, FACTOR * rotation.trained)
+            lines[which + name] = np.arange(len(theta)), (2 * math.pi / theta).double().numpy()
+    windows = {f"window of {rotation.layers}": rotation.window for rotation in rotations if rotation.window}
+    return Lines(
         name="wavelengths",
         title="Positions of one full rotation, by pair",
         caption="A pair whose wavelength is above the training length saw only a part of its circle: beyond that length it "
-        f"meets angles that are new.{at}",
+        f"meets angles that are new.{_followed(rotations)}",
         x="rotary pair",
         y="positions",
-        lines={name: (pairs, (2 * math.pi / theta).double().numpy()) for name, theta in drawn.items()},
+        lines=lines,
         log_y=True,
-        levels={"training length" if original else "length": trained},
+        levels={"training length": rotations[0].trained, **windows},
     )
-    if not each:
-        return
-    turning = int((before * trained >= 2 * math.pi).sum())
-    every = f", for a factor of {FACTOR} and a training length of {trained}" if rotary.scaling is None else ""
-    left_out = [name for name in SCHEMES if name not in each] if rotary.scaling is None else []
-    yield Lines(
-        name="slowed",
-        title=f"How many times slower each pair rotates, {'by scheme' if rotary.scaling is None else 'by the scheme'}",
-        caption=f"Frequencies before over those after{every}. Pairs from {turning} on never finished a rotation within "
-        f"{trained}: only slower ones stay within angles that were trained."
-        + (f" Not drawn, because a factor alone does not decide them: {', '.join(left_out)}." if left_out else "")
-        + at,
+
+
+def slowed(rotation: Rotation) -> Lines:
+    """How many times slower its own scheme, and each that a factor decides, make each pair."""
+    length, pairs = FACTOR * rotation.trained, np.arange(len(rotation.plain))
+    drawn = {**rotation.schemes, **schemes(FACTOR, rotation.trained)}
+    lines = {
+        name: (pairs, (rotation.plain / rotation.after(one, length)).double().numpy()) for name, one in drawn.items()
+    }
+    turning = int((rotation.turns >= 1).sum())
+    which = "" if rotation.layers == ALL else f" ({rotation.layers})"
+    left_out = ", ".join(name for name in SCHEMES if name not in drawn)
+    return Lines(
+        name="slowed" if rotation.layers == ALL else f"slowed-{rotation.layers}",
+        title=f"How many times slower each pair rotates, by scheme{which}",
+        caption=f"Frequencies before over those after, at {length} tokens, {FACTOR} times the training length. Pairs from "
+        f"{turning} on never finished a rotation in training: only slower ones stay within angles that were trained. "
+        f"Not drawn, because a factor alone does not decide them: {left_out}.",
         x="rotary pair",
         y="times slower",
-        lines=grouped({name: (pairs, (before / theta).double().numpy()) for name, theta in each.items()}),
+        lines=grouped(lines),
         marks={"first pair without a full rotation": turning} if turning < len(pairs) else {},
     )
+
+
+def _followed(rotations: Sequence[Rotation]) -> str:
+    """A sentence for schemes whose frequencies depend on the length of the text."""
+    follow = [r for r in rotations if isinstance(r.rope.scaling, Follows) and r.rope.scaling.follow != "declared"]
+    return f" At {FACTOR * follow[0].trained} tokens, which the scheme follows." if follow else ""
 
 
 def grouped(lines: dict[str, Line]) -> dict[str, Line]:
@@ -162,17 +233,17 @@ def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     offsets, dim = offsets_of(shape.length), shape.head_dim
     generator = torch.Generator().manual_seed(0)
     alike = torch.ones(1, dim, dtype=torch.float64)
-    given = {"q = k, all dimensions alike": (alike, alike)}
+    vectors = {"q = k, all dimensions alike": (alike, alike)}
     for seed in range(SEEDS):
         q, k = torch.randn(2, 1, dim, generator=generator, dtype=torch.float64)
-        given[f"random q and k, {seed + 1}"] = q, k
+        vectors[f"random q and k, {seed + 1}"] = q, k
     yield Lines.by_offset(
         name="scores",
         title="Score of one query and one key, by offset",
         caption="q.k after rotation, over the product of their lengths before it. It falls with distance for vectors whose "
         "dimensions are all alike, and not in general: which offset a head prefers is learned in its queries and keys.",
         y="cosine of q and k",
-        lines={name: (offsets, rotated(encoding, q, k, offsets, shape)) for name, (q, k) in given.items()},
+        lines={name: (offsets, rotated(encoding, q, k, offsets, shape)) for name, (q, k) in vectors.items()},
         focus="q = k, all dimensions alike",
     )
 
@@ -188,5 +259,5 @@ def rotated(encoding: Encoding, q: Tensor, k: Tensor, offsets: np.ndarray, shape
         return (alone[1].flatten() / (q[0].norm() * k[0].norm())).numpy()
     q_heads, k_heads = (x.expand(1, shape.heads, n, -1) for x, n in ((q, 1), (k, len(offsets))))
     keys = encoding.rotate_keys(k_heads, newest - torch.from_numpy(offsets))[0, 0]
-    found = keys @ encoding.rotate_queries(q_heads, torch.tensor([newest]))[0, 0, 0]
-    return (found / (q.norm() * k.norm())).numpy()
+    scores = keys @ encoding.rotate_queries(q_heads, torch.tensor([newest]))[0, 0, 0]
+    return (scores / (q.norm() * k.norm())).numpy()

@@ -1,6 +1,6 @@
 """Subjects of `longitude show`: labels, studies and checkpoints, with their text and drawings."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 from longitude.attention.mixer import MIXERS
 from longitude.errors import UsageError
 from longitude.positions.base import ENCODINGS
+from longitude.show.build import Shape
 from longitude.show.drawing import Drawing
-from longitude.show.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,20 @@ class Subject:
     label: str
     about: dict[str, Any]
     words: list[tuple[str, str]]
-    drawings: list[Drawing]
+    drawings: Sequence[Drawing]
     brief: list[tuple[str, str]] | None = None
+
+
+NEEDED = {
+    "clocks": "a rotary encoding or a checkpoint",
+    "attention": "a checkpoint, which has trained weights",
+    "text": "a study, or a checkpoint with --attention",
+    "encoding": "a folder that `longitude study` wrote, of whose models it chooses some",
+    "length": "the name of an encoding or a mixer, a study with --text, or a checkpoint with --clocks or --attention",
+    "heads": "the name of an encoding or a mixer",
+    "head_dim": "the name of an encoding or a mixer",
+}
+"""Option -> the subjects that it is for."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +78,31 @@ def subjects(
     Raises:
         ValueError: For an unknown name, and for options that do not fit it.
     """
+    options = {"clocks": view.clocks, "attention": view.attention, "text": view.text, "encoding": encoding, **sizes}
     for name in dict.fromkeys(names):
         path = Path(name).expanduser()
         if path.is_dir() and _holds_study(path):
-            _require_no(sizes, ("heads", "head_dim"), name, "has models of its own")
+            _require_allowed(options, ["encoding", "text", *["length"] * bool(view.text)], f"the study {name}")
             yield from _of_study(path, encoding, sizes.get("length"), view)
             continue
-        if encoding:
-            expected = "expected a folder that `longitude study` wrote"
-            raise ValueError(f"--encoding chooses models of a study; {expected}, got {name}")
         is_path = path.exists() or path.suffix == ".json" or "/" in name
         if is_path and name.partition(":")[0] not in {*ENCODINGS, *MIXERS}:
             _require_checkpoint(path)
-            length = ("length",) * (not (view.clocks or view.attention))
-            _require_no(sizes, (*length, "heads", "head_dim"), name, "has a length and heads of its own")
+            allowed = ["clocks", "attention", *["text"] * view.attention]
+            _require_allowed(
+                options, [*allowed, *["length"] * (view.clocks or view.attention)], f"the checkpoint {name}"
+            )
             yield _of_checkpoint(name, sizes.get("length"), view)
         else:
+            _require_allowed(options, ["clocks", "length", "heads", "head_dim"], name)
             yield _of_label(name, Shape(**sizes), view)
+
+
+def _require_allowed(options: Mapping[str, Any], allowed: Sequence[str], subject: str) -> None:
+    """UsageError for an option that was given and that this subject does not read."""
+    for option, value in options.items():
+        if value not in (None, False, (), []) and option not in allowed:
+            raise UsageError(f"--{option.replace('_', '-')}", NEEDED[option], subject, "leave it out")
 
 
 def _holds_study(path: Path) -> bool:
@@ -99,27 +119,18 @@ def _require_checkpoint(path: Path) -> None:
         raise ValueError(f"{path}: expected a name, a folder or a config.json, got another file")
 
 
-def _require_no(sizes: dict[str, int], refused: Sequence[str], name: str, why: str) -> None:
-    if given := [size for size in refused if size in sizes]:
-        option = given[0].replace("_", "-")
-        raise ValueError(f"--{option} is for names of encodings and mixers, and {name} {why}; leave it out")
-
-
 def _of_label(label: str, shape: Shape, view: View) -> Subject:
     from longitude.show import encodings, facts, mixers, rotations
     from longitude.show.build import built
 
-    if view.attention or view.text:
-        option = "--attention" if view.attention else "--text"
-        raise UsageError(option, "a study or a checkpoint, which has trained weights", label, "leave it out")
     made = built(label, shape)
     shape = made.shape
     about = facts.facts(made, shape)
     words = [*facts.words(about)]
     if view.clocks:
         windows = [getattr(getattr(part.module, "attention", part.module), "size", None) for part in made.mixers]
-        seen = [] if windows and all(windows) else made.encodings  # in a window no offset grows with the length
-        drawings: list[Drawing] = [dial for part in seen for dial in rotations.clocks(part.module, shape)]
+        parts = [] if windows and all(windows) else made.encodings  # in a window no offset grows with the length
+        drawings: list[Drawing] = [dial for part in parts for dial in rotations.clocks(part.module, shape)]
         if not drawings:
             expected = "a rotary encoding without a window, such as rope"
             raise UsageError("--clocks", expected, label, "leave it out")
@@ -134,44 +145,34 @@ def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: Vie
     from longitude.show.biases import biases
     from longitude.study.parts import by_train_length
 
-    if view.clocks:
-        expected, remedy = "a label or a checkpoint", "name a label: longitude show rope"
-        raise UsageError("--clocks", expected, f"the study {path}", remedy)
-    if view.attention:
-        expected, remedy = "a checkpoint", "name the folder of a trained model: longitude show RUN prints them"
-        raise UsageError("--attention", expected, f"the study {path}", remedy)
-    if length is not None and view.text is None:
-        raise UsageError("--length", "--text beside it, for a study", length, "leave it out")
     run, trials = learned.opened(path, encoding)
-    if view.text is not None:
-        for train_length, part in by_train_length(run).items():
-            suffix = "" if part is run else f", at {train_length}"
-            for label in trials:
-                trial = next((one for one in part.of(label) if one.status == "done"), None)
-                if trial is not None:
-                    about = learned.facts(part, trial)
-                    drawings = learned.one_text(part, trial, view.text, length, suffix)
-                    yield Subject(label + suffix, about, [*learned.words(about)], drawings)
+    if view.text is None:
+        for label, trial in trials.items():
+            about = learned.facts(run, trial)
+            yield Subject(label, about, [*learned.words(about)], [*biases(run, trial)])
         return
-    for label, trial in trials.items():
-        about = learned.facts(run, trial)
-        yield Subject(label, about, [*learned.words(about)], [*biases(run, trial)])
+    for train_length, part in by_train_length(run).items():
+        suffix = "" if part is run else f", at {train_length}"
+        for label in trials:
+            trial = next((trial for trial in part.of(label) if trial.status == "done"), None)
+            if trial is not None:
+                about = learned.facts(part, trial)
+                drawings = learned.one_text(part, trial, view.text, length, suffix)
+                yield Subject(label + suffix, about, [*learned.words(about)], drawings)
 
 
 def _of_checkpoint(name: str, length: int | None, view: View) -> Subject:
     from longitude.checkpoints.declared import raw_config
     from longitude.show import checkpoint
 
-    if view.text and not view.attention:
-        remedy = "or longitude measure MODEL --text-figure for its losses"
-        raise UsageError("--text", "--attention, which reads the text", name, f"add --attention, {remedy}")
     config = checkpoint.read(name)
     about = checkpoint.facts(name, config, raw_config(name))
-    drawings: list[Drawing] = []
     if view.attention:
         from longitude.show.attention import of_checkpoint
 
-        drawings += of_checkpoint(name, view.text, length, view.note)
+        drawings = of_checkpoint(name, view.text, length, view.note)
+    elif view.clocks:
+        drawings = [*checkpoint.clocks(config, length)]
     else:
-        drawings += checkpoint.clocks(config, length) if view.clocks else checkpoint.drawings(config)
+        drawings = checkpoint.drawings(config)
     return Subject(name, about, [*checkpoint.words(about)], drawings)

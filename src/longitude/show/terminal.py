@@ -8,7 +8,8 @@ import numpy as np
 from plotille import Canvas, color
 
 from longitude.report.passage import Passage
-from longitude.show.drawing import Drawing, Lines, evenly, number, ticks, valued
+from longitude.report.wording import brief
+from longitude.show.drawing import Drawing, Lines, evenly, ticks, valued
 
 CURVES = 8
 """Maximum number of curves in a terminal; of more curves, evenly spaced ones are drawn."""
@@ -77,7 +78,7 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
     yield f"{'':{MARGIN - 2}} {drawing.y}"
     for row, line in enumerate(canvas.plot().replace("⠀", " ").splitlines()):
         tick = heights.get(row)
-        yield f"{'' if tick is None else number(tick):>{MARGIN - 2}} {'│' if tick is None else '┤'}{line}".rstrip()
+        yield f"{'' if tick is None else brief(tick):>{MARGIN - 2}} {'│' if tick is None else '┤'}{line}".rstrip()
     across = ticks(left, right, "offsets" if drawing.log_x else "linear")
     yield from _axis(drawing, canvas, {tick: place_x(tick) for tick in across})
     entries = [f"{keys[name]} {name}" for name in names] if len(names) > 1 else []
@@ -86,7 +87,7 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
     entries += [f"┆ {valued(words, at)}" for words, at in drawing.marks.items() if left <= at <= right]
     yield from _legend(entries, hues if color else [], width)
     if drawing.floor is not None and frame["y"].min() < drawing.floor:
-        yield f"Curves go on below {number(drawing.floor)}, down to {number(frame['y'].min())}."
+        yield f"Curves go on below {brief(drawing.floor)}, down to {brief(frame['y'].min())}."
     if len(names) < len(drawing.lines):
         yield f"{len(names)} of {len(drawing.lines)} curves; --out FILE.svg has all."
 
@@ -128,7 +129,7 @@ def _axis(drawing: Lines, canvas: Canvas, places: Mapping[float, float]) -> Iter
     end = -1
     for tick, at in places.items():
         column = min(canvas.width - 1, int((at - canvas.xmin) / (canvas.xmax - canvas.xmin) * canvas.width))
-        text = number(tick)
+        text = brief(tick)
         start = max(0, min(column + MARGIN - len(text) // 2, len(numbers) - len(text)))
         if start > end:
             rule[column], numbers[start : start + len(text)] = "┬", text
