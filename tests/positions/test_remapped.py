@@ -7,8 +7,8 @@ import torch
 
 import longitude as lg
 from longitude.positions.base import RowBias
-from longitude.show.rotations import scores
 from longitude.show.build import Shape
+from longitude.show.rotations import scores
 from tests.support import close, golden, heads, random, refused
 
 W, G, FACTOR, C = 5, 3, 4, 5  # chunks of C = 7 - 2
