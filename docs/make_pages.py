@@ -24,8 +24,8 @@ from longitude.positions.base import ENCODINGS
 from longitude.registry import Registry, options_of
 from longitude.report.figure import WIDTH, Figure, save
 from longitude.report.wording import paper
-from longitude.show.charts import figure
 from longitude.show.build import Shape
+from longitude.show.charts import figure
 from longitude.show.subjects import Subject, subjects
 from longitude.testing import example
 from longitude.testing.examples import SMALL
