@@ -141,7 +141,7 @@ def test_few_windows_have_values_and_no_interval() -> None:
 
 def test_a_killed_comparison_continues(checkpoint, fast, command, text, tmp_path, monkeypatch) -> None:
     """Methods that were measured are not measured again, and nothing is left."""
-    read, real = [], module.losses_by_length
+    read, real = [], short_contexts.losses_by_length
 
     def interrupted(*arguments, **options):
         if len(read) == 3:
@@ -150,7 +150,7 @@ def test_a_killed_comparison_continues(checkpoint, fast, command, text, tmp_path
         read.append("")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(module, "losses_by_length", interrupted)
+    monkeypatch.setattr(short_contexts, "losses_by_length", interrupted)
     given = [checkpoint("llama"), *ALL, "--text", text]
     assert command(*given)[0] == 130 and len(list(tmp_path.rglob("result.json"))) == 1 + 3
     assert command(*given)[0] == 0 and len(read) == 1 + 1 + len(module.compared())

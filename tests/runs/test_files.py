@@ -7,10 +7,11 @@ from contextlib import suppress
 import pytest
 
 from longitude.runs.files import (
+    TEMPORARY,
     append_json,
     atomic,
     checksums,
-    held,
+    empty,
     new_folder,
     out_of_space,
     place,
@@ -18,7 +19,6 @@ from longitude.runs.files import (
     read_json,
     read_json_lines,
     read_text,
-    remove_unfinished,
     require_space,
     write_json,
 )
@@ -144,7 +144,7 @@ def test_nothing_is_written_or_removed_through_a_link(tmp_path):
     (tmp_path / f".a.json.{os.getpid()}.tmp").symlink_to(elsewhere / "mine")
     write_json(tmp_path / "a.json", {})
     (tmp_path / ".b.tmp").symlink_to(elsewhere)
-    remove_unfinished(tmp_path)
+    empty(tmp_path, TEMPORARY)
     assert [path.read_text() for path in elsewhere.iterdir()] == ["kept"] and not (tmp_path / ".b.tmp").is_symlink()
 
 
@@ -165,14 +165,12 @@ def test_a_folder_is_whole_or_not_there(tmp_path):
         pass
 
 
-def test_one_writer_per_directory(tmp_path):
-    with held(tmp_path, tmp_path), refused("--out", str(tmp_path)), held(tmp_path, tmp_path):
-        pass
-    with held(tmp_path, tmp_path):
-        (tmp_path / ".a.json.7.tmp").touch()
-        (tmp_path / ".model.7.tmp").mkdir()
-        remove_unfinished(tmp_path)
-    assert [*tmp_path.iterdir()] == []
+def test_temporary_files_of_killed_processes_are_removed(tmp_path):
+    (tmp_path / ".a.json.7.tmp").touch()
+    (tmp_path / ".model.7.tmp").mkdir()
+    (tmp_path / "a.json").touch()
+    empty(tmp_path, TEMPORARY)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_full_disk(tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedConfig
@@ -17,7 +18,6 @@ from longitude.errors import UsageError
 from longitude.extend.factors import rotating_with
 from longitude.extend.plan import Target, original_length, plan_extension
 from longitude.extend.short_contexts import (
-    BATCH,
     FEWEST,
     MINUTES,
     CostMeasurement,
@@ -28,10 +28,7 @@ from longitude.extend.short_contexts import (
     reading,
     sample_within,
 )
-from longitude.extend.units import PASSES
 from longitude.measure.documents import bos_of, documents_of
-from longitude.measure.text import losses_by_length
-from longitude.measure.windows import Bounded, Resumable
 from longitude.positions.scaling.base import METHODS, SCHEMES
 from longitude.runs.costs import Cost
 from longitude.runs.store import Store, Unit
@@ -110,16 +107,16 @@ class Comparison:
             for name, profile in self.profiles.items()
         }
 
-    def _told(self, found: Interval) -> Interval:
+    def _told(self, whole: Interval) -> Interval:
         """The interval, or only its value if there are too few windows to resample."""
-        return found if self.windows >= FEWEST else Interval(found.value, None, None)
+        return whole if self.windows >= FEWEST else Interval(whole.value, None, None)
 
     @property
     def best(self) -> list[str | None]:
         """The method with the lowest perplexity in each bucket."""
         columns = [{name: row[i].value for name, row in self.perplexities.items()} for i in range(len(self.sizes))]
-        found = [{name: value for name, value in column.items() if value is not None} for column in columns]
-        return [min(column, key=column.__getitem__, default=None) for column in found]
+        finite = [{name: value for name, value in column.items() if value is not None} for column in columns]
+        return [min(column, key=column.__getitem__, default=None) for column in finite]
 
     @property
     def sizes(self) -> list[int]:
@@ -135,19 +132,21 @@ class Comparison:
         """Method -> nats and tokens of each window beyond the training length, lowest first; only methods with finite nats."""
         first = self.candidates.edges.index(self.candidates.original)
         sums = {
-            name: tuple(np.sum([_per_token(each) for each in profile.buckets[first:]], axis=0))
+            name: tuple(np.sum([_per_token(bucket) for bucket in profile.buckets[first:]], axis=0))
             for name, profile in self.profiles.items()
         }
-        finite = {name: each for name, each in sums.items() if np.isfinite(each[0]).all()}
-        return dict(sorted(finite.items(), key=lambda one: one[1][0].sum()))
+        finite = {name: (nats, tokens) for name, (nats, tokens) in sums.items() if np.isfinite(nats).all()}
+        return dict(sorted(finite.items(), key=lambda item: item[1][0].sum()))
 
     @cached_property
     def against_best(self) -> dict[str, Interval]:
         """Method -> its perplexity beyond the training length, divided by that of the best, paired over windows."""
-        names = [*self.beyond]
-        pairs = {name: (self.beyond[name], self.beyond[names[0]]) for name in names[1:]}
-        found = {name: self._told(paired_difference(*pair, metric="mean")) for name, pair in pairs.items()}
-        return {name: Interval(*(None if x is None else _exp(x) for x in each)) for name, each in found.items()}
+        best, *others = self.beyond or [UNCHANGED]
+        ratios = {}
+        for name in others:
+            logs = self._told(paired_difference(self.beyond[name], self.beyond[best], metric="mean"))
+            ratios[name] = Interval(*(None if log is None else _exp(log) for log in logs))
+        return ratios
 
     @property
     def undecided(self) -> list[str]:
@@ -275,29 +274,19 @@ def compare(
     most = sample.tokens // length
     on_note(f"measuring: {most} windows of {length} tokens, each by {len(configs)} methods{takes}")
     checkpoint = cost.load()
-    model, bos = checkpoint.model, bos_of(checkpoint.tokenizer, "tokenizer")
     documents = documents_of(cost.text, checkpoint.tokenizer, length, most)
 
     def measured(i: int, folder: Path) -> Profile:
         name, config = list(configs.items())[i]
-        with rotating_with(model, config):
-            losses = losses_by_length(
-                model,
-                documents.ids,
-                lengths=[length],
-                methods=["per-position"],
-                bins=chosen.edges,
-                token_bytes=documents.sizes,
-                batch_tokens=max(BATCH, length),
-                progress=lambda done, total: on_progress(f"measuring {name}", done, total),
-                reader=Resumable(Bounded(model, None, bos=bos), folder / PASSES),
-            )
-        (folder / PASSES).unlink(missing_ok=True)
-        profile = Profile([Sums.of(each) for each in losses])
+        how: Any = {"methods": ["per-position"], "bins": chosen.edges}
+        with rotating_with(checkpoint.model, config):
+            losses = cost.losses(checkpoint, documents, length, f"measuring {name}", folder, **how)
+        profile = Profile([Sums.of(bucket) for bucket in losses])
         if name == UNCHANGED:
             cost.require_finite(profile.buckets[0], length)
         return profile
 
+    bos = bos_of(checkpoint.tokenizer, "tokenizer")
     inputs = {"bos": bos, "text": documents.digest, "edges": chosen.edges}
     units = [Unit("positions", name, inputs_of(checkpoint, config) | inputs) for name, config in configs.items()]
     profiles = store.results(units, measured, Profile)

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,9 +48,6 @@ WARMUP = 0.05
 """Share of the steps in which the learning rate rises; afterwards it stays."""
 SAVES, FEWEST = 10, 20
 """The Trainer saves so many times, and not more often than after so many steps."""
-
-_OPTIONS = [field.name for field in fields(TrainingArguments)]
-_CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in _OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -147,15 +144,11 @@ def fine_tune(
                 f"{directory}: its weights are quantized ({source.quantization}); train the original checkpoint"
             )
         checkpoint = load(source.folder, dtype=None if lora else torch.float32)
-        model, tokenizer, config = (
-            checkpoint.model,
-            checkpoint.tokenizer,
-            checkpoint.config.get_text_config(decoder=True),
-        )
+        model, config = checkpoint.model, checkpoint.config.get_text_config(decoder=True)
         if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
             raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
-        for each in differences(model, checkpoint.unused)[1]:
-            on_note(f"{each}: the trained checkpoint does not have them.")
+        for tensors in differences(model, checkpoint.unused)[1]:
+            on_note(f"{tensors}: the trained checkpoint does not have them.")
         # a model without rotation ("drope") is recalibrated at the original length
         short = source.kind == "rotary" and is_unrotated(of_full_attention(ropes_of(source)).scaling)
         length, rule = window_of(config, length, positions, short)
@@ -163,7 +156,7 @@ def fine_tune(
         weights = digest_of_weights(model)
         if lora:
             model = _with_lora(model, seed)
-        stream = _stream(tokenizer, text, length)
+        stream = _stream(checkpoint.tokenizer, text, length)
         question = {"steps": steps, "length": length, "learning_rate": learning_rate, "batch": batch, "lora": lora}
         question |= {"positions": positions, "seed": seed, "processes": processes(), "weights": weights}
         question |= {"declared": source.declared, "text": digest_of_tokens(stream)}
@@ -194,7 +187,6 @@ def _arguments(
     folder: Path, steps: int, batch: int, learning_rate: float, seed: int, gradient_checkpointing: bool
 ) -> TrainingArguments:
     on_gpu = torch.cuda.is_available()
-    version_dependent: Any = {_CHECKPOINTING: gradient_checkpointing}
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -218,7 +210,7 @@ def _arguments(
         report_to="none",
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
-        **version_dependent,
+        activation_checkpointing=gradient_checkpointing,
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one device per process; more of them come from accelerate launch
     return arguments
@@ -249,8 +241,8 @@ class Windows(Dataset):
         labels[0] = -100  # nothing predicts it: the mean is over predicted tokens only
         item = {"input_ids": tokens, "labels": labels}
         if not isinstance(self.positions, Contiguous):
-            own = np.random.SeedSequence(self.seed, spawn_key=(i,)).generate_state(1)[0]
-            generator = torch.Generator().manual_seed(int(own))
+            seed = np.random.SeedSequence(self.seed, spawn_key=(i,)).generate_state(1)[0]
+            generator = torch.Generator().manual_seed(int(seed))
             # without a mask, transformers takes a gap between positions for the border between two documents
             item["attention_mask"] = torch.ones_like(tokens)
             item["position_ids"] = self.positions(1, len(tokens), generator)[0]

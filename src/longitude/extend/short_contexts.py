@@ -93,7 +93,7 @@ class Sums:
     @classmethod
     def of(cls, losses: DocumentLosses) -> Sums:
         """The sums of losses for which bytes are known."""
-        nats = [each if math.isfinite(each) else None for each in losses.nats.tolist()]
+        nats = [nats if math.isfinite(nats) else None for nats in losses.nats.tolist()]
         return cls(nats, losses.sums[1].tolist(), losses.tokens.tolist())
 
     @property
@@ -212,7 +212,9 @@ class CostMeasurement:
                 f"measuring: {sample.tokens} tokens in windows of {sample.length}, before and after{takes}{shorter}"
             )
         checkpoint = self.load()
-        self.documents = {n: self.excerpts(checkpoint.tokenizer, n, each.tokens) for n, each in samples.items()}
+        self.documents = {
+            length: self.excerpts(checkpoint.tokenizer, length, sample.tokens) for length, sample in samples.items()
+        }
         self.before = self._sums(checkpoint, "measuring the original", must_be_finite=next(iter(samples)))
 
     def compare(self, folder: Path | None) -> list[ShortContextLoss]:
@@ -237,34 +239,42 @@ class CostMeasurement:
         )
         return sample
 
+    def losses(
+        self, checkpoint: Checkpoint, documents: Documents, length: int, what: str, folder: Path, **how: Any
+    ) -> list[DocumentLosses]:
+        """The losses of a model in windows of `length` tokens; what: words for progress. Passes are kept in `folder`."""
+        model, passes = checkpoint.model, folder / PASSES
+        found = losses_by_length(
+            model,
+            documents.ids,
+            lengths=[length],
+            token_bytes=documents.sizes,
+            batch_tokens=max(BATCH, length),
+            progress=lambda done, total: self.on_progress(what, done, total),
+            reader=Resumable(Bounded(model, None, bos=bos_of(checkpoint.tokenizer, "tokenizer")), passes),
+            **how,
+        )
+        passes.unlink(missing_ok=True)
+        return found
+
     def _sums(self, checkpoint: Checkpoint, what: str, must_be_finite: int | None = None) -> dict[int, Sums]:
         """Sums by length, in non-overlapping windows. ValueError for losses at `must_be_finite` tokens that are not finite."""
-        model, config, bos = checkpoint.model, checkpoint.config, bos_of(checkpoint.tokenizer, "tokenizer")
-        of = inputs_of(checkpoint, config) | {"bos": bos}
+        config = checkpoint.config
+        inputs = inputs_of(checkpoint, config) | {"bos": bos_of(checkpoint.tokenizer, "tokenizer")}
 
         def measured(i: int, folder: Path) -> Sums:
             length, documents = [*self.documents.items()][i]
             if hasattr(config, "max_seq_len"):  # MPT's biases are made for this many positions
-                model.config.max_seq_len = max(length, config.max_seq_len)
-            [losses] = losses_by_length(
-                model,
-                documents.ids,
-                lengths=[length],
-                methods=["non-overlapping"],
-                span=len(documents.ids[0]) - 1,
-                token_bytes=documents.sizes,
-                batch_tokens=max(BATCH, length),
-                progress=lambda done, total: self.on_progress(what, done, total),
-                reader=Resumable(Bounded(model, None, bos=bos), folder / PASSES),
-            )
-            (folder / PASSES).unlink(missing_ok=True)
+                checkpoint.model.config.max_seq_len = max(length, config.max_seq_len)
+            how: Any = {"methods": ["non-overlapping"], "span": len(documents.ids[0]) - 1}
+            [losses] = self.losses(checkpoint, documents, length, what, folder, **how)
             sums = Sums.of(losses)
             if length == must_be_finite:
                 self.require_finite(sums, length)
             return sums
 
         units = [
-            Unit("short-contexts", str(length), of | {"length": length, "text": documents.digest})
+            Unit("short-contexts", str(length), inputs | {"length": length, "text": documents.digest})
             for length, documents in self.documents.items()
         ]
         return dict(zip(self.documents, self.store.results(units, measured, Sums), strict=True))

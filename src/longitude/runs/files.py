@@ -24,7 +24,8 @@ try:
 except ImportError:  # Windows, where only commands that write a run directory fail
     fcntl = None
 
-LOCK = ".lock"
+LOCK, TEMPORARY = ".lock", ".*.tmp"
+"""Name of the lock of a folder; pattern of the names of `atomic`, which a killed process leaves."""
 SYSTEM = re.compile(r"\(os error (\d+)\)")
 """Message of Rust libraries such as safetensors for an error of the operating system."""
 COMPLETE, UNIT = "complete.json", "unit.json"
@@ -201,7 +202,13 @@ def new_folder(out: Path) -> Iterator[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished")
     make_folder(unfinished)
-    with held(unfinished, out):
+    with opened(unfinished) as descriptor:
+        try:
+            lock(descriptor)
+        except BlockingIOError:
+            raise ValueError(
+                f"{out} is being written by another process; wait for it, or choose another --out"
+            ) from None
         try:
             empty(unfinished)
             with naming(out):
@@ -289,19 +296,6 @@ def lock(descriptor: int, shared: bool = False) -> None:
 
 
 @contextmanager
-def held(folder: Path, out: Path) -> Iterator[None]:
-    """Hold the lock of `folder`, from which this process makes `out`. ValueError if another process holds it."""
-    with opened(folder) as descriptor:
-        try:
-            lock(descriptor)
-        except BlockingIOError:
-            raise ValueError(
-                f"{out} is being written by another process; wait for it, or choose another --out"
-            ) from None
-        yield
-
-
-@contextmanager
 def opened(path: Path) -> Iterator[int]:
     """A file descriptor of a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -311,15 +305,9 @@ def opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def empty(folder: Path) -> None:
-    """Remove everything in a folder."""
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files of killed processes from a folder. Only for its one writer."""
-    for path in folder.glob(".*.tmp"):
+def empty(folder: Path, pattern: str = "*") -> None:
+    """Remove everything in a folder whose name fits the pattern. Only for its one writer."""
+    for path in folder.glob(pattern):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 

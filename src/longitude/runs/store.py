@@ -23,16 +23,17 @@ from typing import Any, TypeVar
 from longitude.errors import UsageError
 from longitude.runs.files import (
     LOCK,
+    TEMPORARY,
     UNIT,
     changed_file,
     checksums,
+    empty,
     lock,
     make_folder,
     naming,
     place,
     read_json,
     regular,
-    remove_unfinished,
     require_folder,
     require_plain,
     write_json,
@@ -181,7 +182,7 @@ class Store:
                 shutil.rmtree(unfinished)
                 raise BusyError(unit.name)
             require_plain(unfinished)  # a link would lead what is written or removed elsewhere
-            remove_unfinished(unfinished)
+            empty(unfinished, TEMPORARY)
             yield unfinished
             from longitude.runs.provenance import provenance  # it loads torch, which options of a command do not need
 
