@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention import visible
-from longitude.attention.request import AllowedPairs
+from longitude.attention import pairs as home
+from longitude.attention.pairs import AllowedPairs
 
 IDS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 0, 0, 3] * 2, [5] * 10 + [-2] * 14])
 VALID = torch.arange(48).view(2, 24) % 5 > 0
@@ -33,16 +33,16 @@ MASKS = {
 @pytest.mark.parametrize("rows", [1, 17, 24])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_counts_are_sums_over_pairs(mask, rows, monkeypatch):
-    monkeypatch.setattr(visible, "BLOCK", 200)  # several blocks of queries
+    monkeypatch.setattr(home, "BLOCK", 200)  # several blocks of queries
     allowed = mask.allowed(torch.arange(24 - rows, 24), torch.arange(24)).expand(2, 1, rows, 24)
     pairs = AllowedPairs(mask, 2, rows, 24, 24 - rows)
-    counts = visible.visible_keys(pairs, torch.device("cpu"))
+    counts = home.visible_keys(pairs, torch.device("cpu"))
     assert torch.equal(counts.expand(2, -1), allowed.sum(-1)[:, 0])
-    assert visible.visible_keys(pairs, torch.device("cpu")) is counts  # layers share it
+    assert home.visible_keys(pairs, torch.device("cpu")) is counts  # layers share it
 
 
 @pytest.mark.parametrize("mask", [lg.Causal(), lg.Padding(VALID[:, :9]), lg.Window(3)])
 def test_more_queries_than_keys(mask):
     allowed = mask.allowed(torch.arange(-15, 9), torch.arange(9)).expand(2, 1, 24, 9)
-    counts = visible.visible_keys(AllowedPairs(mask, 2, 24, 9, 9 - 24), torch.device("cpu"))
+    counts = home.visible_keys(AllowedPairs(mask, 2, 24, 9, 9 - 24), torch.device("cpu"))
     assert torch.equal(counts.expand(2, -1), allowed.sum(-1)[:, 0])

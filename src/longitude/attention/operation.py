@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Unpack, overload
 
@@ -13,13 +13,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses
-from longitude.attention.backends.table.plain import is_faster_in_c, is_step
+from longitude.attention.backends.table.band import is_faster_in_c
+from longitude.attention.backends.table.decoding import describes
 from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.not_finite import nan_where_attended
+from longitude.attention.pairs import AllowedPairs
 from longitude.attention.patterns import from_tensor
 from longitude.attention.regions import merged
-from longitude.attention.request import AllowedPairs, Options, Request, places, require_heads, transformed, validate
+from longitude.attention.request import Options, Request, places, require_heads, transformed, validate
 from longitude.attention.step import Step
 from longitude.attention.terms import (
     learned_of,
@@ -31,7 +33,6 @@ from longitude.attention.terms import (
     with_sinks,
     with_terms_around,
 )
-from longitude.attention.verdict import Verdict, passed_over
 from longitude.errors import unknown
 from longitude.native import load
 from longitude.native.derivatives import in_forward_mode, transforms_active
@@ -278,7 +279,7 @@ def choose_once(r: Request, name: str, step: Step | None = None) -> Backend:
 
 def chosen_in_step(r: Request, name: str) -> Backend:
     """The backend of that name, or for a token of each sequence the C kernel, whose call then serves all layers."""
-    return BACKENDS["table"] if name == "auto" and is_step(r) else choose([r], name)
+    return BACKENDS["table"] if name == "auto" and r.once(describes) else choose([r], name)
 
 
 def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
@@ -321,6 +322,50 @@ def _computed(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
         assert backend.partial is not None
         return backend.partial(r)
     return backend.run(r), None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Verdict of `explain` on a backend: whether it supports a request, its cost, and whether it runs.
+
+    Attributes:
+        backend: Name of the backend.
+        refusal: Reason why it does not support the request; None: it does.
+        memory: Bytes beyond inputs and output.
+        price: Estimated time relative to causal attention without bias.
+        chosen: Whether the backend runs.
+        passed_over: Reason why it does not run though it supports the request.
+    """
+
+    backend: str
+    refusal: str | None
+    memory: int
+    price: float
+    chosen: bool
+    passed_over: str | None = None
+
+    def __str__(self) -> str:
+        mark = "->" if self.chosen else "  "
+        if self.refusal is not None:
+            return f"{mark} {self.backend:10s} refuses: {self.refusal}"
+        why = f"; passed over: {self.passed_over}" if self.passed_over else ""
+        if self.chosen and 1.5 <= self.price < math.inf:
+            why = f", in about {self.price:.1f} times the time of plain attention"
+        return f"{mark} {self.backend:10s} takes it, with about {_mib(self.memory)} beyond inputs and output{why}"
+
+
+def _mib(memory: int) -> str:
+    return f"{memory / 2**20:.1f} MiB"
+
+
+def passed_over(backend: Backend, chosen: Backend, r: Request) -> str:
+    """Why "auto" took another."""
+    price, best = backend.price(r), chosen.price(r)
+    if price == math.inf:
+        return f"{_mib(backend.memory(r))} are more than it is taken for unasked"
+    if price == best:
+        return f"no cheaper than {chosen.name!r}, which comes first"
+    return f"about {price:.1f} times the time of plain attention, {chosen.name!r} about {best:.1f}"
 
 
 def explain(

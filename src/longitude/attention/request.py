@@ -14,12 +14,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.find_spans import Span, find_spans, tensors_of
-from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, of_rows, require_mask
-from longitude.attention.patterns import Ago
+from longitude.attention.masks import Mask, of_rows, require_mask
+from longitude.attention.pairs import AllowedPairs
 from longitude.attention.step import Step
 from longitude.errors import UsageError, check_positive
-from longitude.native.derivatives import readable
 from longitude.positions.base import Columns, Encoding, Region, Term
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit, part_of
@@ -37,42 +35,6 @@ class Options(TypedDict, total=False):
     dropout: float
     softcap: float | None
     backend: str
-
-
-class AllowedPairs:
-    """Pairs of queries and keys that a mask allows, in the form that backends read.
-
-    Layers of a forward share it, so that spans are computed once.
-    band: reach of the mask's band parts, which are causality and windows in default order. beyond_band: the other parts: spans
-    (documents, padding) and arbitrary predicates. q_order, k_order: order of the first query and key.
-    """
-
-    def __init__(self, mask: Mask, batch: int, rows: int, keys: int, q_order: int, k_order: int = 0):
-        self.mask, self.batch, self.rows, self.keys = mask, batch, rows, keys
-        self.q_order, self.k_order = q_order, k_order
-        parts = mask.parts()
-        self.beyond_band = tuple([m for m in parts if not is_band(m)])
-        self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
-        self.found: list[tuple[list[int], list[Span]]] | str | None = None
-        self.visible: Tensor | None = None  # keys per query, once they are counted
-
-    def fit(self, r: Request) -> bool:
-        """Whether they have the batch, lengths, orders and mask of a request."""
-        (batch, _, rows, _), keys = r.q.shape, r.k.shape[2]
-        same = self.batch == batch and self.rows == rows and self.keys == keys
-        return same and self.mask is r.mask and self.q_order == r.q_order and self.k_order == r.k_order
-
-    @property
-    def spans(self) -> list[tuple[list[int], list[Span]]] | str:
-        """Sequences of the batch that share their spans, with these spans; or why there are none."""
-        if torch.compiler.is_compiling():
-            return "where padding and documents begin is not known while compiling"
-        if not readable(*tensors_of(self.beyond_band)):
-            return "where padding and documents begin is not known under torch.func.vmap"
-        if self.found is None:
-            queries, keys = range(self.q_order, self.q_order + self.rows), range(self.k_order, self.k_order + self.keys)
-            self.found = find_spans(self.beyond_band, self.batch, queries, keys, self.band)
-        return self.found
 
 
 COUNTS = "counts in the signature"
@@ -251,16 +213,6 @@ def _counting(how: str | None, *of_value: str) -> Callable[[Request], tuple[Any,
 
 ITSELF, PRESENCE = _counting(None), _counting("presence")
 SHAPES = _counting("shape", "shape", "dtype", "device", "requires_grad")
-
-
-def is_band(mask: Mask) -> bool:
-    """Whether a mask is fully described by its reach (a band of offsets in default order)."""
-    return isinstance(mask, Band | Ago) or (isinstance(mask, Causal | Window) and mask.order is None)
-
-
-def band_of(mask: Mask) -> AllOf:
-    """Band parts of a mask, joined."""
-    return AllOf(tuple(m for m in mask.parts() if is_band(m)))
 
 
 def validate(

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.request import Request, band_of
+from longitude.attention.pairs import band_of
+from longitude.attention.request import Request
 from longitude.native.derivatives import readable, with_zero_gradients
 
 Cut = list[tuple[slice | list[int], slice, Request]]

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.merge import with_logit
+from longitude.attention.pairs import visible_keys
 from longitude.attention.request import Request
 from longitude.attention.scores import per_query_head
-from longitude.attention.visible import visible_keys
 from longitude.errors import UsageError
 from longitude.positions.base import (
     Columns,

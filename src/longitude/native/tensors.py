@@ -52,12 +52,12 @@ class Signature:
         self.checked(tuple(of_tensors), tuple(sizes.items()))
 
     def _checked(self, of_tensors: tuple[tuple | None, ...], sizes: tuple[tuple[str, Any], ...]) -> None:
-        known, first = LITERALS | dict(sizes), next((x for x in of_tensors if x is not None), None)
+        known, (_, first, _) = LITERALS | dict(sizes), next(x for x in of_tensors if x is not None)
         for (name, words), of_tensor in zip(self.shapes.items(), of_tensors, strict=True):
             if of_tensor is None:
                 continue
             dtype, device, shape = of_tensor
-            agree = device == first[1] and len(words) == 1 + len(shape)
+            agree = device == first and len(words) == 1 + len(shape)
             if agree:
                 for either, value in zip(words, (dtype, *shape), strict=True):
                     for word in either:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import longitude as lg
-from longitude.attention.backends import biased, chunked
+from longitude.attention.backends import chunked
 from tests.support import close
 
 
@@ -57,8 +57,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Which blocks took it, of few queries each."""
     calls: list[bool] = []
 
+    block = chunked.biased
+
     def biased_block(r: object) -> object:
-        done = biased.biased(r)  # type: ignore[arg-type]
+        done = block(r)  # type: ignore[arg-type]
         calls.append(done is not None)
         return done
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, terms_bytes
-from longitude.attention.backends.table.plain import is_faster_in_c
+from longitude.attention.backends.table.band import is_faster_in_c
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, per_query_head

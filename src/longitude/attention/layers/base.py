@@ -15,7 +15,8 @@ from longitude.attention.length_dependent import later, newest, parted, require_
 from longitude.attention.masks import Documents, Mask, Padding, is_causal, require_causal, require_mask
 from longitude.attention.mixer import Mixer, MixerInputs
 from longitude.attention.operation import answer, choose_once, chosen_in_step, raw_request, require_backend, run_parts
-from longitude.attention.request import AllowedPairs, Request, require_options
+from longitude.attention.pairs import AllowedPairs
+from longitude.attention.request import Request, require_options
 from longitude.attention.short_conv import conv_places, convolved
 from longitude.attention.state_mixer import document_flags
 from longitude.attention.step import Step

@@ -18,7 +18,7 @@ from longitude.errors import UsageError
 from longitude.positions.base import Encoding
 
 if TYPE_CHECKING:
-    from longitude.attention.rolling_cache import RollingCacheLayer
+    from longitude.attention.cache import RollingCacheLayer
 
 
 @register_mixer("window")
@@ -65,7 +65,7 @@ class WindowAttention(MultiHeadAttention):
         return super().products(min(keys, self.size))
 
     def cache_layer(self) -> RollingCacheLayer:  # with a size
-        from longitude.attention.rolling_cache import RollingCacheLayer
+        from longitude.attention.cache import RollingCacheLayer
 
         return RollingCacheLayer((self.size - 1) * self.step)
 

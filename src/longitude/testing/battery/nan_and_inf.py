@@ -14,8 +14,8 @@ from longitude.attention.backends import BACKENDS
 from longitude.attention.documents import places_of
 from longitude.attention.masks import AnyOf, Documents, Mask, Padding
 from longitude.attention.operation import attend
+from longitude.attention.pairs import is_band
 from longitude.attention.patterns import Dilated, Prefix
-from longitude.attention.request import is_band
 from longitude.testing.attend_calls import Call, calls_with_every_mask
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken

@@ -10,8 +10,7 @@ import torch
 import longitude as lg
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.table import band
-from longitude.attention.backends.table.decoding import DecodingStep, decoding
-from longitude.attention.backends.table.plain import is_step
+from longitude.attention.backends.table.decoding import DecodingStep, decoding, describes
 from longitude.attention.operation import choose_once, raw_request
 from longitude.attention.request import Request
 from longitude.attention.step import Step
@@ -82,13 +81,13 @@ def test_a_token_without_a_number_shows():
 def test_what_is_no_step():
     q, k, v = tensors(4, 9, 8, 8, torch.float32)
     padded = lg.Causal() & lg.Padding(torch.arange(9) > torch.tensor([[0], [2], [-1]]))
-    assert is_step(request_of(q, k, v))
+    assert describes(request_of(q, k, v))
     for r in (
         request_of(q, k, v, mask=padded),
         request_of(q.half(), k.half(), v.half()),
         request_of(k[:, :, -2:], k, v),
     ):
-        assert not is_step(r)
+        assert not describes(r)
         assert decoding(r) is None
     with torch.enable_grad():
         assert decoding(request_of(q, k, v)) is None

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import longitude as lg
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.table import band
-from longitude.attention.backends.table.plain import SHORTEST
+from longitude.attention.backends.table.band import SHORTEST
 
 HEADS, DIM = 8, 24
 compiled = pytest.mark.skipif(not band.available(torch.float32), reason="needs C kernels")

@@ -22,7 +22,8 @@ from longitude.attention.backends.table import band
 from longitude.attention.backends.table.band import Limits, Terms, diagonals, limits_of
 from longitude.attention.backends.table.decoding import decoding
 from longitude.attention.bias_tables import bias_of
-from longitude.attention.request import Request, band_of
+from longitude.attention.pairs import band_of
+from longitude.attention.request import Request
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import partial_by_spans, pieces, steady
 from longitude.native.derivatives import exporting

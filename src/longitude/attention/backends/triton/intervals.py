@@ -12,8 +12,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from longitude.attention.masks import AllOf, Documents, Mask, Padding, Reach
+from longitude.attention.pairs import AllowedPairs, is_band
 from longitude.attention.patterns import Chunks, Prefix
-from longitude.attention.request import AllowedPairs, Request, is_band
+from longitude.attention.request import Request
 from longitude.native.gpu import captured, stream_of
 from longitude.native.tensors import needs_operator
 
