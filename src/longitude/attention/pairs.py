@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,6 @@ from torch import Tensor
 from longitude.attention.masks import AllOf, AnyOf, Band, Causal, Documents, Mask, Padding, Reach, Window
 from longitude.attention.patterns import Ago, Chunks
 from longitude.native.derivatives import exporting, readable
-
-if TYPE_CHECKING:
-    from longitude.attention.request import Request
 
 
 def is_band(mask: Mask) -> bool:
@@ -46,11 +43,10 @@ class AllowedPairs:
         self.found: list[tuple[list[int], list[Span]]] | str | None = None
         self.visible: Tensor | None = None  # keys per query, once they are counted
 
-    def fit(self, r: Request) -> bool:
-        """Whether they have the batch, lengths, orders and mask of a request."""
-        (batch, _, rows, _), keys = r.q.shape, r.k.shape[2]
+    def fit(self, mask: Mask, batch: int, rows: int, keys: int, q_order: int, k_order: int) -> bool:
+        """Whether they are the pairs of this mask, batch, and lengths and orders."""
         same = self.batch == batch and self.rows == rows and self.keys == keys
-        return same and self.mask is r.mask and self.q_order == r.q_order and self.k_order == r.k_order
+        return same and self.mask is mask and self.q_order == q_order and self.k_order == k_order
 
     @property
     def spans(self) -> list[tuple[list[int], list[Span]]] | str:

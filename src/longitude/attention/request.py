@@ -77,9 +77,9 @@ class Request:
     step: Step | None = field(default=None, init=False, metadata=OUT)  # what layers with such a request share
 
     def __post_init__(self) -> None:
-        if self.pairs is None or not self.pairs.fit(self):
-            sizes = self.q.shape[0], self.q.shape[2], self.k.shape[2]
-            self.pairs = AllowedPairs(self.mask, *sizes, self.q_order, self.k_order)
+        place = self.mask, self.q.shape[0], self.q.shape[2], self.k.shape[2], self.q_order, self.k_order
+        if self.pairs is None or not self.pairs.fit(*place):
+            self.pairs = AllowedPairs(*place)
 
     @property
     def band(self) -> tuple[int | None, int | None]:
