@@ -88,7 +88,7 @@ def test_weights_that_are_not_the_models(llama):
     ("rope", "words"),
     [
         ({"rope_type": "yarm", "factor": 4.0}, "did you mean 'yarn'"),
-        ({"rope_type": "yarn", "factor": "4"}, "factor to be a finite number above 0, got '4'"),
+        ({"rope_type": "yarn", "factor": "4"}, "factor to be a finite number of 1 or more, got '4'"),
         ({"rope_type": "default", "rope_theta": "10000"}, "rope_theta to be a finite number above 0, got '10000'"),
         ({"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 4}, "short_factor of 4 numbers"),
     ],
@@ -115,6 +115,8 @@ def test_encodings_in_the_place_of_a_rotation(llama):
 
 def test_devices_dtypes_and_files(checkpoints):
     assert "is a file" in refusal(checkpoints["llama"] / "config.json")
+    with pytest.raises(ValueError, match="is a file"):
+        open_source(str(checkpoints["llama"] / "config.json"))
     assert "did you mean 'bfloat16'" in refusal(checkpoints["llama"], dtype="bfloat")
     assert "device nowhere" in refusal(checkpoints["llama"], device="nowhere")
 

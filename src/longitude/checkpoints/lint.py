@@ -231,24 +231,6 @@ def rotates_nothing(facts: Facts) -> bool:
     return bool(not_rotary(facts.config)) and not any(facts.raw.get(name) for name in SCHEMAS)
 
 
-def unreadable(facts: Facts) -> Iterator[str]:
-    """Keys that cannot be read: a missing base, an unknown type, a misspelt key, a number that no scheme takes."""
-    try:
-        _ = facts.ours
-    except NotUnderstood:
-        return  # reported with the keys that nothing reads
-    except ValueError as error:
-        default = "; transformers takes a default of its class without a warning: write the one of training"
-        yield f"{error}{default if 'expected rope_theta' in str(error) else ''}"
-
-
-def kept_unread(facts: Facts) -> Iterator[str]:
-    try:
-        _ = facts.theirs
-    except ValueError as error:
-        yield f"transformers keeps what cannot be read: {error}"
-
-
 def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
     """Keys given twice, with two values: base and share at the top and inside; the type, or the original length."""
     for name in SCHEMAS:
@@ -268,20 +250,11 @@ def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
             yield f"{ORIGINAL} is {top} at the top and {inside} in {name}; transformers takes the former"
 
 
-def lost_keys(facts: Facts) -> Iterator[str]:
-    """Parameters of the file that the class's config does not have."""
-    with suppress(NotUnderstood):
-        try:
-            require_kept(facts.ours, facts.theirs, shares=names_any(facts.raw, SHARES))
-        except NotUnderstood:
-            raise
-        except ValueError as error:
-            yield str(error)
-
-
-def other_rotation(facts: Facts) -> Iterator[str]:
-    """A class that computes another rotation than its keys declare."""
+def misread(facts: Facts) -> Iterator[str]:
+    """Keys that cannot be read, that the class loses, or by which it computes another rotation: the first of these."""
     try:
+        with suppress(NotUnderstood):  # reported with the keys that nothing reads
+            require_kept(facts.ours, facts.theirs, shares=names_any(facts.raw, SHARES))
         read(facts.config)
     except Disagreement as error:
         yield str(error)
@@ -289,7 +262,8 @@ def other_rotation(facts: Facts) -> Iterator[str]:
         if (fault := rotary_fault(facts.config)) is not None:
             yield fault
     except ValueError as error:
-        yield str(error)
+        default = "; transformers takes a default of its class without a warning: write the one of training"
+        yield f"{error}{default if 'expected rope_theta' in str(error) else ''}"
 
 
 def lengths(facts: Facts) -> Iterator[str]:
@@ -335,11 +309,8 @@ RULES = (
     Rule(lists_twice, WRONG_ONE),
     Rule(uneven_heads),
     NONE_ROTATES,
-    Rule(unreadable, last=True),
     Rule(lambda facts: two_values(facts.raw), WRONG_ONE),
-    Rule(kept_unread, last=True),
-    Rule(lost_keys),
-    Rule(other_rotation, last=True),
+    Rule(misread, last=True),
     Rule(lengths),
 )
 """Rules in their order."""

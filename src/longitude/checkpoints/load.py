@@ -241,24 +241,22 @@ Untied = tuple[tuple[str, str], ...]
 
 
 def held_against(path: str, model: Any, info: dict[str, Any]) -> tuple[tuple[str, ...], Untied]:
-    """`unused` and `untied` of a Checkpoint, from transformers' loading info. ValueError for tensors that do not fit."""
-    require_tensors(path, info["mismatched_keys"], info["missing_keys"])
-    declared = model.get_expanded_tied_weights_keys(all_submodels=True)  # by config.json
-    untied = tuple(sorted(pair for pair in declared.items() if pair[0] not in model.all_tied_weights_keys))
-    return tuple(name for name in sorted(info["unexpected_keys"]) if not _is_harmless(name, model)), untied
+    """`unused` and `untied` of a Checkpoint, from transformers' loading info.
 
-
-def require_tensors(path: str, mismatched: Iterable[tuple[str, Any, Any]], missing: Iterable[str]) -> None:
-    """ValueError for tensors (name, shape in the files, shape by config.json) of another shape, and for any that are missing."""
-    for name, saved, expected in sorted(mismatched):
+    ValueError for tensors whose shapes in the files and by config.json differ, and for any that are missing.
+    """
+    for name, saved, expected in sorted(info["mismatched_keys"]):
         raise ValueError(
             f"{path}: {name} is {list(saved)} in the weights and {list(expected)} by config.json; correct config.json"
         )
-    if missing := sorted(missing):
+    if missing := sorted(info["missing_keys"]):
         raise ValueError(
             f"{path}: the weights lack {len(missing)} of the model's tensors, such as {missing[0]}; they would be random "
-            f"numbers; complete the checkpoint, or correct config.json"
+            "numbers; complete the checkpoint, or correct config.json"
         )
+    declared = model.get_expanded_tied_weights_keys(all_submodels=True)  # by config.json
+    untied = tuple(sorted(pair for pair in declared.items() if pair[0] not in model.all_tied_weights_keys))
+    return tuple(name for name in sorted(info["unexpected_keys"]) if not _is_harmless(name, model)), untied
 
 
 def _is_harmless(name: str, model: Any) -> bool:
@@ -309,15 +307,14 @@ def differences(model: Any, unused: Sequence[str], untied: Untied = ()) -> tuple
 def beyond_layers(model: Any, names: Iterable[str]) -> list[str]:
     """Tensors of layers of a higher number than the model's."""
     stacks = {f".{name}": len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-
-    def is_beyond(name: str) -> bool:
-        return any(
-            stack.endswith(f".{found[1]}") and int(found[2]) >= length
-            for found in re.finditer(r"(?<![^.])(\w+)\.(\d+)\.", name)
-            for stack, length in stacks.items()
-        )
-
-    return [name for name in names if is_beyond(name)]
+    counts: dict[str, int] = {}  # by the last part of a stack's name, as files may leave out the first
+    for name, length in stacks.items():
+        last = name.rpartition(".")[2]
+        counts[last] = min(length, counts.get(last, length))
+    numbered = {name: re.findall(r"(?<![^.])(\w+)\.(\d+)\.", name) for name in names}
+    return [
+        name for name, places in numbered.items() if any(int(n) >= counts.get(stack, math.inf) for stack, n in places)
+    ]
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
@@ -332,14 +329,11 @@ def listed(names: Iterable[str], most: int = 8) -> str:
 # ---- quantized weights --------------------------------------------------------------------------------------------------
 def quantization_of(config: Any) -> str | None:
     """Quantization method that config.json declares ("gptq", "awq", "fp8", ...); None if it declares none."""
-    given = getattr(config, "quantization_config", None) or getattr(
-        config.get_text_config(), "quantization_config", None
-    )
-    if given is None:
-        return None
-    given = given if isinstance(given, dict) else given.to_dict()
-    method = given.get("quant_method", "unknown")
-    return str(getattr(method, "value", method))
+    for part in (config, config.get_text_config()):
+        if options := getattr(part, "quantization_config", None):
+            method = (options if isinstance(options, dict) else options.to_dict()).get("quant_method", "unknown")
+            return str(getattr(method, "value", method))
+    return None
 
 
 def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig], Any], config: Any) -> None:
@@ -414,11 +408,7 @@ def require_own_files(folder: Path) -> None:
                 f"{path} is a link to {target}, outside of the checkpoint's folder, and is not followed; put a copy in its place"
             )
         if not path.is_file() and not path.is_dir():
-            what = (
-                "a link to a file that is not there"
-                if path.is_symlink()
-                else "no regular file (a pipe, socket or device)"
-            )
+            what = "a link to nothing" if path.is_symlink() else "no regular file (a pipe, socket or device)"
             raise ValueError(f"{path} is {what}; remove it, or put the file in its place")
 
 
@@ -498,9 +488,9 @@ def size_of(folder: Path, dtype: torch.dtype | str) -> int:
 
     Quantized numbers stay as they are saved. Files that the index does not name are not read.
     """
-    named = {*weight_map(folder).values()}
-    one = folder / "model.safetensors"
-    shards = [folder / name for name in named] or ([one] if one.is_file() else [*folder.glob("*.safetensors")])
+    single = folder / "model.safetensors"
+    shards = [folder / name for name in {*weight_map(folder).values()}]
+    shards = shards or ([single] if single.is_file() else [*folder.glob("*.safetensors")])
     total = sum(shard.stat().st_size for shard in shards)
     if isinstance(dtype, torch.dtype):
         for shard in shards:

@@ -23,6 +23,7 @@ from longitude.checkpoints.load import (
     held_against,
     in_one_line,
     loaded_on_meta,
+    local_folder,
     quantization_of,
     require_quantized,
     require_shards,
@@ -97,9 +98,7 @@ class Source:
 def open_source(model: str, allow_pickle: bool = False) -> Source:
     """A checkpoint from a folder or a hub name. ValueError, in one line, for what cannot be read or is no language model."""
     config = config_of(model)
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        folder = fetched(model, allow_pickle)
+    folder = local_folder(model) or fetched(model, allow_pickle)
     if getattr(config, "is_encoder_decoder", False):
         more = f"; {BUCKETS}" if hasattr(config, "relative_attention_num_buckets") else ""
         raise ValueError(
@@ -112,12 +111,9 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and "CausalLM" not in architecture
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (masked and "LMHead" not in architecture)
     if not causal and not masked:
-        inside = (
-            ""
-            if text is config
-            else f"its text_config ({text.model_type}) in a config.json of its own, with its weights"
-        )
-        raise UsageError(model, "a language model, causal or masked", config.model_type, inside and f"give {inside}")
+        inside = f"give its text_config ({text.model_type}) in a config.json of its own, with its weights"
+        remedy = "" if text is config else inside
+        raise UsageError(model, "a language model, causal or masked", config.model_type, remedy)
     kind = AutoModelForCausalLM if causal else AutoModelForMaskedLM
     skeleton = built_without_weights(model, kind.from_config, config)
     source = Source(model, folder, json, inner, text, skeleton, causal)
