@@ -133,8 +133,10 @@ VISION = {
 """Of families with images; their text model has the shape of the others."""
 AUDIO = {"out_hidden_size": 64, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}}
+INTERLEAVED = {"rope_parameters": MROPE["rope_parameters"] | {"mrope_section": [3, 3, 2], "mrope_interleaved": True}}
 OWN_TEXT: dict[str, dict[str, Any]] = {
-    **dict.fromkeys("qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe".split(), MROPE),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), MROPE),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), INTERLEAVED),
     "mistral_large4": LATENT | UNSET,
     "muse_spark": {"moe_hidden_size": 32},
     "step3p7": {"sliding_window": 8},

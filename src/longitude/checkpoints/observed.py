@@ -351,6 +351,8 @@ class Pass:
         if not self.inside:
             return
         at, before = self.inside[-1]
+        if not hasattr(module, "layer_idx") and any(hasattr(part, "layer_idx") for part in self.modules[at].modules()):
+            return  # attention over the outputs of earlier layers (Inkling 2), beside that over tokens
         layer, mine = self.layers[at], marks(query) | marks(key)
         layer.attends, layer.width, layer.scale = True, query.shape[-1], others["scaling"]
         self.rotated[at] = (self.rotated[at] or set()) | {each for each in mine if isinstance(each, int)}

@@ -248,6 +248,8 @@ def renumber(subject: Subject) -> Measurement:
     def behind_turned_keys(layers: Sequence[LayerPositions]) -> Tensor:
         want, cache = subject.logits(tokens)[:, half:], cast(Any, DynamicCache())
         subject.model(input_ids=tokens[:, :half], use_cache=True, **subject.with_cache(cache))
+        if len(cache.layers) > len(layers):  # a layer that is gone through several times (Dory) keeps keys of each
+            raise DoesNotApply("its cache keeps keys of more layers than the model has")
         for layer, kept in zip(layers, cache.layers, strict=False):  # layers that share keys with others keep none
             kept.keys = turned(kept.keys, layer)
         answer = subject.model(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -13,10 +13,10 @@ from torch.nn.functional import pad
 from transformers.generation.utils import GenerationMixin
 
 from longitude.check.causes import RULE, first_apart, in_parts, require_not_of_norms
-from longitude.check.laws.layers import LAYERS
+from longitude.check.laws.layers import LAYERS, require_one_key_each
 from longitude.check.laws.passes import SOUND, require_one_way
 from longitude.check.laws.rotation import SHIFT, reachable, ropes, same, tables_in
-from longitude.check.recorder import outputs
+from longitude.check.recorder import outputs, recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.compare import border_of, read
 from longitude.checkpoints.positions import last_position
@@ -60,13 +60,18 @@ def relative_positions(subject: Subject) -> Measurement:
         if not torch.equal(near, away):
             raise DoesNotApply(f"it multiplies queries by a factor of their position, {spec}")
 
-    def moved() -> float:
-        want, got = (subject.logits(tokens, position_ids=positions + shift) for shift in (0, SHIFT))
+    def moved(before: int = 0) -> float:
+        """Error of logits at positions that begin `SHIFT` behind `before`, against those that begin there."""
+        want, got = (subject.logits(tokens, position_ids=positions + shift) for shift in (before, before + SHIFT))
         return float(subject.error(got, want).max())
 
     if not (error := moved()) <= subject.threshold:
         if problems := read(subject.config).problems():
             raise Unknown("; ".join(problems))
+        with suppress(DoesNotApply):  # its attention is its own
+            require_one_key_each(recorded(subject, tokens), tokens.shape[1])
+        if subject.recurrent and moved(SHIFT) <= subject.threshold:
+            raise DoesNotApply("its recurrent layers begin anew at position 0")
         require_not_of_norms(subject, moved)
     return Measurement(error, subject.threshold, cause=f"logits change where all positions move by {SHIFT}")
 

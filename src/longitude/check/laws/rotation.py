@@ -363,7 +363,8 @@ def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurem
     """Measure which rows of a learned table a sequence of `end` tokens, its full length, gets."""
     seen: list[Tensor] = []
 
-    def look(module: nn.Module, given: Any, out: Tensor) -> None:
+    def look(module: nn.Module, given: Any, out: Any) -> None:
+        out = out[0] if isinstance(out, tuple) else out  # ProphetNet's table returns the positions as well
         seen.append(out.detach().reshape(-1, out.shape[-1]))
         raise Seen
 
