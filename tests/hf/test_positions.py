@@ -13,7 +13,7 @@ import longitude as lg
 from longitude.hf import from_pretrained, set_positions
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
-from longitude.testing.battery.offloading import require_same_offloaded
+from longitude.testing.battery.models import require_same_offloaded
 from tests.support import close as near, parameter_gradients, refused, refused_calls
 
 REFUSED = dict.fromkeys(("sinusoidal", "learned", "abacus", "coupled"), "input") | {

@@ -26,10 +26,10 @@ def class_of(subject: Subject) -> str:
     return f"the class {kind.__name__}" + (f" of transformers {transformers.__version__}" if theirs else "")
 
 
-Part = Callable[[Subject], Measurement]
+LawPart = Callable[[Subject], Measurement]
 
 
-def in_parts(subject: Subject, parts: Mapping[str, Part]) -> Measurement:
+def in_parts(subject: Subject, parts: Mapping[str, LawPart]) -> Measurement:
     """One measurement of several parts of a law: the first that fails, with the names of all that fail; else the worst.
 
     Args:
@@ -83,9 +83,9 @@ def require_not_of_norms(subject: Subject, error: Callable[[], float]) -> None:
 # ---- where and by what two answers differ ----------------------------------------------------------------------------------
 def first_apart(subject: Subject, got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> str:
     """Words for the first part of a model, in the order of a pass, with other outputs than wanted; empty if none has."""
-    for name, one in want.items():
-        other = got.get(name)
-        if other is not None and other.shape == one.shape and not apart(other, one.double()) <= subject.threshold:
+    for name, wanted in want.items():
+        output = got.get(name)
+        if output is not None and output.shape == wanted.shape and not apart(output, wanted) <= subject.threshold:
             return f"; the first output that differs is that of {of_layer(subject.model, name)}"
     return ""
 
@@ -93,5 +93,5 @@ def first_apart(subject: Subject, got: Mapping[str, Tensor], want: Mapping[str, 
 def of_layer(model: nn.Module, name: str) -> str:
     """Name of the innermost module with a layer_idx that contains a module, else the name of that module."""
     above = [".".join(name.split(".")[: n + 1]) for n in range(name.count(".") + 1)]
-    held = [each for each in above if isinstance(getattr(model.get_submodule(each), "layer_idx", None), int)]
-    return held[-1] if held else name
+    layers = [path for path in above if isinstance(getattr(model.get_submodule(path), "layer_idx", None), int)]
+    return layers[-1] if layers else name

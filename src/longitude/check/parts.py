@@ -18,12 +18,12 @@ from longitude.testing.engine import OnLaw, Result, in_words, try_laws
 from longitude.testing.examples import Example
 from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, PartBattery
 
-Part = str | Callable[..., Any]
+EncodingOrMixer = str | Callable[..., Any]
 """A registered name, a class of an Encoding or a Mixer, or a function that builds one."""
 
 
 def check_part(
-    part: Part,
+    part: EncodingOrMixer,
     options: Mapping[str, Any] | None = None,
     *,
     laws: Iterable[str] | None = None,
@@ -50,7 +50,7 @@ def check_part(
     return try_laws(chosen, build, on_law)
 
 
-def battery_of(part: Part, options: Mapping[str, Any]) -> PartBattery:
+def battery_of(part: EncodingOrMixer, options: Mapping[str, Any]) -> PartBattery:
     """The battery of encodings or of mixers; of a function, by what it builds. ValueError for neither."""
     if isinstance(part, str):
         of_mixers = part in MIXERS and part not in list_encodings()
@@ -87,10 +87,10 @@ def from_file_or_module(place: str, name: str) -> Any:
     """The class or function `name` of a module, or of a file that ends in .py, which is run. ValueError if there is none."""
     module = _run(place) if place.endswith(".py") else _imported(place)
     if not hasattr(module, name):
-        kinds = [
-            each for each, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, Encoding | Mixer)
+        parts = [
+            key for key, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, Encoding | Mixer)
         ]
-        raise unknown("class", name, kinds, f"in {place}.")
+        raise unknown("class", name, parts, f"in {place}.")
     if not callable(factory := getattr(module, name)):
         raise ValueError(
             f"{place}:{name}: expected a class or a function that builds an encoding or a mixer, got {factory!r}"

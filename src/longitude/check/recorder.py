@@ -39,12 +39,12 @@ def recorder(model: Any) -> Iterator[dict[int, Recorded]]:
 
     DoesNotApply for a model with attention code that cannot be replaced.
     """
-    found: dict[int, Recorded] = {}
+    layers: dict[int, Recorded] = {}
 
     def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, others: dict[str, Any]) -> None:
         if (index := getattr(module, "layer_idx", None)) is not None:
             mask, scale = others["attention_mask"], others["scaling"]
-            found.setdefault(index, Recorded(query.detach(), key.detach(), mask, scale, others))
+            layers.setdefault(index, Recorded(query.detach(), key.detach(), mask, scale, others))
 
     before = model.config._attn_implementation
     try:
@@ -53,7 +53,7 @@ def recorder(model: Any) -> Iterator[dict[int, Recorded]]:
         raise DoesNotApply("its attention is its own, and cannot be replaced by one that records") from error
     try:
         with recording(look):
-            yield found
+            yield layers
     finally:
         model.set_attn_implementation(before)
 
@@ -62,11 +62,11 @@ def recorded(subject: Subject, tokens: Tensor, **options: Any) -> dict[int, Reco
     """Attention inputs of each layer, from one pass. DoesNotApply if no attention can be recorded."""
     if reason := unread(subject.config):
         raise DoesNotApply(reason)
-    with recorder(subject.model) as found:
+    with recorder(subject.model) as layers:
         subject.model(input_ids=tokens, **({"use_cache": bool({"cache", "state"} & options.keys())} | options))
-    if not found:
+    if not layers:
         raise DoesNotApply("its attention is its own, and shows no queries and keys")
-    return dict(sorted(found.items()))
+    return dict(sorted(layers.items()))
 
 
 def as_allowed(mask: Tensor) -> Tensor:
@@ -93,6 +93,7 @@ def unrotated(model: nn.Module) -> Iterator[None]:
 
 def apart(got: Tensor, want: Tensor) -> float:
     """The largest difference, in units of the root mean square of `want`."""
+    want = want.double()
     return float((got.double() - want).abs().max() / want.square().mean().sqrt())
 
 
@@ -133,13 +134,9 @@ def outputs(model: nn.Module, answer: Callable[[], Any], length: int) -> dict[st
 
             stack.enter_context(module.register_forward_hook(look))
         answer()
-    joined = {name: each[0] if len(each) == 1 else torch.cat(each, 1) for name, each in seen.items() if alike(each)}
-    return {name: one for name, one in joined.items() if one.shape[1] == length}
-
-
-def alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors can be joined along their tokens."""
-    return len({(*one.shape[:1], *one.shape[2:]) for one in tensors}) == 1
+    alike = {name: parts for name, parts in seen.items() if len({(*x.shape[:1], *x.shape[2:]) for x in parts}) == 1}
+    joined = {name: torch.cat(parts, 1) for name, parts in alike.items()}
+    return {name: output for name, output in joined.items() if output.shape[1] == length}
 
 
 def pairs_moved(subject: Subject, tokens: Tensor, positions: Tensor) -> dict[int, bool]:
@@ -153,13 +150,13 @@ def pairs_moved(subject: Subject, tokens: Tensor, positions: Tensor) -> dict[int
             if hasattr(module, "kv_a_proj_with_mqa") and hasattr(module, "layer_idx"):
                 look = lambda _, given, out, at=module.layer_idx: projected.update({at: out.detach()})  # noqa: E731
                 stack.enter_context(module.kv_a_proj_with_mqa.register_forward_hook(look))
-        found = recorded(subject, tokens, position_ids=positions)
+        layers = recorded(subject, tokens, position_ids=positions)
     moved = {}
-    for index, one in found.items():
+    for index, layer in layers.items():
         if index in projected:
             width = subject.config.qk_rope_head_dim
             raw = projected[index][..., -width:].double()
             pairs = torch.cat([raw[..., 0::2], raw[..., 1::2]], -1)
-            got = one.key[:, 0, :, -width:].double()
+            got = layer.key[:, 0, :, -width:].double()
             moved[index] = apart(got, pairs) < apart(got, raw)
     return moved

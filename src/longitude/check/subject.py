@@ -54,43 +54,44 @@ class Unused:
 
     def __init__(self, model: nn.Module):
         self.numbers = {(module, name) for module, name, _ in Selection(model).numbers}
-        self.held = [(module, self.of(module), {*module._buffers}) for module in model.modules()]
+        self.kept = [(module, self.state_of(module), {*module._buffers}) for module in model.modules()]
 
-    def of(self, module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    def state_of(self, module: nn.Module) -> dict[str, tuple[Any, Any]]:
         """Attribute -> its value, and a copy of one that can grow; without numbers of keys, which laws set."""
-        own = {name: value for name, value in vars(module).items() if self.is_state(module, name)}
-        return {name: (one, copy.copy(one) if type(one) in (dict, list, set) else one) for name, one in own.items()}
-
-    def is_state(self, module: nn.Module, name: str) -> bool:
-        return name not in PLAIN and (module, name) not in self.numbers
+        return {
+            name: (value, copy.copy(value) if type(value) in (dict, list, set) else value)
+            for name, value in vars(module).items()
+            if name not in PLAIN and (module, name) not in self.numbers
+        }
 
     def left(self) -> list[str]:
         """Names of attributes that passes have added or changed, with the class of their module."""
-        found = []
-        for module, before, buffers in self.held:
-            now = self.of(module)
-            off = [name for name in {**before, **now} if name not in before or name not in now]
-            off += [name for name, (one, _) in now.items() if name in before and one is not before[name][0]]
-            off += [
-                name for name, (one, was) in before.items() if type(one) in (dict, list, set) and len(one) != len(was)
+        left: dict[str, None] = {}
+        for module, before, buffers in self.kept:
+            now = self.state_of(module)
+            same = [
+                name
+                for name in before.keys() & now.keys()
+                if now[name][0] is before[name][0]
+                and (type(now[name][0]) not in (dict, list, set) or len(now[name][0]) == len(before[name][1]))
             ]
-            off += [name for name in module._buffers if name not in buffers]
-            found += [f"{type(module).__name__}.{name}" for name in off]
-        return list(dict.fromkeys(found))
+            changed = sorted({**before, **now}.keys() - same) + sorted(module._buffers.keys() - buffers)
+            left |= dict.fromkeys(f"{type(module).__name__}.{name}" for name in changed)
+        return [*left]
 
     def restore(self) -> None:
         """Set the modules back to the state before the first pass."""
-        for module, before, buffers in self.held:
-            for name in [name for name in vars(module) if self.is_state(module, name) and name not in before]:
+        for module, before, buffers in self.kept:
+            for name in self.state_of(module).keys() - before:
                 delattr(module, name)
-            for name, (one, was) in before.items():
-                if type(one) is list:
-                    one[:] = was
-                elif type(one) in (dict, set):
-                    one.clear()
-                    one.update(was)
-                if vars(module).get(name) is not one:
-                    setattr(module, name, one)
+            for name, (value, copied) in before.items():
+                if type(value) is list:
+                    value[:] = copied
+                elif type(value) in (dict, set):
+                    value.clear()
+                    value.update(copied)
+                if vars(module).get(name) is not value:
+                    setattr(module, name, value)
             for name in module._buffers.keys() - buffers:
                 delattr(module, name)
 

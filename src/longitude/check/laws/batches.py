@@ -33,10 +33,7 @@ def batch_invariance(subject: Subject) -> Measurement:
     tokens = subject.tokens(subject.length, rows=3)
     together = subject.logits(tokens)
     errors = [subject.error(together[r : r + 1], subject.logits(tokens[r : r + 1])) for r in range(len(tokens))]
-    return subject.measurement(
-        torch.stack(errors).amax(0),
-        "other rows change a row",
-    )
+    return subject.measurement(torch.stack(errors).amax(0), "other rows change a row")
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*CACHE, "chunked_prefill", "batch_invariance"))
@@ -52,18 +49,18 @@ def left_padding(subject: Subject) -> Measurement:
     padded, mask = subject.padded(tokens, pads)
     alone = [subject.logits(padded[r : r + 1, pad:]) for r, pad in enumerate(pads)]
     # one token less: if positions are counted from 1, the table may have none for the last
-    ones = with_ones(subject, tokens[:1, :-1])
-    if ones.position is not None:
-        return ones
+    row = tokens[:1, :-1]
+    of_ones = subject.error(subject.logits(row, attention_mask=torch.ones_like(row)), subject.logits(row))
+    if subject.first_above(of_ones) is not None:
+        return subject.measurement(of_ones, "a mask of ones changes a row")
     worst = torch.zeros(length, dtype=torch.float64, device=padded.device)
     for held in (padded, tokens):  # the embedding of padding_idx is zero, which hides that padding is read
         together = subject.logits(held, attention_mask=mask, **subject.positions(mask))
         for r, pad in enumerate(pads):
             worst[pad:] = worst[pad:].maximum(subject.error(together[r : r + 1, pad:], alone[r]))
     broken = ["a whole pass"] if subject.first_above(worst) is not None else []
-    if (
-        hasattr(subject.model, "generate") and "perm_mask" not in subject.takes
-    ):  # XLNet's generate() asks in another way
+    # XLNet's generate() asks in another way
+    if hasattr(subject.model, "generate") and "perm_mask" not in subject.takes:
         prompt, end = length // 2, min(length, length // 2 + GENERATED)
         answer, generated = subject.generated(padded[:, :end], prompt, mask), torch.zeros_like(worst)
         written = slice(prompt - 1, end - 1)
@@ -74,13 +71,6 @@ def left_padding(subject: Subject) -> Measurement:
         worst = worst.maximum(generated)
     cause = f"padding on the left changes a row ({'; '.join(broken)})"
     return subject.measurement(worst, cause)
-
-
-def with_ones(subject: Subject, tokens: Tensor) -> Measurement:
-    """Logits of tokens [1, L] with a mask of ones, against logits without a mask."""
-    mask = torch.ones_like(tokens)
-    error = subject.error(subject.logits(tokens, attention_mask=mask), subject.logits(tokens))
-    return subject.measurement(error, "a mask of ones changes a row")
 
 
 # ---- packing -----------------------------------------------------------------------------------------------------------
@@ -238,5 +228,5 @@ def each_as_alone(
 def one_depends_on_another(subject: Subject, tokens: Tensor, sizes: Sequence[int], options: Mapping[str, Any]) -> bool:
     """Whether later documents change if the first one is replaced."""
     changed = torch.cat([subject.tokens(sizes[0], seed=1), tokens[:, sizes[0] :]], 1)
-    one, other = (subject.logits(each, **options)[:, sizes[0] :] for each in (tokens, changed))
-    return subject.first_above(subject.error(other, one)) is not None
+    before, after = (subject.logits(row, **options)[:, sizes[0] :] for row in (tokens, changed))
+    return subject.first_above(subject.error(after, before)) is not None

@@ -156,13 +156,14 @@ def chunked_prefill(subject: Subject) -> Measurement:
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[int]:
     """Context in which sequences of every length have the tables of short ones; yields the number of modules changed."""
-    named = [(each, getattr(each, "rope_type", None)) for each in model.modules()]
-    found = [(module, kind) for module, kind in named if isinstance(kind, str | dict)]
+    changed = 0
     with ExitStack() as stack:
-        for module, kind in found:
-            plain = "default" if isinstance(kind, str) else dict.fromkeys(kind, "default")
-            stack.enter_context(patch.object(module, "rope_type", plain))
-        yield len(found)
+        for module in model.modules():
+            if isinstance(kind := getattr(module, "rope_type", None), str | dict):
+                plain = "default" if isinstance(kind, str) else dict.fromkeys(kind, "default")
+                stack.enter_context(patch.object(module, "rope_type", plain))
+                changed += 1
+        yield changed
 
 
 def original_length(subject: Subject) -> int:
@@ -193,16 +194,11 @@ def tables_reset(subject: Subject) -> Measurement:
     before = [tables_in(subject, length) for length in lengths]
     after = [tables_in(subject, length, behind=2 * original) for length in lengths]
     wrong = [n for n, one, other in zip(lengths, before, after, strict=True) if not same(one, other)]
-    longer = tables_in(subject, 2 * original) if wrong else {}
-    kept = all(same(after[lengths.index(n)], longer) for n in wrong)
-    return Measurement(
-        len(wrong),
-        0,
-        cause=f"tables of {' and '.join(map(str, wrong))} tokens after a sequence of {2 * original} are "
-        + ("those of the longer one" if kept else "others than before it")
-        + ", so the same tokens get two answers"
-        + ("; call the model with a short sequence in between" if kept else ""),
+    cause = (
+        f"tables of {' and '.join(map(str, wrong))} tokens after a sequence of {2 * original} are others than before it, so the "
+        "same tokens get two answers"
     )
+    return Measurement(len(wrong), 0, cause=cause)
 
 
 def decoded_across(subject: Subject) -> Measurement:
@@ -229,7 +225,7 @@ def decoded_across(subject: Subject) -> Measurement:
             raise DoesNotApply(
                 f"{loop}; whether its own generate() prefills again there is measured by --length {original + SIDE}"
             )
-        if (generated := generating(subject, original)) <= subject.threshold:
+        if (generated := error_of_generate(subject, original)) <= subject.threshold:
             return Measurement(generated, subject.threshold, f"its generate() prefills again there; {loop}")
     return Measurement(worst, subject.threshold, cause=drift, position=first, whose=whose)
 
@@ -251,7 +247,7 @@ def crossing(subject: Subject, original: int) -> tuple[float, int | None]:
     return float(error.max()), None if first is None else start + first
 
 
-def generating(subject: Subject, original: int) -> float:
+def error_of_generate(subject: Subject, original: int) -> float:
     """The largest error of generate() across the border."""
     before = min(SIDE, original - 1)
     start, tokens = original - before, subject.tokens(original + SIDE)

@@ -72,8 +72,9 @@ def promised(config: Any, layout: Layout) -> list[LayerPositions]:
 
 
 # ---- rotations -----------------------------------------------------------------------------------------------------------
+KINDS = {"query": "queries", "key": "keys"}
 Where = tuple[int, str]
-"""A layer, and "query" or "key"."""
+"""A layer, and one of KINDS."""
 
 
 class Rotations:
@@ -92,33 +93,29 @@ class Rotations:
         with norms_without_weights(subject.model):
             self.after = recorded(subject, self.tokens, position_ids=self.positions)
             # A temperature is 1 at position 0. Without one, positions stay, because recurrent layers read them.
-            warm = any(spec["name"].endswith("temperature") for one in self.layers["half"] for spec in one.encoding)
-            own = torch.zeros_like(self.positions) if warm else self.positions
+            warm = any(spec["name"].endswith("temperature") for layer in self.layers["half"] for spec in layer.encoding)
+            positions = torch.zeros_like(self.positions) if warm else self.positions
             with unrotated(subject.model):
-                self.before = recorded(subject, self.tokens, position_ids=own)
-                self.later = self.before if warm else recorded(subject, self.tokens, position_ids=own + 1)
+                self.before = recorded(subject, self.tokens, position_ids=positions)
+                self.later = self.before if warm else recorded(subject, self.tokens, position_ids=positions + 1)
 
     def shown(self, wrong: Sequence[Where]) -> bool:
         """Whether queries and keys do not depend on positions if rotary modules do not rotate."""
-        pairs = [[getattr(each[index], kind) for each in (self.later, self.before)] for index, kind in wrong]
-        return all(apart(later, before) <= EQUAL for later, before in pairs)
+        return all(
+            apart(getattr(self.later[index], kind), getattr(self.before[index], kind)) <= EQUAL for index, kind in wrong
+        )
 
     def errors(self, layout: Layout) -> dict[Where, float]:
         """Error of queries and keys of each layer, relative to the declared rotation."""
         return {
-            (index, kind): self.error(index, kind, self.layers[layout][index].encoding, self.positions)
+            (index, kind): self.error(index, kind, self.layers[layout][index].encoding)
             for index in self.after
             for kind in ("query", "key")
         }
 
-    def error(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]], positions: Tensor) -> float:
-        """Error of queries or keys of a layer, relative to encodings at these positions [B, L]."""
-        x, raw, specs = self.rotating(index, kind, specs)
-        return apart(x, as_declared(raw, specs, positions, kind == "query"))
-
-    def rotating(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, list[Any]]:
-        """Queries or keys of a layer after and before rotation, only the rotated part of a head; and its encodings."""
-        x, raw = (getattr(each[index], kind) for each in (self.after, self.before))
+    def error(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]]) -> float:
+        """Error of queries or keys of a layer, only of the rotated part of a head, relative to its encodings."""
+        x, raw = (getattr(layers[index], kind).double() for layers in (self.after, self.before))
         width, latent = x.shape[3], getattr(self.config, "qk_rope_head_dim", None)
         if latent is not None and latent < width:  # the last numbers rotate
             x, raw = x[..., -latent:], raw[..., -latent:]
@@ -126,8 +123,8 @@ class Rotations:
                 {**spec, "head_dim": latent, "rotary_dim": latent} if "head_dim" in spec else spec for spec in specs
             ]
         if self.config.model_type in BACKWARDS:
-            x, raw = (each.roll(width // 2, -1) for each in (x, raw))
-        return x.double(), raw.double(), [*specs]
+            x, raw = (tensor.roll(width // 2, -1) for tensor in (x, raw))
+        return apart(x, as_declared(raw, specs, self.positions, kind == "query"))
 
 
 def as_declared(x: Tensor, specs: Sequence[Mapping[str, Any]], positions: Tensor, queries: bool) -> Tensor:
@@ -150,36 +147,30 @@ def layer_rotations(subject: Subject) -> Measurement:
     Each row of a batch has different positions. The layout of pairs, half or interleaved, is the one that fits most layers.
     """
     subject.require("position_ids", "rows cannot have positions of their own")
-    found = Rotations(subject)
-    tokens = found.tokens.shape[1]
-    require_one_key_each(found.after, tokens)
-    errors = {layout: found.errors(layout) for layout in found.layers}
-    far = {
-        layout: [at for at, error in each.items() if not error <= subject.threshold] for layout, each in errors.items()
+    rotations = Rotations(subject)
+    require_one_key_each(rotations.after, rotations.tokens.shape[1])
+    errors = {layout: rotations.errors(layout) for layout in rotations.layers}
+    above = {
+        layout: [where for where, error in of_layout.items() if not error <= subject.threshold]
+        for layout, of_layout in errors.items()
     }
-    layout = min(far, key=lambda layout: len(far[layout]))
-    wrong = far[layout]
-    worst, cause = max(errors[layout].values()), ""
-    if wrong and not (any(map(is_rotary, subject.model.modules())) and found.shown(wrong)):
+    layout = min(above, key=lambda layout: len(above[layout]))
+    wrong = above[layout]
+    worst, cause, count = max(errors[layout].values()), "", len(rotations.after)
+    if wrong and not (any(map(is_rotary, subject.model.modules())) and rotations.shown(wrong)):
         raise NotShown("no module shows its rotary tables, so queries and keys before the rotation are not known")
     if wrong:
         layers = list(dict.fromkeys(index for index, _ in wrong))
-        kinds = " and ".join(
-            {"query": "queries", "key": "keys"}[kind] for kind in dict.fromkeys(kind for _, kind in wrong)
-        )
-        first = layers[0]
+        kinds = " and ".join(name for kind, name in KINDS.items() if any(kind == at for _, at in wrong))
         cause = (
-            f"{kinds} of {which_layers(layers, len(found.after))} are not rotated as config.json declares; "
-            f"declared for layer {first} is {found.layers[layout][first].encoding}"
+            f"{kinds} of {which_layers(layers, count)} are not rotated as config.json declares; declared for layer {layers[0]} "
+            f"is {rotations.layers[layout][layers[0]].encoding}"
         )
     elif isinstance(declared := getattr(subject.config, "rope_interleave", None), bool):
-        moved = pairs_moved(subject, found.tokens, found.positions)
-        if other := [index for index, yes in moved.items() if yes != declared]:
+        moved = pairs_moved(subject, rotations.tokens, rotations.positions)
+        if others := [index for index, yes in moved.items() if yes != declared]:
             worst = 1.0
-            cause = (
-                f"pairs of {which_layers(other, len(found.after))} are {'halves' if declared else 'neighbours'}, and "
-                f"rope_interleave={declared} declares {'neighbours' if declared else 'halves'}"
-            )
+            cause = f"pairs of {which_layers(others, count)} are not those that rope_interleave={declared} declares"
     return Measurement(worst, subject.threshold, f"pairs in the layout {layout!r}", cause)
 
 

@@ -119,12 +119,6 @@ def angles_at(positions: Tensor, want: Frequencies) -> Tensor:
     return positions[:, None].cpu().double() * want.inverse.cpu()
 
 
-def allowed_errors(positions: Tensor, want: Frequencies, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Allowed errors [L, pairs], from float32 angles and a rounding to a dtype; and pairs with small angle error [pairs]."""
-    unsure = 8 * angles_at(positions, want) * 2.0**-24
-    return want.attention_factor * (unsure + 2 * torch.finfo(dtype).eps), (unsure < RESOLVED).all(0)
-
-
 def tables_of(subject: Subject, tokens: Tensor, **options: Any) -> dict[str | None, Tables]:
     """The rotary tables of one pass, by layer type (None if the model has one kind)."""
     seen: dict[str | None, Tables] = {}
@@ -469,11 +463,13 @@ def in_bfloat16(subject: Subject) -> Measurement:
 
 
 def excess(tables: Tables, positions: Tensor, want: Frequencies) -> float:
-    """The largest error of tables [L, pairs], in units of what is allowed for each pair."""
-    allowed, pairs = allowed_errors(positions, want, torch.bfloat16)
-    if not bool(pairs.any()):
+    """The largest error of tables [L, pairs], in units of what float32 angles and a rounding to bfloat16 give each pair."""
+    angles = angles_at(positions, want)
+    unsure = 8 * angles * 2.0**-24
+    if not bool((compared := (unsure < RESOLVED).all(0)).any()):
         raise NotShown(f"all its pairs are too fast for float32 at position {BEYOND}")
-    return float((tables.errors(angles_at(positions, want), want) / allowed)[:, pairs].max())
+    allowed = want.attention_factor * (unsure + 2 * torch.finfo(torch.bfloat16).eps)
+    return float((tables.errors(angles, want) / allowed)[:, compared].max())
 
 
 # ---- the meta device -----------------------------------------------------------------------------------------------------

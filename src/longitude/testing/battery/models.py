@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import pairwise
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import DoesNotApply, LawBroken
 from longitude.testing.examples import DIM, Example, MixerExample, fill, mixer_example
 from longitude.testing.fixtures import LayerStack, close, numbers, random_cuts, tensors_in
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
+from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, shared_law
 
 if TYPE_CHECKING:
     from longitude.models.causal import LongitudeForCausalLM
@@ -49,6 +50,11 @@ def language_model(*builds: MixerExample, encoding: Composed | None = None) -> L
     stack.axes = max(one.axes for one in own)
     model._is_stateful = stack.forgets
     return model
+
+
+def of_attention(build: Example) -> LongitudeForCausalLM:
+    """A model of two layers of attention with an encoding."""
+    return language_model(*[mixer_example("attention")] * 2, encoding=compose(build()))
 
 
 def models_with(build: MixerExample) -> Iterator[tuple[str, LongitudeForCausalLM]]:
@@ -112,12 +118,12 @@ def require_documents_across_calls(name: str, model: LongitudeForCausalLM) -> No
         }
         for seed, how in enumerate(ways):
             cuts = (0, first, *(first + cut for cut in random_cuts(LENGTH - first, seed, 1)[1:]))
-            out = _in_calls(model, ids, cuts, given[how], **streams)
+            out = in_calls(model, ids, cuts, given[how], **streams)
             close(f"{name}, {what}, {how}, cut at {cuts[1:-1]}", out * real, alone, EQUAL)
 
 
-def _in_calls(
-    model: LongitudeForCausalLM,
+def in_calls(
+    model: Any,
     ids: Tensor,
     cuts: tuple[int, ...],
     positions: Callable[[int, int], Positions | None],
@@ -136,10 +142,9 @@ def _in_calls(
 @ENCODING_LAWS.law(threshold=EQUAL, needs=CACHES)
 def places(build: Example) -> None:
     """If it computes places from token ids: in a model, packed documents and padded rows = alone, cut anywhere."""
-    encoding = compose(build())
-    if not encoding.reads_ids:
+    if not compose(build()).reads_ids:
         raise DoesNotApply("it reads no token ids")
-    require_documents_across_calls("two layers", language_model(*[mixer_example("attention")] * 2, encoding=encoding))
+    require_documents_across_calls("two layers", of_attention(build))
 
 
 # ---- prompt lookup ---------------------------------------------------------------------------------------------------
@@ -155,7 +160,7 @@ def prompt_lookup_of_encodings(build: Example) -> None:
         raise LawBroken(
             f"declared carries = {encoding.carries}, and its context passes on {'a state' if carried else 'none'}"
         )
-    _require_prompt_lookup("two layers", language_model(*[mixer_example("attention")] * 2, encoding=encoding))
+    _require_prompt_lookup("two layers", of_attention(build))
 
 
 @MIXER_LAWS.law(name="prompt_lookup", threshold=EQUAL, needs=CACHES)
@@ -201,8 +206,7 @@ def refused_calls_of_encodings(build: Example) -> None:
     Wrong documents, positions, masks and batches, and a crop that cannot be. One that is not refused is a crop or weights, and a
     cropped cache continues, too.
     """
-    model = language_model(*[mixer_example("attention")] * 2, encoding=compose(build()))
-    require_refused_calls("two layers", model)
+    require_refused_calls("two layers", of_attention(build))
 
 
 @MIXER_LAWS.law(name="refused_calls", threshold=EQUAL, needs=CACHES)
@@ -304,3 +308,42 @@ def _refused(what: str, call: Act, filled: Any, then: Act, accepted: Act | None 
     if accepted is None:
         raise LawBroken(f"{what}: was accepted, expected a ValueError")
     accepted(cache)
+
+
+# ---- offloaded parameters --------------------------------------------------------------------------------------------
+SAME = 1e-12
+WAYS = "cpu_offload", "disk_offload", "little memory"
+
+
+def offloaded(model: Any, way: str, folder: str) -> Any:
+    """A copy of a model whose parameters are on meta between calls. way: one of WAYS; folder: an empty one."""
+    import accelerate
+
+    model = deepcopy(model)
+    if way == "cpu_offload":
+        return accelerate.cpu_offload(model)
+    if way == "disk_offload":
+        return accelerate.disk_offload(model, folder)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    places = accelerate.infer_auto_device_map(model, {"cpu": size}, model._no_split_modules)
+    return accelerate.dispatch_model(model, places, offload_dir=folder)
+
+
+@torch.no_grad()
+def require_same_offloaded(model: Any, ids: Tensor) -> None:
+    """LawBroken unless a model answers the same under every way of offloading, in one call and in three with a cache."""
+
+    def answers(model: Any) -> dict[str, Tensor]:
+        behind_a_cache = in_calls(model, ids, (0, 3, 6, ids.shape[1]), lambda a, b: None)
+        return {"one call": model(ids, use_cache=False).logits, "with a cache": behind_a_cache}
+
+    want = answers(model)
+    for way in WAYS:
+        with TemporaryDirectory() as folder:
+            close(way, answers(offloaded(model, way, folder)), want, SAME)
+
+
+@shared_law(name="offloading", threshold=SAME, needs=("transformers", "accelerate"))
+def offloading(build: MixerExample) -> None:
+    """In a model whose parameters are offloaded to memory or disk by accelerate, logits are those of the model in memory."""
+    require_same_offloaded(language_model(build, build), token_ids(2, 9))
