@@ -90,9 +90,7 @@ class Composed(Encoding):
         self.adds_terms = any(m.overrides("terms") for m in members)
         terms = [(m, term) for m in members if m.overrides("terms") and not m.reads_tokens for term in m.terms({})]
         for kind, what in ((Temperature, "multiply queries by a temperature"), (SinkLogits, "have a sink")):
-            giving = [type(m).__name__ for m, term in terms if isinstance(term, kind)]
-            if len(giving) > 1:
-                raise ValueError(f"two composed encodings both {what} ({' and '.join(giving)}); use one of them")
+            require_one(what, [m for m, term in terms if isinstance(term, kind)])
         # Columns that pass, such as reflections, are multiplied with the queries and keys themselves.
         readers = [m for m, term in terms if term.reads_query] + [
             m for m in members if getattr(m, "passing_columns", ())
@@ -116,17 +114,11 @@ class Composed(Encoding):
         )  # attention checks the shape of queries by them
         has: Any = tuple(members)  # Any: their optional methods are those of optional.py
         self.following: list[FollowsLength] = [m for m in has if hasattr(m, "length_at")]
-        following = [type(m).__name__ for m in self.following if m.length_at(FAR, FAR) is not None]
-        if len(following) > 1:
-            raise ValueError(
-                f"two composed encodings both follow a length ({' and '.join(following)}); use one of them"
-            )
+        require_one("follow a length", [m for m in self.following if m.length_at(FAR, FAR) is not None])
         self.moving: list[MovesPositions] = [m for m in has if hasattr(m, "regions") and m.regions()]
-        moving = [type(m).__name__ for m in self.moving]
-        if len(moving) > 1:
-            raise ValueError(f"two composed encodings both move positions ({' and '.join(moving)}); use one of them")
-        if moving:
-            require_separable(moving[0], members, terms)
+        require_one("move positions", self.moving)
+        if self.moving:
+            require_separable(type(self.moving[0]).__name__, members, terms)
         self.prepares = any(m.overrides("prepare") for m in members)
         self.transforms = any(m.overrides("queries", "keys") for m in members)
         if self.passing_columns and not self.stable_keys:
@@ -259,6 +251,13 @@ class Composed(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         return tuple([term for m in self.each for term in m.terms(context)])
+
+
+def require_one(what: str, members: Sequence[Any]) -> None:
+    """ValueError if several members do what only one can."""
+    if len(members) > 1:
+        names = " and ".join(type(m).__name__ for m in members)
+        raise ValueError(f"two composed encodings both {what} ({names}); use one of them")
 
 
 def require_separate_columns(shared: Collection[str]) -> None:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
-from longitude.errors import UsageError, check_choice, check_positive, check_sizes, unknown
+from longitude.errors import (
+    Positive,
+    Share,
+    UsageError,
+    Within,
+    check_choice,
+    check_declared,
+    check_positive,
+    check_sizes,
+    unknown,
+)
 from longitude.positions import config_keys
 from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.composed import Composed
@@ -110,6 +120,7 @@ class RopeConfig(NamedTuple):
         return rotary if self.temperature is None else Composed([rotary, build(**self.temperature)])
 
 
+SomeShare = Annotated[float, Within(above=0, high=1)]
 Style = Literal["rope_parameters", "rope_scaling"]
 
 
@@ -264,11 +275,8 @@ def rope_of(
             raise unknown(f"key of rope_type {kind!r}", key, keys, f"its keys: {', '.join(keys)}.")
     if missing := [key for key in needed if key not in given]:
         raise UsageError(f"rope_type {kind!r}", ", ".join(missing), sorted(given))
-    share, proportional = given["partial_rotary_factor"], kind == "proportional"
-    check_positive("rope", rope_theta=given["rope_theta"])
-    number = isinstance(share, int | float) and not isinstance(share, bool)
-    if not number or not 0 <= share <= 1 or (share == 0 and not proportional):
-        raise UsageError(f"rope_type {kind!r}", f"{' or '.join(reversed(SHARES))} above 0 and at most 1", repr(share))
+    share, proportional = given[SHARES[0]], kind == "proportional"
+    check_declared(f"rope_type {kind!r}", {BASES[0]: Positive, SHARES[0]: Share if proportional else SomeShare}, given)
     options = {names[key]: value for key, value in given.items() if key in names}
     if stretched:
         check_positive("rope", alpha=given["alpha"])
