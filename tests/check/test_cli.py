@@ -14,13 +14,18 @@ from transformers import AutoConfig
 from longitude.check.parts import check_part
 from longitude.check.quick import QUICK, random_model
 from longitude.check.subject import CHECKPOINT_LAWS
-from longitude.cli.check import check, part_of
+from longitude.cli import check as verb
+from longitude.cli.check import CheckOptions, part_of
 from longitude.testing.engine import Measurement
 from tests.check.building import llama
 from tests.support import edit_config
 
 ENCODINGS, MIXERS = (Path("tests/testing") / f"broken_{kind}.py" for kind in ("encodings", "mixers"))
 """Files as a user's own, where Broken and Decay are right."""
+
+
+def check(name: str, json: bool = False, **options) -> int:
+    return verb.check(name, CheckOptions(**options), json)
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from longitude.measure import losses_by_length
-from longitude.measure.perplexity import follows_length, reading_of
-from longitude.measure.windows import Bounded, Reader
+from longitude.measure.windows import Bounded, Reader, follows_length, reading_of
 from tests.measure.conftest import build
 from tests.support import close, refused
 

@@ -1,10 +1,11 @@
 """Options of `longitude bench` and their checks. Importing this loads neither torch nor transformers."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from longitude.errors import Within, check_bounds
 from longitude.labels import parse_encoding
-from longitude.study.config import require_ascending, require_at_least, require_distinct, with_all
+from longitude.study.config import require_ascending, require_distinct, with_all
 
 Pass = Literal["forward", "forward+backward"]
 DType = Literal["float32", "bfloat16", "float16", "float64"]
@@ -21,23 +22,23 @@ class BenchConfig:
     """Lengths of queries and keys, ascending."""
     backends: tuple[str, ...] = ("auto",)
     """Backends to time each encoding on; auto is the cheapest that supports it."""
-    batch: int = 1
+    batch: Annotated[int, Within(1)] = 1
     """Number of sequences."""
-    heads: int = 8
+    heads: Annotated[int, Within(1)] = 8
     """Number of query heads."""
-    kv_heads: int | None = None
+    kv_heads: Annotated[int | None, Within(1)] = None
     """Number of key and value heads, which must divide --heads; by default as many."""
-    head_dim: int = 64
+    head_dim: Annotated[int, Within(1)] = 64
     """Width of a head."""
     dtype: DType = "float32"
     """Data type of all tensors."""
     passes: tuple[Pass, ...] = ("forward", "forward+backward")
     """forward, forward+backward, or both."""
-    threads: int | None = None
+    threads: Annotated[int | None, Within(1)] = None
     """Threads of torch; by default torch's own number, one per core."""
     cpu_time: bool = False
     """Count processor seconds instead of wall-clock seconds: for a busy machine, with --threads 1."""
-    repeats: int = 7
+    repeats: Annotated[int, Within(1)] = 7
     """Number of turns; each calls every case once, and medians are over turns."""
     no_memory: bool = False
     """Do not measure the memory of forward and backward at the longest length, in a process for each case (Linux)."""
@@ -49,7 +50,7 @@ class BenchConfig:
 
 def checked(config: BenchConfig) -> BenchConfig:
     """The configuration with "all" resolved, after every check that allocates nothing. ValueError for the user."""
-    require_at_least(config, batch=1, heads=1, kv_heads=1, head_dim=1, threads=1, repeats=1)
+    check_bounds(config)
     if config.heads % (config.kv_heads or config.heads):
         raise ValueError(f"--kv-heads must divide --heads, got {config.kv_heads} and {config.heads}")
     require_ascending("lengths", config.lengths)

@@ -111,9 +111,7 @@ def short(passed: str) -> str:
 
 
 def is_noisy(row: Row) -> bool:
-    if row.ratio is None or row.ratio_low is None or row.ratio_high is None:
-        return False
-    return row.ratio_high - row.ratio_low > NOISY * row.ratio
+    return bool(row.ratio and row.ratio_low and row.ratio_high and row.ratio_high - row.ratio_low > NOISY * row.ratio)
 
 
 def remarks(rows: list[Row]) -> list[str]:

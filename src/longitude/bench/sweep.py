@@ -1,8 +1,8 @@
 """The table of a BenchConfig: every encoding on every backend at every length, compared with plain attention."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,8 +21,7 @@ BOTH = "forward+backward"
 SMALLER = "choose shorter --lengths, a smaller --batch, or another of --backends"
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line of the table: an encoding on a backend."""
 
     name: str
@@ -31,10 +30,6 @@ class Line:
     @property
     def key(self) -> str:
         return self.name if self.backend in ("", "auto") else f"{self.name} on {self.backend}"
-
-
-def lines_of(config: BenchConfig) -> list[Line]:
-    return [Line(label, backend) for label in config.encodings for backend in config.backends]
 
 
 def shape_of(config: BenchConfig, length: int) -> AttentionShape:
@@ -97,7 +92,7 @@ def weighed(row: Row, base: float | None, shape: AttentionShape) -> Row:
 def sweep(config: BenchConfig, progress: Progress) -> list[Row]:
     """Measure everything that a checked configuration names."""
     require_room(config)
-    lines, rows = lines_of(config), []
+    lines, rows = [Line(*names) for names in product(config.encodings, config.backends)], []
     weighs = not config.no_memory and can_measure_peak() and BOTH in config.passes
     per_length = len(config.passes) * (len(lines) + 1) * (config.repeats + 1)
     progress.update("starting", 0, len(config.lengths) * per_length + (len(lines) + 1) * weighs)

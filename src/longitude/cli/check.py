@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,26 +25,11 @@ EXAMPLES = """  longitude check models/llama --quick
   longitude check rope"""
 
 
-def check(
-    model_or_part: Annotated[str, tyro.conf.Positional],
-    length: int | None = None,
-    reference: str | None = None,
-    against: str | None = None,
-    laws: tuple[str, ...] = (),
-    quick: bool = False,
-    dtype: str | None = None,
-    device: str = "cpu",
-    allow_pickle: bool = False,
-    seed: int = 0,
-    json: bool = False,
-) -> int:
-    """Test a checkpoint, an encoding or a mixer for position bugs.
-
-    Exit code: 0 every test ran and passed, 1 a test failed, 2 wrong use, 3 something could not be judged.
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """What is tested, and how.
 
     Args:
-        model_or_part: A folder, .gguf file or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
-            ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
         length: Tokens that laws of a model compare; by default 16 beyond its training length, 256 at most.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
         against: Compare with the positions that another file states: a .gguf file, an adapter's folder, or another
@@ -55,32 +41,62 @@ def check(
         device: Where the model computes: cpu, cuda, mps.
         allow_pickle: Take weights that are saved as a pickle, if you trust where they come from.
         seed: Seed for the random input tokens.
+    """
+
+    length: int | None = None
+    reference: str | None = None
+    against: str | None = None
+    laws: tuple[str, ...] = ()
+    quick: bool = False
+    dtype: str | None = None
+    device: str = "cpu"
+    allow_pickle: bool = False
+    seed: int = 0
+
+    def refuse(self, why: str, *names: str) -> None:
+        """ValueError for an option of these that was given, where it has no meaning."""
+        for name in names:
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"--{name.replace('_', '-')} {why}; leave one of them out")
+
+
+OF_MODELS = ("length", "reference", "dtype", "quick")
+
+
+def check(
+    model_or_part: Annotated[str, tyro.conf.Positional],
+    options: Annotated[CheckOptions, tyro.conf.arg(name="")],
+    json: bool = False,
+) -> int:
+    """Test a checkpoint, an encoding or a mixer for position bugs.
+
+    Exit code: 0 every test ran and passed, 1 a test failed, 2 wrong use, 3 something could not be judged.
+
+    Args:
+        model_or_part: A folder, .gguf file or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
+            ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
+        options: How.
         json: Print JSON instead of the table.
     """
     keep_threads_from_spinning()
     from longitude.runs.progress import Progress
 
     model_or_part = checkpoint_of(model_or_part)
-    reference = None if reference is None else checkpoint_of(reference)
     target = part_of(model_or_part)
-    of_models = {"--length": length, "--reference": reference, "--dtype": dtype, "--quick": quick}
-    if against is not None:
-        refuse(of_models | {"--laws": laws}, "is for laws, and --against tries none")
-        if target is not None:
-            raise ValueError(f"--against is for models, and {model_or_part} is an encoding or a mixer; leave it out")
-        return compare(model_or_part, against, allow_pickle, json)
+    if target is not None:
+        options.refuse(f"is for models, and {model_or_part} is an encoding or a mixer", *OF_MODELS, "against")
+    if options.against is not None:
+        options.refuse("is for laws, and --against tries none", *OF_MODELS, "laws")
+        return compare(model_or_part, options.against, options.allow_pickle, json)
     with Progress() as progress:
         if target is not None:
-            refuse(of_models, f"is for models, and {model_or_part} is an encoding or a mixer")
             from longitude.check.parts import battery_of, check_part
 
-            results = check_part(*target, laws=laws, on_law=progress.update)
+            results = check_part(*target, laws=options.laws, on_law=progress.update)
             protocol: dict[str, Any] = {"kind": battery_of(*target).noun}
         else:
             with or_part(model_or_part):
-                results, protocol = check_model(
-                    model_or_part, progress, length, reference, laws, quick, dtype, device, allow_pickle, seed
-                )
+                results, protocol = check_model(model_or_part, options, progress)
     count = Counter(result.status for result in results.values())
     failed, unknown = count["failed"], count["unknown"]
     if json:
@@ -91,25 +107,7 @@ def check(
     return FAILURES if failed else UNTRIED if unknown else DONE
 
 
-def refuse(given: Mapping[str, Any], why: str) -> None:
-    """ValueError for an option that was given, where it has no meaning."""
-    for option, value in given.items():
-        if value not in (None, False, ()):
-            raise ValueError(f"{option} {why}; leave one of them out")
-
-
-def check_model(
-    model: str,
-    progress: Any,
-    length: int | None,
-    reference: str | None,
-    laws: tuple[str, ...],
-    quick: bool,
-    dtype: str | None,
-    device: str,
-    allow_pickle: bool,
-    seed: int,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def check_model(model: str, options: CheckOptions, progress: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The laws of a model, and how they were tried."""
     from longitude.check.quick import QUICK, random_model
     from longitude.check.run import check_subject, subject_of
@@ -118,30 +116,31 @@ def check_model(
 
     def loaded(name: str):
         progress.update(f"loading {name}", 0, 1)
-        return load(name, dtype=dtype, device=device, allow_pickle=allow_pickle, tokenizer=False, images=True)
+        how: dict[str, Any] = {name: getattr(options, name) for name in ("dtype", "device", "allow_pickle")}
+        return load(name, tokenizer=False, images=True, **how)
 
-    if quick:
-        of_weights = {"--reference": reference, "--dtype": dtype, "--allow-pickle": allow_pickle}
-        refuse(of_weights, "is for weights, and --quick reads none")
-        options = {"raw": raw_config(model), "seed": seed, "folder": model}
-        subject = subject_of(random_model(model, seed).to(device), length=length, **options)
+    reference = None if options.reference is None else checkpoint_of(options.reference)
+    laws, inputs = options.laws, {"length": options.length, "seed": options.seed}
+    if options.quick:
+        options.refuse("is for weights, and --quick reads none", "reference", "dtype", "allow_pickle")
+        random = random_model(model, options.seed).to(options.device)
+        subject = subject_of(random, raw=raw_config(model), folder=model, **inputs)
         laws = laws or QUICK
     else:
         if model.endswith(".json"):
             raise ValueError(f"{model}: a config.json has no weights; --quick tries the laws that need none")
         checkpoint = loaded(model)
-        other = None if reference is None else loaded(reference)
-        subject = subject_of(checkpoint, length=length, reference=other, seed=seed)
+        subject = subject_of(checkpoint, reference=None if reference is None else loaded(reference), **inputs)
     subject.on_progress = lambda share: progress.update(None, int(progress.done) + min(share, 0.99))
     results = check_subject(subject, laws, progress.update)
     return results, {
         "kind": "model",
-        "weights": "random, few heads" if quick else None,
+        "weights": "random, few heads" if options.quick else None,
         "tokens": subject.reach,
         "dtype": str(next(subject.model.parameters()).dtype).removeprefix("torch."),
         "equality laws in": str(subject.kind).removeprefix("torch."),
         "reference": reference,
-        "seed": seed,
+        "seed": options.seed,
     }
 
 
@@ -156,12 +155,11 @@ def compare(model: str, other: str, allow_pickle: bool, json: bool) -> int:
     else:
         from longitude.report.table import show as display, table
 
-        facts_table = table("", "the checkpoint", "the other", "", words=4)
-        for fact in facts:
-            both = (believed(value) for value in (fact.here, fact.there))
-            facts_table.add_row(fact.name, *both, "differs" if fact.differs else "")
-        words = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "nothing contradicts"
-        display(facts_table, f"\n{model} against {other}: {words}")
+        rows = [(fact.name, believed(fact.here), believed(fact.there), "differs" * fact.differs) for fact in facts]
+        verdict = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "nothing contradicts"
+        display(
+            table("", "the checkpoint", "the other", "", rows=rows, words=4), f"\n{model} against {other}: {verdict}"
+        )
     return FAILURES if wrong else DONE
 
 

@@ -9,6 +9,8 @@ import tyro
 from longitude.cli.shared import DONE, checkpoint_of, print_json
 from longitude.errors import UsageError, Within, check_bounds
 
+TARGET = ("to", "method", "factor", "base", "original")
+"""Options that describe an extension."""
 ALL = "all"
 """The method that compares the others."""
 COMPARES = "it compares methods and writes nothing; choose one of them first"
@@ -82,9 +84,7 @@ class ExtendOptions:
         if self.convert_layout is not None and (self.to is not None or self.fine_tune is not None):
             raise ValueError("--convert-layout excludes --to and --fine-tune, got both; convert first")
         if self.plan and self.convert_layout is not None:
-            raise ValueError(
-                "--plan is of --to and --fine-tune, got --convert-layout, which copies; leave one of them out"
-            )
+            raise UsageError("--plan", "--to or --fine-tune", "--convert-layout, which copies", "leave one of them out")
         self._require("--to, the new length", self.to, ("method", "factor", "base", "original"))
         tuning = ("steps", "lora", "positions", "window", "batch", "learning_rate", "gradient_checkpointing")
         self._require("--fine-tune TEXT", self.fine_tune, tuning)
@@ -95,11 +95,14 @@ class ExtendOptions:
         if self.method == ALL:
             refused = ("fine_tune", "base", "no_measure", "budget", "dry_run")
             for name in (name for name in refused if getattr(self, name) != getattr(type(self), name)):
-                raise UsageError(
-                    "--method all", "no option but those of measuring", f"--{name.replace('_', '-')}", COMPARES
-                )
+                refused_option = f"--{name.replace('_', '-')}"
+                raise UsageError("--method all", "no option but those of measuring", refused_option, COMPARES)
         if self.fine_tune is not None and self.steps is None:
             raise UsageError("--fine-tune", "--steps, how many to train", "none")
+
+    def chosen(self, *names: str) -> dict[str, Any]:
+        """These options by name."""
+        return {name: getattr(self, name) for name in names}
 
     def _require(self, what: str, given: Any, names: tuple[str, ...]) -> None:
         for name in names:
@@ -190,17 +193,11 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
     text = None if config.no_measure else config.text
 
     def train(folder: Path, out: Path, cost_text: str | None = None) -> Any:
-        names = (
-            "steps",
-            "lora",
-            "positions",
-            "batch",
-            "learning_rate",
-            "gradient_checkpointing",
-            "seed",
+        options = config.chosen(
+            "steps", "lora", "positions", "batch", "learning_rate", "gradient_checkpointing", "seed"
         )
-        options: Any = {name: getattr(config, name) for name in names} | {"length": config.window}
-        options |= {"on_progress": bar.update, "on_note": bar.note, "minutes": config.cost_minutes}
+        options |= {"length": config.window, "minutes": config.cost_minutes}
+        options |= {"on_progress": bar.update, "on_note": bar.note}
         return fine_tune(folder, str(config.fine_tune), out=out, cost_text=cost_text, **options)
 
     def planned(plan: Any) -> None:
@@ -214,7 +211,6 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
             result["training"] = train(Path(model) if config.to is None else staged(written), written, text)
             result["costs"] = result["training"].costs
     else:
-        names = ("to", "method", "factor", "base", "original", "budget", "seed")
         extension = extend(
             model,
             written,
@@ -224,7 +220,7 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
             on_plan=planned,
             on_progress=bar.update,
             on_note=bar.note,
-            **given | {name: getattr(config, name) for name in names},
+            **given | config.chosen(*TARGET, "budget", "seed"),
         )
         result = {name: getattr(extension, name) for name in ("plan", "training", "costs")}
         written = written if extension.written else None
@@ -263,11 +259,9 @@ def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
 
     target = tuning = None
     if config.to is not None:
-        names = ("to", "method", "factor", "base", "original")
-        target = Target(**{name: getattr(config, name) for name in names})
+        target = Target(**config.chosen(*TARGET))
     if config.fine_tune is not None:
-        given: Any = {name: getattr(config, name) for name in ("steps", "batch", "positions", "gradient_checkpointing")}
-        tuning = Tuning(length=config.window, **given)
+        tuning = Tuning(length=config.window, **config.chosen("steps", "batch", "positions", "gradient_checkpointing"))
     minutes = None if config.no_measure else config.cost_minutes
     with Progress() as bar:
         parts = costs(model, target, tuning, config.budget, minutes, bar.note)

@@ -83,12 +83,7 @@ def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> 
     from longitude.runs.progress import Progress
 
     with Progress() as bar:
-
-        def report(what: str, done: float, total: float) -> None:
-            bar.update(what, done, total)
-            bar.note(what)
-
-        found = costs(config, models, report)
+        parts = costs(config, models, lambda what, *share: (bar.update(what, *share), bar.note(what)))
     free = f"{available_memory(device_of(config.device).type) / 1e9:.1f} GB are free"
-    lines = [f"\n{cost.model}: needs {cost.memory}, of which {free}" for cost in found]
-    return print_costs(found, json, *dict.fromkeys([*lines, *(cost.reason for cost in found if cost.reason)]))
+    lines = [f"\n{cost.model}: needs {cost.memory}, of which {free}" for cost in parts]
+    return print_costs(parts, json, *dict.fromkeys([*lines, *(cost.reason for cost in parts if cost.reason)]))

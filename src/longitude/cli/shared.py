@@ -10,22 +10,8 @@ from json import dumps, loads
 from typing import Any
 
 DONE, FAILURES, WRONG_USE, UNTRIED, INTERRUPTED = 0, 1, 2, 3, 130
-PLAIN = {
-    "±": "+-",
-    "−": "-",
-    "–": "-",
-    "—": "-",
-    "×": "x",
-    "·": ".",
-    "…": "...",
-    "→": "->",
-    "≤": "<=",
-    "≥": ">=",
-    "°": "deg",
-    "↵": "$",
-    "┐": "+",
-}
-PLAIN |= dict.fromkeys("│┆╎", "|") | dict.fromkeys("─┄━╌", "-") | dict.fromkeys("█▓▒░▇▆▅▄▃▂▁", "#")
+PLAIN = {"±": "+-", "×": "x", "·": ".", "…": "...", "→": "->", "≤": "<=", "≥": ">=", "°": "deg", "↵": "$", "┐": "+"}
+PLAIN |= dict.fromkeys("│┆╎", "|") | dict.fromkeys("−–—─┄━╌", "-") | dict.fromkeys("█▓▒░▇▆▅▄▃▂▁", "#")
 """Replacements of signs that the encoding of standard output does not support."""
 
 STRICT = ("strict", "surrogateescape")

@@ -32,11 +32,10 @@ from longitude.measure.config import (
 )
 from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.endpoint import Endpoint, ServerTokenizer
-from longitude.measure.perplexity import follows_length
 from longitude.measure.sources import Text, read_text
 from longitude.measure.text import targets_of
 from longitude.measure.transport import address
-from longitude.measure.windows import LOGITS, plan_windows
+from longitude.measure.windows import LOGITS, follows_length, plan_windows
 from longitude.positions.config_keys import FULL
 from longitude.runs.costs import WIDEST, Cost, Memory, estimate, flops_per_second, forward_flops, forward_memory
 from longitude.runs.device import device_of
@@ -350,7 +349,7 @@ def _content(model: str) -> str:
 
 # ---- what it takes ---------------------------------------------------------------------------------------------------
 def costs(
-    config: MeasureConfig, models: tuple[str, ...], on_progress: Callable[[str, float, float], None] = lambda *_: None
+    config: MeasureConfig, models: tuple[str, ...], on_progress: Callable[[str, float, float], object] = lambda *_: None
 ) -> list[Cost]:
     """The cost of every model at every length. Needs only config.json: no weights, tokenizer or text.
 

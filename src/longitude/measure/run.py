@@ -15,12 +15,11 @@ from longitude.measure import retrieval
 from longitude.measure.config import ONE_TEXT, PERPLEXITY, SAME_TARGETS, as_json
 from longitude.measure.documents import typical
 from longitude.measure.endpoint import ServerReader
-from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Part, Subject
 from longitude.measure.rows import Row, write_rows
 from longitude.measure.text import losses_by_length
 from longitude.measure.transport import SUCH, Refused, Unreachable
-from longitude.measure.windows import Progress, Resumable, nats_of
+from longitude.measure.windows import Progress, Reading, Resumable, nats_of, reading_of
 from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.progress import Progress as Watcher
 from longitude.runs.provenance import commit_of_code, provenance

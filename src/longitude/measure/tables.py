@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, SAME_TARGETS, with_trained
-from longitude.measure.retrieval.summary import WEIGHTING
+from longitude.measure.retrieval.measurement import WEIGHTING
 from longitude.measure.rows import Row
 from longitude.measure.run import DIFFERENCE, Results, least_context
 from longitude.report import wording
