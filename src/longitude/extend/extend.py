@@ -124,8 +124,8 @@ def extend(
         cost = None
         if text is not None and store is not None and source.quantization is None:
             cost = CostMeasurement(source, text, store, on_progress, minutes, on_note)
-        found = _search(source, target, cost, budget, seed, on_progress, on_note) if target.searched else None
-        plan = plan_extension(source, target, found, must_fit=text is not None)
+        factors = _search(source, target, cost, budget, seed, on_progress, on_note) if target.searched else None
+        plan = plan_extension(source, target, factors, must_fit=text is not None)
         if plan.nothing and train is not None:
             raise ValueError(f"--fine-tune: nothing of {model} is extended; there is no new checkpoint to train")
         if source.quantization is not None and plan.changes:

@@ -106,7 +106,7 @@ def _missing(plan: ExtendPlan) -> float | None:
 
 def architecture(model_type: str) -> str | None:
     """The architecture of llama.cpp for a model type of transformers; None if it is not known."""
-    plain = {each.replace("-", "").replace("_", ""): each for each in (*NEIGHBOURS, *HALVES)}
+    plain = {name.replace("-", "").replace("_", ""): name for name in (*NEIGHBOURS, *HALVES)}
     return RENAMED.get(model_type) or plain.get(model_type.replace("_", ""))
 
 
@@ -162,29 +162,29 @@ def _llama_cpp(plan: ExtendPlan) -> Line:
 
 def notes(plan: ExtendPlan) -> list[str]:
     """Differences of engines from transformers, with the folder and with the original weights."""
-    scheme, found = plan.scheme, []
+    scheme, sentences = plan.scheme, list[str]()
     if is_unrotated(scheme):
-        found.append(
+        sentences.append(
             "vLLM and SGLang make a table of max_position_embeddings times factor rows, which fit in no memory here."
         )
     elif isinstance(scheme, NTKByParts) and (missing := _missing(plan)) is not None:
-        found.append(
+        sentences.append(
             f'SGLang does not read attention_factor, nor did earlier releases of vLLM: give "attn_factor": {missing:.10g} in '
             f"rope_parameters there."
         )
     if isinstance(scheme, DynamicNTK):
         longest = round(scheme.factor * plan.original)
-        found.append(
+        sentences.append(
             f"vLLM and SGLang rotate every text, short ones too, as transformers rotates one of {longest} tokens."
         )
     if isinstance(scheme, LongRoPE):
         factor = plan.attention_factor
-        found.append(f"vLLM takes the long factors at every length if the served length is above {plan.original}.")
-        found.append(
+        sentences.append(f"vLLM takes the long factors at every length if the served length is above {plan.original}.")
+        sentences.append(
             f'vLLM and SGLang do not read attention_factor: give "short_mscale": {factor:.10g}, "long_mscale": {factor:.10g} in '
             f"rope_parameters there."
         )
-    return found
+    return sentences
 
 
 def page(plan: ExtendPlan, trained: bool) -> str:
@@ -197,7 +197,7 @@ def page(plan: ExtendPlan, trained: bool) -> str:
     if not trained:
         parts += ["The original weights rotate in the same way with these options, without this folder:"]
         parts.append(_listed(of_original(plan)))
-    parts += [f"* {each}" for each in notes(plan)]
+    parts += [f"* {note}" for note in notes(plan)]
     return "\n\n".join(parts) + "\n"
 
 

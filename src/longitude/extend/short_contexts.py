@@ -226,8 +226,10 @@ class CostMeasurement:
             if length in after:
                 new = interval(*after[length].pair)
                 difference = paired_difference(after[length].pair, before.pair)
-            found, tokens = interval(*before.pair), sum(before.tokens)
-            costs.append(ShortContextLoss(length, found, new, difference, len(before.nats), tokens, self.text.source))
+            original, tokens = interval(*before.pair), sum(before.tokens)
+            costs.append(
+                ShortContextLoss(length, original, new, difference, len(before.nats), tokens, self.text.source)
+            )
         return costs
 
     def sample(self, length: int, minutes: float, **how: int) -> Sample:
@@ -244,7 +246,7 @@ class CostMeasurement:
     ) -> list[DocumentLosses]:
         """The losses of a model in windows of `length` tokens; what: words for progress. Passes are kept in `folder`."""
         model, passes = checkpoint.model, folder / PASSES
-        found = losses_by_length(
+        losses = losses_by_length(
             model,
             documents.ids,
             lengths=[length],
@@ -255,7 +257,7 @@ class CostMeasurement:
             **how,
         )
         passes.unlink(missing_ok=True)
-        return found
+        return losses
 
     def _sums(self, checkpoint: Checkpoint, what: str, must_be_finite: int | None = None) -> dict[int, Sums]:
         """Sums by length, in non-overlapping windows. ValueError for losses at `must_be_finite` tokens that are not finite."""

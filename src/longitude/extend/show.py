@@ -113,61 +113,61 @@ def verdict(cost: ShortContextLoss) -> str:
     if change.low is None or change.high is None:
         return "no verdict, as one document has no interval"
     word = "worse" if change.low > 0 else "better" if change.high < 0 else "no difference shown"
-    low, value, high = (100 * each / before for each in (change.low, change.value, change.high))
+    low, value, high = (100 * bits / before for bits in (change.low, change.value, change.high))
     return f"{word}, {value:+.1f}% bits per byte ({low:+.1f}% to {high:+.1f}%, paired over {cost.documents} documents)"
 
 
-def comparison_parts(found: Comparison) -> Iterator[Any]:
+def comparison_parts(comparison: Comparison) -> Iterator[Any]:
     """A row for each method and a column for each bucket of positions, the recommendation, and the command that writes it."""
-    chosen = found.candidates
+    chosen = comparison.candidates
     yield f"{chosen.source.name}: {chosen.original} to {chosen.length} tokens, perplexity per token by position\n"
     heads = [f"{first}-{last - 1}" for first, last in pairwise(chosen.edges)]
     shown = table("method", *heads)
-    for name, cells in found.perplexities.items():
+    for name, cells in comparison.perplexities.items():
         words = ["not finite" if cell.value is None else f"{cell.value:.4g}" for cell in cells]
         shown.add_row(
-            name, *(f"*{word}" if best == name else word for word, best in zip(words, found.best, strict=True))
+            name, *(f"*{word}" if best == name else word for word, best in zip(words, comparison.best, strict=True))
         )
     yield shown
     yield (
-        f"\n*: lowest of its column. {found.text}: {found.windows} windows of {chosen.length} tokens, the same for all. "
-        f"The training length is {chosen.original}."
+        f"\n*: lowest of its column. {comparison.text}: {comparison.windows} windows of {chosen.length} tokens, the same for "
+        f"all. The training length is {chosen.original}."
     )
-    if "dynamic" in found.profiles:
+    if "dynamic" in comparison.profiles:
         yield f"dynamic: as a text of {chosen.length} tokens is read; up to {chosen.original} tokens it is unchanged."
     yield from (f"{name}: {reason}" for name, reason in chosen.configs.items() if isinstance(reason, str))
-    yield found.recommendation
-    if found.command is not None:
-        yield f"Nothing was written; this writes the best of those that change the model:\n{found.command}"
+    yield comparison.recommendation
+    if comparison.command is not None:
+        yield f"Nothing was written; this writes the best of those that change the model:\n{comparison.command}"
 
 
-def comparison_json(found: Comparison) -> dict[str, Any]:
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """A comparison for machines."""
-    chosen = found.candidates
+    chosen = comparison.candidates
     buckets = [{"position_from": first, "position_to": last} for first, last in pairwise(chosen.edges)]
     rows = []
     for name in (UNCHANGED, *chosen.configs):
-        cells = found.perplexities.get(name, ())
+        cells = comparison.perplexities.get(name, ())
         losses = [
             {**bucket, "perplexity": cell.value, "low": cell.low, "high": cell.high, "tokens": tokens}
-            for bucket, cell, tokens in zip(buckets, cells, found.sizes, strict=bool(cells))
+            for bucket, cell, tokens in zip(buckets, cells, comparison.sizes, strict=bool(cells))
         ]
         rows.append({"method": name, "reason": chosen.configs.get(name) if not cells else None, "losses": losses})
-    best = next(iter(found.beyond), None)
+    best = next(iter(comparison.beyond), None)
     return {
         "model": chosen.source.name,
         "original_length": chosen.original,
         "length": chosen.length,
-        "text": found.text,
-        "windows": found.windows,
-        "tokens": sum(found.sizes),
+        "text": comparison.text,
+        "windows": comparison.windows,
+        "tokens": sum(comparison.sizes),
         "rows": rows,
-        "best": [{**bucket, "method": name} for bucket, name in zip(buckets, found.best, strict=True)],
-        "recommended": None if found.undecided or len(found.beyond) < 2 else best,
-        "undecided": found.undecided,
-        "against_best": {name: ratio._asdict() for name, ratio in found.against_best.items()},
-        "recommendation": found.recommendation,
-        "command": found.command,
+        "best": [{**bucket, "method": name} for bucket, name in zip(buckets, comparison.best, strict=True)],
+        "recommended": None if comparison.undecided or len(comparison.beyond) < 2 else best,
+        "undecided": comparison.undecided,
+        "against_best": {name: ratio._asdict() for name, ratio in comparison.against_best.items()},
+        "recommendation": comparison.recommendation,
+        "command": comparison.command,
     }
 
 
@@ -182,7 +182,7 @@ def as_json(
     result: dict[str, Any] = {"out": out}
     if plan is not None:
         result |= {"model": plan.source.name} | plan_json(plan)
-        rows = [[None if each is ABSENT else each for each in row] for row in plan.difference()]
+        rows = [[None if value is ABSENT else value for value in row] for row in plan.difference()]
         result["difference"] = [dict(zip(("key", "before", "after"), row, strict=True)) for row in rows]
         result |= {"notes": plan.notes, "left_out": left_out(plan.source)}
         if out is not None and plan.layers is not None:
