@@ -57,21 +57,21 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
     if isinstance(encoding, str) and LAYERS in encoding:
         encoding = {"layers": encoding.split(LAYERS)}
     if isinstance(encoding, Mapping) and "layers" in encoding:
-        each = by_layer(encoding, model.config, len(layers))
-        specs, built = {"layers": each}, built_by_layer(each)
+        layer_specs = by_layer(encoding, model.config, len(layers))
+        specs, built = {"layers": layer_specs}, built_by_layer(layer_specs)
     else:
-        specs, given = resolved(encoding, model.config)
-        each = [specs] * len(layers)
-        built = built_by_layer(each) if given is None else copies(given, len(layers))
-    members = list(dict.fromkeys(member for own in built for member in own))  # a shared one is there once
-    require_fitting([spec for own in each for spec in own], members, model.config)
-    of_layer = [Composed(own) for own in built]
+        specs, modules = resolved(encoding, model.config)
+        layer_specs = [specs] * len(layers)
+        built = built_by_layer(layer_specs) if modules is None else copies(modules, len(layers))
+    members = list(dict.fromkeys(member for of_layer in built for member in of_layer))  # a shared one is there once
+    require_fitting([spec for of_layer in layer_specs for spec in of_layer], members, model.config)
+    composed_by_layer = [Composed(of_layer) for of_layer in built]
     config = own_config(model)
     parameter = next(base.parameters())
     model.set_attn_implementation("longitude")
     base.add_module(KEY, nn.ModuleList(members).to(parameter.device, parameter.dtype))
-    base.rotary_emb = IdentityRotary({member: None for composed in of_layer for member in composed})
-    for attention, composed in zip(layers, of_layer, strict=True):
+    base.rotary_emb = IdentityRotary({member: None for composed in composed_by_layer for member in composed})
+    for attention, composed in zip(layers, composed_by_layer, strict=True):
         attach(attention, composed)
     setattr(config, KEY, specs)
     config.rope_parameters = with_sentinel(config.rope_parameters)
@@ -79,11 +79,11 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
 
 def own_config(model: PreTrainedModel) -> PreTrainedConfig:
     """Give the model its own copy of its configuration: AutoModel passes one object to all models made from it."""
-    shared, own = model.config, deepcopy(model.config)
+    shared, config = model.config, deepcopy(model.config)
     for module in model.modules():
         if getattr(module, "config", None) is shared:
-            module.config = own  # pyright: ignore[reportArgumentType]
-    return own
+            module.config = config  # pyright: ignore[reportArgumentType]
+    return config
 
 
 class IdentityRotary(nn.Module):
@@ -103,11 +103,11 @@ class IdentityRotary(nn.Module):
         if position_ids.dim() != 2:
             raise UsageError("position_ids", "[B, L]", list(position_ids.shape))
         positions = as_int(canonical("position_ids", position_ids, x.shape[0], x.shape[1]))
-        each = explicit(positions, x.shape[1], x.device)
+        of_tokens = explicit(positions, x.shape[1], x.device)
         embeddings = PositionEmbeddings((x.new_ones(1, 1, 1), x.new_zeros(1, 1, 1)))
         embeddings.positions = positions
         shared = [m for m in self.members if m.stable_keys and not m.learns_frequencies]
-        embeddings.tables = {m: m(partial(m.prepare, of_axes(m, each), None, x.dtype)) for m in shared}
+        embeddings.tables = {m: m(partial(m.prepare, of_axes(m, of_tokens), None, x.dtype)) for m in shared}
         return embeddings
 
 
@@ -128,12 +128,12 @@ def attentions(base: Any) -> list[nn.Module]:
     names = list(inspect.signature(rotary.forward).parameters)
     if names not in (["x", "position_ids"], ["x", "position_ids", "layer_type"]):
         raise ValueError(f"set_positions: {kind}.rotary_emb takes {', '.join(names)}; expected x and position_ids")
-    found = [m for m in base.modules() if hasattr(m, "layer_idx") and hasattr(m, "scaling")]
-    if [m.layer_idx for m in found] != list(range(base.config.num_hidden_layers)):
-        raise ValueError(f"set_positions: expected one attention in each layer of {kind}, found {len(found)}")
-    require_plain_keys(found, base.config)
-    require_identity(found[0], rotary, base.config)
-    return found
+    modules = [m for m in base.modules() if hasattr(m, "layer_idx") and hasattr(m, "scaling")]
+    if [m.layer_idx for m in modules] != list(range(base.config.num_hidden_layers)):
+        raise ValueError(f"set_positions: expected one attention in each layer of {kind}, found {len(modules)}")
+    require_plain_keys(modules, base.config)
+    require_identity(modules[0], rotary, base.config)
+    return modules
 
 
 def require_plain_keys(attentions: list[nn.Module], config: PreTrainedConfig) -> None:
@@ -153,8 +153,8 @@ def require_identity(attention: nn.Module, rotary: nn.Module, config: PreTrained
 
     It runs on the meta device, which has no weights. A layer that cannot be made or run by itself is not judged.
     """
-    own = deepcopy(config)
-    own._attn_implementation = "eager"
+    eager = deepcopy(config)
+    eager._attn_implementation = "eager"
     labels = getattr(config, "layer_types", None) or [None]
     label = labels[:1] if "layer_type" in inspect.signature(rotary.forward).parameters else []
 
@@ -164,8 +164,8 @@ def require_identity(attention: nn.Module, rotary: nn.Module, config: PreTrained
 
     try:
         with torch.no_grad(), torch.device("meta"):
-            made: Any = type(attention)(own, 0).float()
-            turned = type(rotary)(own)(torch.zeros(1, 1, 1), torch.zeros(1, 1), *label)
+            made: Any = type(attention)(eager, 0).float()
+            turned = type(rotary)(eager)(torch.zeros(1, 1, 1), torch.zeros(1, 1), *label)
             run(turned)
     except Exception:
         return
@@ -184,20 +184,20 @@ def require_identity(attention: nn.Module, rotary: nn.Module, config: PreTrained
 
 def require_fitting(specs: list[dict[str, Any]], members: list[Encoding], config: PreTrainedConfig) -> None:
     """ValueError for an encoding that an unmodified model cannot have, or with other heads than the model's."""
-    for one in (each for member in members for each in compose(member)):
-        if one.at_input:
+    for member in (m for composed in members for m in compose(composed)):
+        if member.at_input:
             raise ValueError(
-                f"set_positions: {type(one).__name__} acts on the model's input, which is not replaced; use lg.LongitudeConfig"
+                f"set_positions: {type(member).__name__} acts on the model's input, which is not replaced; use lg.LongitudeConfig"
             )
-        if one.axes > 1:
+        if member.axes > 1:
             raise ValueError(
-                f"set_positions: {type(one).__name__} takes {one.axes} axes, and the model's tokens have one position"
+                f"set_positions: {type(member).__name__} takes {member.axes} axes, and the model's tokens have one position"
             )
     for spec in specs:
-        for option, own in heads_of(config).items():
-            if spec.get(option, own) != own:
+        for option, size in heads_of(config).items():
+            if spec.get(option, size) != size:
                 raise ValueError(
-                    f"set_positions: {spec['name']} has {option}={spec[option]}, and the model {own}; leave {option} out"
+                    f"set_positions: {spec['name']} has {option}={spec[option]}, and the model {size}; leave {option} out"
                 )
 
 
@@ -216,8 +216,8 @@ def resolved(
             'a name, {"name": name, **options}, an Encoding, or a list of at least one of them',
             repr(encoding),
         )
-    given = [part for part in parts if isinstance(part, Encoding)]
-    if given and len(given) < len(parts):
+    modules = [part for part in parts if isinstance(part, Encoding)]
+    if modules and len(modules) < len(parts):
         raise UsageError("set_positions", "names and options, or Encodings", "both in one list")
     heads = heads_of(config)
     head_dim = heads["head_dim"]
@@ -229,9 +229,8 @@ def resolved(
         encoding="nope",
     )
     specs = []
-    parts = [
-        one for part in parts for one in (parse_encoding(part) if isinstance(part, str) and is_label(part) else [part])
-    ]
+    by_label = ((parse_encoding(part) if isinstance(part, str) and is_label(part) else [part]) for part in parts)
+    parts = [part for labeled in by_label for part in labeled]
     for part in parts:
         options: dict[str, Any] = (
             spec_of(part) if isinstance(part, Encoding) else {"name": part} if isinstance(part, str) else dict(part)
@@ -241,59 +240,59 @@ def resolved(
             options.setdefault("head_dim", head_dim)
         if isinstance(factory, type) and issubclass(factory, Rotary):
             options = with_own_rotation(options, config, head_dim, layer)
-        one = shape.resolve(options)
-        specs += one if isinstance(one, list) else [one]
-    return specs, given or None
+        spec = shape.resolve(options)
+        specs += spec if isinstance(spec, list) else [spec]
+    return specs, modules or None
 
 
 def by_layer(encoding: Mapping[str, Any], config: PreTrainedConfig, layers: int) -> list[list[dict[str, Any]]]:
     """For each layer its specs with every option written out."""
     if encoding.keys() != {"layers"} or not isinstance(encoding["layers"], list | tuple):
         raise UsageError("set_positions", '{"layers": [an encoding, ...]} alone', repr(dict(encoding)))
-    each = []
+    layer_specs = []
     for layer, part in enumerate(by_pattern("set_positions", encoding["layers"], layers)):
-        specs, given = resolved(part, config, layer)
-        if given is not None:
+        specs, modules = resolved(part, config, layer)
+        if modules is not None:
             raise UsageError("set_positions", "names and options in layers", "Encodings", "pass them by name")
-        each.append(specs)
-    return each
+        layer_specs.append(specs)
+    return layer_specs
 
 
-def copies(given: Sequence[Encoding], layers: int) -> list[list[Encoding]]:
+def copies(members: Sequence[Encoding], layers: int) -> list[list[Encoding]]:
     """The encodings of each layer; one that is not shared is copied for the layers after the first."""
-    return [[deepcopy(own) if layer and not own.shared else own for own in given] for layer in range(layers)]
+    return [[deepcopy(m) if layer and not m.shared else m for m in members] for layer in range(layers)]
 
 
 def heads_of(config: PreTrainedConfig, layer_type: str | None = None) -> dict[str, int]:
     """The model's heads, by the names of an encoding's options; those of one type of layers where types differ (Gemma 4)."""
     layers = [config]
     if getattr(config, "is_heterogeneous", False):
-        each: Any = config.per_layer_config
-        layers = each[:] if layer_type is None else [each[layer_type]]
-    if not all(hasattr(one, "num_attention_heads") for one in layers):
+        configs: Any = config.per_layer_config
+        layers = configs[:] if layer_type is None else [configs[layer_type]]
+    if not all(hasattr(layer, "num_attention_heads") for layer in layers):
         raise UsageError("", "num_attention_heads", f"a {config.model_type} config without it")
-    found = [
+    heads_by_layer = [
         {
-            "num_heads": (heads := one.num_attention_heads),
-            "num_kv_heads": getattr(one, "num_key_value_heads", None) or heads,
-            "head_dim": getattr(one, "head_dim", None) or one.hidden_size // heads,
+            "num_heads": (count := layer.num_attention_heads),
+            "num_kv_heads": getattr(layer, "num_key_value_heads", None) or count,
+            "head_dim": getattr(layer, "head_dim", None) or layer.hidden_size // count,
         }
-        for one in layers
+        for layer in layers
     ]
-    if others := [one for one in found if one != found[0]]:
-        raise UsageError("", "layers with the same heads", f"{found[0]} and {others[0]}")
-    return found[0]
+    if others := [heads for heads in heads_by_layer if heads != heads_by_layer[0]]:
+        raise UsageError("", "layers with the same heads", f"{heads_by_layer[0]} and {others[0]}")
+    return heads_by_layer[0]
 
 
-def own_rotation(config: PreTrainedConfig, layer: int | None, given: bool) -> dict[str, Any]:
-    """config.rope_parameters, or those of a layer's type. ValueError if they differ, without a layer or a given base."""
+def own_rotation(config: PreTrainedConfig, layer: int | None, with_base: bool) -> dict[str, Any]:
+    """config.rope_parameters, or those of a layer's type. ValueError if they differ, without a layer or a base of the user."""
     own = config.rope_parameters
-    if not own or not all(isinstance(each, Mapping) for each in own.values()):
+    if not own or not all(isinstance(rotation, Mapping) for rotation in own.values()):
         return own or {}
     if layer is not None:
         return own[config.layer_types[layer]]
     of_types = list({name: own[name] for name in config.layer_types}.values())
-    if given or all(each == of_types[0] for each in of_types):
+    if with_base or all(rotation == of_types[0] for rotation in of_types):
         return of_types[0]
     bases = ", ".join(f"{name} {own[name].get('rope_theta')}" for name in dict.fromkeys(config.layer_types))
     raise UsageError(
@@ -324,8 +323,8 @@ def with_own_rotation(
     known = options_of(factory)
     own = own_rotation(config, layer, "base" in options or "base" not in known)
     scaled = issubclass(factory, Remapped) and own.get("rope_type", "default") not in ("default", "longitude")
-    one = {**config.to_dict(), "rope_parameters": own}
-    if scaled and isinstance(rope := read_ropes(one), RopeConfig) and rope.scaling is not None:
+    keys = {**config.to_dict(), "rope_parameters": own}
+    if scaled and isinstance(rope := read_ropes(keys), RopeConfig) and rope.scaling is not None:
         options = {"scaling": rope.scaling.as_dict(), **options}
     if "rope_theta" in own and "base" in known:
         options = {"base": own["rope_theta"], **options}

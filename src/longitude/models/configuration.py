@@ -183,10 +183,10 @@ class LongitudeConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: C901
-        own = [field.name for field in fields(self)]
+        options = [field.name for field in fields(self)]
         for name in kwargs:  # transformers keeps any key, so a misspelled one would have no effect
-            if get_close_matches(name, own, n=1, cutoff=0.8):
-                raise unknown("option of LongitudeConfig", name, own, "")
+            if get_close_matches(name, options, n=1, cutoff=0.8):
+                raise unknown("option of LongitudeConfig", name, options, "")
             if any(name in options_of(kind) for kind in MIXERS.values()):
                 key = f"{SHARED[name]}=... or " if name in SHARED else ""
                 remedy = f'give {key}mixer={{"name": ..., "{name}": ...}}'
@@ -276,18 +276,18 @@ class LongitudeConfig(PreTrainedConfig):
         return self.hidden_size // self.num_attention_heads
 
     def _one_or_each(
-        self, one: str, each: str, default: str, resolve: Callable[[Any, int | None], Any]
+        self, single: str, listed: str, default: str, resolve: Callable[[Any, int | None], Any]
     ) -> tuple[Any, Any]:
         """The options for all layers and for each of them, resolved: exactly one of the two is not None."""
-        for_all, for_each = getattr(self, one), getattr(self, each)
+        for_all, for_each = getattr(self, single), getattr(self, listed)
         if for_each is None:
             return resolve(for_all, None), None
         if for_all not in (None, default):  # None if saved, the default if left out
-            raise UsageError("", f"{one} or {each}", f"both: {for_all!r} and {for_each!r}")
+            raise UsageError("", f"{single} or {listed}", f"both: {for_all!r} and {for_each!r}")
         if not isinstance(for_each, list | tuple):
-            raise UsageError(each, f"a list of {self.num_hidden_layers}, one per layer", repr(for_each))
+            raise UsageError(listed, f"a list of {self.num_hidden_layers}, one per layer", repr(for_each))
         return None, [
-            resolve(spec, layer) for layer, spec in enumerate(by_pattern(each, for_each, self.num_hidden_layers))
+            resolve(spec, layer) for layer, spec in enumerate(by_pattern(listed, for_each, self.num_hidden_layers))
         ]
 
     def resolve_mixer(self, spec: str | dict[str, Any]) -> dict[str, Any]:
@@ -332,7 +332,7 @@ class LongitudeConfig(PreTrainedConfig):
             parts = parse_encoding(spec)
             spec = parts if len(parts) > 1 else parts[0]
         if isinstance(spec, list):
-            return [one for part in spec for one in _listed(self.resolve(part, layer))]
+            return [member for part in spec for member in _listed(self.resolve(part, layer))]
         options = {"name": spec} if isinstance(spec, str) else dict(spec)
         if not isinstance(name := options.pop("name", None), str):
             raise UsageError("encoding", 'a name, {"name": name, **options} or a list of them', repr(spec))
@@ -349,8 +349,8 @@ class LongitudeConfig(PreTrainedConfig):
     def needs_head_dim(self, spec: dict[str, Any]) -> bool:
         """Whether a resolved mixer's heads have the width hidden_size / num_attention_heads, and it sets no other."""
         kind = mixer_class(spec)
-        own = spec.get("head_dim") is not None or "head_dim" in kind.encoding_shapes({**self.sizes, **spec})
-        return "head_dim" in options_of(kind) and not own
+        sets_it = spec.get("head_dim") is not None or "head_dim" in kind.encoding_shapes({**self.sizes, **spec})
+        return "head_dim" in options_of(kind) and not sets_it
 
     def encoding_shapes(self, layer: int | None = None) -> dict[str, int]:
         """Sizes of a layer's heads for its encodings, where they differ from the model's; None: the first layer with heads."""
@@ -365,7 +365,7 @@ class LongitudeConfig(PreTrainedConfig):
     def every_mixer(self) -> list[dict[str, Any]]:
         """The resolved mixers of all layers, and those that are parts of them."""
         return [
-            one for spec in self.layer_mixers() for one in (spec, *(spec[part] for part in mixer_class(spec).parts))
+            mixer for spec in self.layer_mixers() for mixer in (spec, *(spec[part] for part in mixer_class(spec).parts))
         ]
 
     def layer_specs(self) -> list[list[dict[str, Any]]]:
@@ -400,7 +400,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Scaling):
         return value.as_dict()
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value  # numpy and torch, single numbers too
 
 

@@ -98,9 +98,9 @@ class LongitudePreTrainedModel(PreTrainedModel):
 
 def kinds_of(kind: type[LongitudePreTrainedModel]) -> Iterator[type[LongitudePreTrainedModel]]:
     """All direct and indirect subclasses."""
-    for one in kind.__subclasses__():
-        yield one
-        yield from kinds_of(one)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from kinds_of(subclass)
 
 
 def built_by_layer(layers: Iterable[Sequence[dict[str, Any]]]) -> list[list[Encoding]]:
@@ -180,50 +180,52 @@ class LongitudeModel(LongitudePreTrainedModel):
 
         # Encodings are modules of the model, not of its layers, which are passed theirs; a shared one is for all layers.
         built = built_by_layer(config.layer_specs())
-        members = dict.fromkeys(member for own in built for member in own)
-        of_layer = self.taken([Composed(own) for own in built])
-        used = {one for own in of_layer for one in own}
+        members = dict.fromkeys(member for of_layer in built for member in of_layer)
+        by_layer = self.taken([Composed(of_layer) for of_layer in built])
+        used = {member for composed in by_layer for member in composed}
         self.encodings = nn.ModuleList(m for m in members if used.intersection(Composed([m])))  # a preset has members
-        self.share_encodings(of_layer)
+        self.share_encodings(by_layer)
         # transformers reads this attribute when it loads a model in 16 bits.
         precise = (m for m in self.modules() if isinstance(m, FullPrecision))
         self._keep_in_fp32_modules_strict = {
             name for m in precise for name in m.full_precision if name in m._parameters
         }
-        self.axes = max(composed.axes for composed in of_layer)
-        if any(one.at_input and one not in set(of_layer[0]) for member in members for one in Composed([member])):
+        self.axes = max(composed.axes for composed in by_layer)
+        if any(m.at_input and m not in set(by_layer[0]) for member in members for m in Composed([member])):
             raise ValueError("encodings: one that acts on the model's input must stand in the first layer")
         self.post_init()
 
-    def share_encodings(self, of_layer: Sequence[Composed]) -> None:
+    def share_encodings(self, by_layer: Sequence[Composed]) -> None:
         """Give each layer its encoding; layers with the same members share one object."""
         # A layer may raise after an earlier one of another kind has changed its cache.
         several = len({type(mixer) for mixer in self.mixers}) > 1
         self.mixed = self.cross or self.config.encodings is not None or several
-        distinct = {tuple(own): own for own in of_layer}
+        distinct = {tuple(composed): composed for composed in by_layer}
         # Tuples, so that nothing is registered twice.
         self.distinct_encodings = tuple(distinct.values())
-        self.encoding_index = tuple([*distinct].index(tuple(own)) for own in of_layer)
-        self.encoding_of_layer = tuple(distinct[tuple(own)] for own in of_layer)
+        self.encoding_index = tuple([*distinct].index(tuple(composed)) for composed in by_layer)
+        self.encoding_of_layer = tuple(distinct[tuple(composed)] for composed in by_layer)
 
-    def taken(self, of_layer: list[Composed]) -> list[Composed]:
+    def taken(self, by_layer: list[Composed]) -> list[Composed]:
         """Each layer's encoding, without the members that its mixer does not support if one encoding is for all layers.
 
         ValueError for a member that no mixer supports, and for a layer's own encoding if its mixer does not support it.
         """
         mixers = self.mixers
         if self.config.encodings is not None:
-            for mixer, own in zip(mixers, of_layer, strict=True):
-                mixer.require(own)
-            return of_layer
-        for members in zip(*of_layer, strict=True):
+            for mixer, composed in zip(mixers, by_layer, strict=True):
+                mixer.require(composed)
+            return by_layer
+        for members in zip(*by_layer, strict=True):
             if all(mixer.refuses(member) for mixer, member in zip(mixers, members, strict=True)):
                 mixers[0].require(Composed([members[0]]))
+        supported = [
+            [member for member in composed if mixer.refuses(member) is None]
+            for mixer, composed in zip(mixers, by_layer, strict=True)
+        ]
         return [
-            own
-            if all(mixer.refuses(m) is None for m in own)
-            else Composed([m for m in own if mixer.refuses(m) is None])
-            for mixer, own in zip(mixers, of_layer, strict=True)
+            composed if members == [*composed] else Composed(members)
+            for composed, members in zip(by_layer, supported, strict=True)
         ]
 
     @renames_cache
@@ -332,21 +334,23 @@ class LongitudeModel(LongitudePreTrainedModel):
         """
         batch, length = x.shape[:2]
         places = explicit(call.positions, call.remembered + length, x.device)
-        own = places[call.remembered :] if places.dim() == 1 else places[:, call.remembered :]
+        new = places[call.remembered :] if places.dim() == 1 else places[:, call.remembered :]
         first, places_of_member = self.encoding_of_layer[0], ()
         if call.place_ids is not None or first.reads_ids:
             random_start = self.training and call.cache is None
             places_of_member = places_of(first, call.place_ids, call.ids, call.streams, batch, length, random_start)
         if first.at_input:
-            x = first(partial(first.embed, x, own, places_of_member))
+            x = first(partial(first.embed, x, new, places_of_member))
         x = F.dropout(x, self.hidden_dropout) if self.training and self.hidden_dropout else x
         if x.shape[1] != length:
             raise ValueError(
                 f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
             )
         return x, [
-            own(partial(own.prepare, places, None, x.dtype)) if own.stable_keys and not own.learns_frequencies else None
-            for own in self.distinct_encodings
+            composed(partial(composed.prepare, places, None, x.dtype))
+            if composed.stable_keys and not composed.learns_frequencies
+            else None
+            for composed in self.distinct_encodings
         ]
 
     def _run(
@@ -361,15 +365,15 @@ class LongitudeModel(LongitudePreTrainedModel):
         hidden_states: list[Any] = [x if 0 in wanted else None]
         attentions, cross_attentions = [], []
         step = Step()
-        caches = [each for each in (call.cache, source.cache) if each is not None]
-        offloaded = [each for each in caches if each.offloading]
+        caches = [cache for cache in (call.cache, source.cache) if cache is not None]
+        offloaded = [cache for cache in caches if cache.offloading]
         weighs = [mixer.has_weights for mixer in self.mixers] if output_attentions else None
-        with unchanged_if_refused(*(layer for each in caches for layer in each.layers), copied=self.mixed):
+        with unchanged_if_refused(*(layer for cache in caches for layer in cache.layers), copied=self.mixed):
             if call.cache is not None and self.encoding_of_layer[0].reads_ids:
                 vars(call.cache.layers[0])["ids"] = call.ids
             for i, layer in enumerate(self.layers):
-                for each in offloaded:
-                    each.layers[i].prefetch()
+                for cache in offloaded:
+                    cache.layers[i].prefetch()
                 which = self.encoding_index[i]
                 inputs = MixerInputs(
                     call.mask,
@@ -387,8 +391,8 @@ class LongitudeModel(LongitudePreTrainedModel):
                 x, weights, cross_weights = encoding(
                     partial(layer, x, inputs, source.states, source.valid, cross, output_attentions)
                 )
-                for each in offloaded:
-                    each.layers[i].offload()
+                for cache in offloaded:
+                    cache.layers[i].offload()
                 hidden_states.append(x if i + 1 in wanted else None)
                 attentions.append(weights)
                 cross_attentions.append(cross_weights)
@@ -416,7 +420,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     def forgets(self) -> bool:
         """Whether caches cannot be cropped by generate(): they drop or merge tokens, or a mixer or encoding carries a state."""
         return any(mixer.growth != "O(N)" or mixer.carries for mixer in self.mixers) or any(
-            own.carries for own in self.encoding_of_layer
+            composed.carries for composed in self.encoding_of_layer
         )
 
     @property

@@ -41,7 +41,7 @@ def bidirectional_config(config: LongitudeConfig) -> LongitudeConfig:
 def bidirectional(spec: Any) -> Any:
     """Set `bidirectional` in a resolved encoding, or a list of them, so that future offsets have separate parameters."""
     if isinstance(spec, list):
-        return [bidirectional(one) for one in spec]
+        return [bidirectional(member) for member in spec]
     return {**spec, "bidirectional": True} if isinstance(spec, dict) and "bidirectional" in spec else spec
 
 
@@ -53,7 +53,7 @@ class LongitudeEncoder(LongitudeModel):
 
     def __init__(self, config: LongitudeConfig):
         super().__init__(bidirectional_config(config))
-        for member in (member for own in self.encoding_of_layer for member in own):
+        for member in (member for composed in self.encoding_of_layer for member in composed):
             if member.causal_only:
                 able = [name for name in list_encodings() if getattr(ENCODINGS[name], "causal_only", None) is False]
                 raise ValueError(

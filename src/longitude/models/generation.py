@@ -51,15 +51,15 @@ def require_mask(is_encoder_decoder: bool, inputs: Tensor | None, options: dict[
     """ValueError unless a mask covers all tokens: cached ones, and those of this call, which may include cached ones."""
     prefix = "decoder_" if is_encoder_decoder else ""
     ids, embeds = options.get(f"{prefix}input_ids"), options.get(f"{prefix}inputs_embeds")
-    given = embeds if embeds is not None else ids if is_encoder_decoder or ids is not None else inputs
+    prompt = embeds if embeds is not None else ids if is_encoder_decoder or ids is not None else inputs
     mask, cache = options.get(f"{prefix}attention_mask"), options.get("cache")
-    if given is None or (mask is not None and mask.dim() != 2):
+    if prompt is None or (mask is not None and mask.dim() != 2):
         return
-    tokens, past = given.shape[1], 0 if cache is None else cache.get_seq_length()
+    tokens, past = prompt.shape[1], 0 if cache is None else cache.get_seq_length()
     masked = tokens if mask is None else mask.shape[1]
     if masked not in (tokens, past + tokens) or (masked == tokens and past >= tokens):
         got = "none" if mask is None else list(mask.shape)
         raise ValueError(
-            f"{prefix}attention_mask: expected [{given.shape[0]}, {past + tokens}] for {tokens} tokens after {past} cached "
+            f"{prefix}attention_mask: expected [{prompt.shape[0]}, {past + tokens}] for {tokens} tokens after {past} cached "
             f"ones, or all tokens, cached ones included, with a mask of the same length or none; got {got}"
         )

@@ -106,21 +106,21 @@ def require_known(arguments: Mapping[str, Any], inputs: type, forward: Callable[
             raise unknown("argument", name, {*parameters[1:], *inputs.__annotations__}, "")
 
 
-def require_embeds(name: str, given: Any, config: Any, table: nn.Embedding | None) -> None:
-    """ValueError unless `given` is [B, L, config.hidden_size], of the dtype of the model's own embeddings, `table`.
+def require_embeds(name: str, embeds: Any, config: Any, table: nn.Embedding | None) -> None:
+    """ValueError unless `embeds` is [B, L, config.hidden_size], of the dtype of the model's own embeddings, `table`.
 
     Under autocast, and if parameters are quantized, operations choose their dtypes, so any is accepted. table None: any dtype,
     because the dtype was compared before.
     """
     weight = None if table is None else table.weight
     dtype = "floats" if weight is None else str(weight.dtype)
-    got = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+    got = f"{embeds.dtype} {list(embeds.shape)}" if isinstance(embeds, Tensor) else type(embeds).__name__
     expected = f"{name}: expected {dtype} [batch, length, {config.hidden_size}], got {got}"
-    if not isinstance(given, Tensor) or given.dim() != 3 or given.shape[-1] != config.hidden_size:
+    if not isinstance(embeds, Tensor) or embeds.dim() != 3 or embeds.shape[-1] != config.hidden_size:
         raise ValueError(f"{expected}; give one vector per token, as get_input_embeddings() makes them of input_ids")
-    if weight is None or given.dtype == weight.dtype or not weight.is_floating_point():
+    if weight is None or embeds.dtype == weight.dtype or not weight.is_floating_point():
         return
-    kind = given.device.type
+    kind = embeds.device.type
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     if not autocast and getattr(config, "quantization_config", None) is None:
         raise ValueError(f"{expected}; convert them with .to({weight.dtype}), or the model")
@@ -151,7 +151,7 @@ def ids_so_far(ids: Tensor, cache: Any, past: int) -> Tensor | None:
 
 def places_of(
     encoding: Composed,
-    given: Tensor | None,
+    place_ids: Tensor | None,
     ids: Tensor | None,
     streams: Tensor | None,
     batch: int,
@@ -159,11 +159,11 @@ def places_of(
     random_start: bool,
 ) -> tuple[Tensor | None, ...]:
     """Places of the last `length` tokens for each member that reads ids, else None: as passed, or computed from all ids."""
-    if given is not None:
+    if place_ids is not None:
         if not encoding.reads_ids:
             raise ValueError("place_ids: no encoding of this model has places of its own; leave them out")
-        canonical("place_ids", given, batch, length)
-        return tuple(given if member.reads_ids else None for member in encoding)
+        canonical("place_ids", place_ids, batch, length)
+        return tuple(place_ids if member.reads_ids else None for member in encoding)
     if ids is None:
         raise ValueError(
             "places are made of token ids: expected input_ids in this call and in all that filled its cache, and no memories; "

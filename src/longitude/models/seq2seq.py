@@ -135,22 +135,22 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
             encoder_attentions=getattr(encoder_outputs, "attentions", None),
         )
 
-    def cache_of(self, given: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
-        """The cache to fill: the one given, a new one, or none."""
-        if self.decoder.recomputes(given, use_cache) or (given is None and not use_cache):
+    def cache_of(self, cache: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
+        """The cache to fill: the one that was passed, a new one, or none."""
+        if self.decoder.recomputes(cache, use_cache) or (cache is None and not use_cache):
             return None
-        if given is None:
-            given = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        if not isinstance(given, EncoderDecoderCache):
+        if cache is None:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        if not isinstance(cache, EncoderDecoderCache):
             raise UsageError(
-                "cache", "transformers' EncoderDecoderCache, for the target and for the source", type(given).__name__
+                "cache", "transformers' EncoderDecoderCache, for the target and for the source", type(cache).__name__
             )
-        cross, blocks = given.cross_attention_cache, self.decoder.layers
+        cross, blocks = cache.cross_attention_cache, self.decoder.layers
         if not cross.layers or not cross.get_seq_length():  # an empty one, such as generate() makes
             cross.layers[:] = [block.cross.cache_layer() for block in blocks]  # type: ignore[union-attr]
         if len(cross.layers) != len(blocks):
             raise UsageError("cache", f"{len(blocks)} layers, as the decoder has", len(cross.layers))
-        return given
+        return cache
 
 
 class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
@@ -201,7 +201,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
     def start_token_id(self) -> int | None:
         """The token before the first of a target."""
         names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-        return next((one for name in names if (one := getattr(self.config, name, None)) is not None), None)
+        return next((token for name in names if (token := getattr(self.config, name, None)) is not None), None)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels [B, L] -> the decoder's inputs [B, L]: each the label before it.

@@ -248,13 +248,7 @@ def over_blocks(
     chunks = Chunks(size, first // size, (first + q.shape[2] - 1) // size + 1)
     front, number = first - chunks.low * size, chunks.high - chunks.low
     back = number * size - front - q.shape[2]
-    by_level: tuple[list[Tensor], ...] = (
-        [],
-        [],
-        [],
-        [],
-        [],
-    )  # of all levels: keys, values, twice the center, level, used
+    by_level = []
     for n, level in enumerate(levels):
         if level.keys.shape[2] == 0:  # no prefix here has this digit
             continue
@@ -262,10 +256,9 @@ def over_blocks(
         at = (2 * children - level.first).clamp(0, level.keys.shape[2] - 1).flatten()  # unused blocks may be missing
         centers = level.ends.sum(-1).index_select(1, at).unflatten(1, children.shape)
         keys, values = (x.index_select(2, at).unflatten(2, children.shape) for x in (level.keys, level.values))
-        of_level = keys, values, centers, torch.full_like(children[0], n), chunks.used(n, children)
-        for every, x in zip(by_level, of_level, strict=True):
-            every.append(x)
-    keys, values, twice, level, used = (torch.cat(x, dim) for x, dim in zip(by_level, (3, 3, 2, 0, 2), strict=True))
+        by_level.append((keys, values, centers, torch.full_like(children[0], n), chunks.used(n, children)))
+    joined = zip(zip(*by_level, strict=True), (3, 3, 2, 0, 2), strict=True)
+    keys, values, twice, level, used = (torch.cat(x, dim) for x, dim in joined)
 
     def in_chunks(x: Tensor) -> Tensor:
         """[B, H, L, ...] -> [B, Hkv, chunks, H/Hkv, size, ...]: heads that share keys are rows of one product."""
@@ -301,7 +294,7 @@ def over_tabled_blocks(
     prefix = (order - start - rule.window + 1).clamp(min=0)
 
     keys, values = k.to(dtype), v.to(dtype)
-    picked: tuple[list[Tensor], ...] = [], [], [], []
+    by_level = []
     levels = max(1, (length - rule.window).bit_length()) if length > rule.window else 1
     for level in range(levels):
         first = (start + (((prefix >> level) - 1) << level)).clamp(0, length - 1)
@@ -311,14 +304,13 @@ def over_tabled_blocks(
             return x.gather(2, first[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
         center, digit = places.gather(1, first) + places.gather(1, last), prefix >> level & 1 == 1
-        for every, x in zip(picked, (at(keys), at(values), center, digit), strict=True):
-            every.append(x)
+        by_level.append((at(keys), at(values), center, digit))
         half = 1 << level  # no query picks what is beyond the end
         keys = rule.merges[0](level + 1, keys, keys.roll(-half, 2))
         values = rule.merges[1](level + 1, values, values.roll(-half, 2))
 
-    keys, values = (torch.stack(x, 3) for x in picked[:2])  # [B, Hkv, L, levels, D]
-    twice, seen = (torch.stack(x, 2) for x in picked[2:])  # [B, L, levels]
+    joined = zip(zip(*by_level, strict=True), (3, 3, 2, 2), strict=True)  # [B, Hkv, L, levels, D] and [B, L, levels]
+    keys, values, twice, seen = (torch.stack(x, dim) for x, dim in joined)
     rows = q.to(dtype).unflatten(1, (keys.shape[1], -1)).transpose(2, 3).unsqueeze(4)  # [B, Hkv, L, H/Hkv, 1, D]
     level, seen = torch.arange(levels, device=q.device), seen[:, None, :, None, None]
     out, lse = attend_blocks(rule, rows, keys, values, twice, level, seen, places[..., None], encoding)
