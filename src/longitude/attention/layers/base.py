@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,6 +60,10 @@ class Call:
     def keys(self) -> int:
         """Tokens in the cache, and those of x."""
         return self.past + self.length
+
+    def over_kept(self, cache: Any) -> Call:
+        """The call over the keys that a cache kept."""
+        return self if cache.kept is None else replace(self, kept=cache.kept, alike=False)
 
     def pairs(self, batch: int, rows: int, keys: int, step: Step) -> AllowedPairs:
         """Pairs that the mask allows between the last `rows` tokens and `keys` keys, fewer than all if a cache dropped some."""

@@ -148,7 +148,7 @@ class LatentAttention(AttentionLayer):
         if cache is not None:
             suffix: Any = SuffixEncoding(encoding, self.kv_rank)
             key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, suffix)
-            k_positions = cache.positions
+            k_positions, call = cache.positions, call.over_kept(cache)
         scale = self.scale
         if scale is None:
             scale = (self.nope_dim + self.rope_dim) ** -0.5 * encoding.softmax_factor
@@ -165,6 +165,8 @@ class LatentAttention(AttentionLayer):
         out, weights = attend(q[:, :, call.remembered :], key, over_keys)
         out = out if finish is None else finish(out)
         out = self.project_output(out.to(x.dtype).transpose(1, 2).flatten(2), x, call, inputs)
+        if cache is not None:
+            cache.roll()
         return (out, weights) if inputs.return_weights else out
 
     def query_source(self, x: Tensor) -> Tensor:

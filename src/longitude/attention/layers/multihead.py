@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -115,8 +114,7 @@ class MultiHeadAttention(AttentionLayer):
         if cache is not None:
             k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
             k_positions = cache.positions
-            if cache.kept is not None:
-                call = replace(call, kept=cache.kept, alike=False)
+            call = call.over_kept(cache)
         if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may store keys in a wider dtype
             q, v = q.to(k.dtype), v.to(k.dtype)
         if call.remembered:
