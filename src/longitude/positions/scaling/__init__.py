@@ -22,6 +22,9 @@ from longitude.positions.scaling.ntk import NTK, DynamicNTK
 from longitude.positions.scaling.yarn import NTKByParts, YaRN
 from longitude.registry import resolve_options
 
+UNSCALED = Scaling()
+"""Made once: constructors check their arguments, which a compiled graph cannot."""
+
 
 def rope_frequencies(
     head_dim: int,
@@ -60,7 +63,7 @@ def rope_frequencies(
     check_declared(who, {"head_dim": int, "rotary_dim": int, "base": Positive, "proportion": Share}, options)
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise UsageError(who, f"an even rotary_dim of at most head_dim={head_dim}", rotary_dim)
-    scheme = from_dict(scaling) or Scaling()
+    scheme = from_dict(scaling) or UNSCALED
     inverse = scheme.frequencies(rotary_dim, base, length, device)
     rotating = int(proportion * rotary_dim) // 2
     inverse = torch.where(torch.arange(rotary_dim // 2, device=device) < rotating, inverse, 0.0)
