@@ -133,7 +133,7 @@ class Within(NamedTuple):
 
     def __str__(self) -> str:
         if self.above > -math.inf:
-            return f" above {self.above:g}" + (f" and at most {self.high:g}" if self.high < math.inf else "")
+            return f" above {self.above:g}"
         if self.high < math.inf:
             return f" from {self.low:.12g} to {self.high:.12g}"
         return "" if self.low == -math.inf else f" of {self.low:.12g} or more"

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
-from longitude.errors import (
-    Positive,
-    Share,
-    UsageError,
-    Within,
-    check_choice,
-    check_declared,
-    check_positive,
-    check_sizes,
-    unknown,
-)
+from longitude.errors import Positive, Share, UsageError, check_choice, check_declared, check_sizes, unknown
 from longitude.positions import config_keys
 from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.composed import Composed
@@ -120,8 +110,10 @@ class RopeConfig(NamedTuple):
         return rotary if self.temperature is None else Composed([rotary, build(**self.temperature)])
 
 
-SomeShare = Annotated[float, Within(above=0, high=1)]
 Style = Literal["rope_parameters", "rope_scaling"]
+SHARE = " or ".join(reversed(SHARES))  # a config has one of them
+BOUNDS = {BASES[0]: Positive, SHARE: Share, "alpha": Positive, "llama_4_scaling_beta": Positive, ORIGINAL: int}
+"""Types and bounds of rope parameters that belong to no scheme, which checks its own."""
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -276,10 +268,11 @@ def rope_of(
     if missing := [key for key in needed if key not in given]:
         raise UsageError(f"rope_type {kind!r}", ", ".join(missing), sorted(given))
     share, proportional = given[SHARES[0]], kind == "proportional"
-    check_declared(f"rope_type {kind!r}", {BASES[0]: Positive, SHARES[0]: Share if proportional else SomeShare}, given)
+    check_declared(f"rope_type {kind!r}", BOUNDS, given | {SHARE: share})
+    if share == 0 and not proportional:
+        raise UsageError(f"rope_type {kind!r}", f"{SHARE} above 0", share)
     options = {names[key]: value for key, value in given.items() if key in names}
     if stretched:
-        check_positive("rope", alpha=given["alpha"])
         scaling = NTK(given["alpha"])
     else:
         scaling = scaling_of(kind, options | factor_of_phimoe(given), config, follow, max_length)
@@ -371,7 +364,7 @@ def unrotated_temperature(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if not config.get("attn_temperature_tuning"):
         return None
     options = {"attn_scale": config.get("attn_scale", 0.1), "floor_scale": config.get("floor_scale", 8192)}
-    check_positive("attn_temperature_tuning", **options)
+    check_declared("attn_temperature_tuning", dict.fromkeys(options, Positive), options)
     return {"name": "llama4_temperature", **options}
 
 
@@ -381,8 +374,6 @@ def rotated_temperature(given: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if (length := given.get(ORIGINAL)) is None:
         raise UsageError("llama_4_scaling_beta", f"{ORIGINAL} beside it among the rope parameters", "none")
-    check_positive("rope", llama_4_scaling_beta=beta)
-    check_sizes("rope", **{ORIGINAL: length})
     return {"name": "ministral3_temperature", "beta": beta, "original_max_length": length}
 
 
