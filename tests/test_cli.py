@@ -1,10 +1,7 @@
 """The command line: one result or one line of reason, and the exit code that says which."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -122,14 +119,6 @@ def test_help_has_each_option_once_and_examples_that_parse(verb, command, monkey
         assert {word for word in words if word.startswith("--")} <= {*named}
 
 
-@pytest.mark.slow
-def test_list_fits_80_columns():
-    """In a process of its own: names that other tests registered have words of any length."""
-    command = [sys.executable, "-m", "longitude", "list"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"}, check=True)
-    assert max(map(len, done.stdout.splitlines())) <= 80 and "…" not in done.stdout
-
-
 def test_list_describes_everything(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = command("list", "--json")
@@ -161,16 +150,6 @@ def test_list_describes_everything(command, monkeypatch):
 def test_list_fits_a_terminal(monkeypatch, command):
     monkeypatch.setattr("longitude.report.table.width", lambda: 80)
     assert max(len(line) for line in command("list")[1].splitlines() if line.startswith("  ")) <= 80
-
-
-def test_help_shows_verbs_and_options(command):
-    code, out, _ = command("--help")
-    assert code == 0 and all(verb in out for verb in ("study", "report", "list"))
-    assert command()[1] == out  # no verb: the help
-    code, out, _ = command("study", "--help")
-    options = "--encodings --data --train-length --test-lengths --steps --seeds --out --device --fresh --positions"
-    assert code == 0 and all(option in out for option in options.split())
-    assert command("--version")[1].startswith("longitude 0.")
 
 
 def test_every_option_of_a_help_is_known(command):
