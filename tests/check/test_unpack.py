@@ -89,6 +89,7 @@ def test_a_folder_that_differs_from_its_file_is_not_kept(tmp_path, monkeypatch):
     assert [*(tmp_path / "made").glob("[!.]*")] == []
 
 
+@pytest.mark.slow
 def test_every_command_takes_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_gguf(tmp_path / "one.gguf")

@@ -226,6 +226,7 @@ def without_numbers(folder: Path, **sizes: int) -> None:
             file.truncate(8 + len(header) + end)
 
 
+@pytest.mark.slow
 def test_a_model_larger_than_memory(whole, text, tmp_path, command):
     """What it needs and what there is are said before anything is read."""
     folder, out = Path(shutil.copytree(whole, tmp_path / "model")), tmp_path / "out"

@@ -196,6 +196,7 @@ def test_the_budget_becomes_a_number_by_the_times_that_are_kept(model, tmp_path,
     assert times[0] == times[1] and times[0][0] == 0.8 and times[0][1] > times[0][2] > 0
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept_or_a_note_precedes_it(model, tmp_path, monkeypatch) -> None:
     """A sixth is for what is not searching, the starts are a part of it; a minute of candidates of half a second."""
     assert [module.affordable(1.0, spent, 0.5) for spent in (0.0, 6.0, 60.0)] == [102, 90, 0]

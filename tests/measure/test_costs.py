@@ -55,6 +55,7 @@ def test_windows_are_those_that_are_read(llama3) -> None:
     assert cost.tokens == 8 * 1024
 
 
+@pytest.mark.slow
 def test_the_command(llama3, command, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = ["measure", llama3, "--plan", "--lengths", 8192, 131072, "--documents", 2, "--methods", "non-overlapping"]

@@ -182,6 +182,7 @@ def answers(folder: Path) -> list[dict]:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.slow
 def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> None:
     """Perplexity in each way and by position, and the same answers, by chat and by plain completions."""
     options = [] if chat else ["--no-chat", "--methods", *METHODS, "same-targets"]

@@ -9,6 +9,7 @@ from longitude.report import page
 from longitude.report.figure import DARK, ORDERED, Figure, ordered, themed
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_a_figure_with_its_words() -> None:
     values = [{"a": 0, "b": 0}, {"a": 1, "b": 2}]
     base = alt.Chart(alt.Data(values=values)).encode(alt.X("a:Q"), alt.Y("b:Q"))

@@ -28,6 +28,7 @@ def outline(kind: str, **options: Any) -> Any:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **options))
 
 
+@pytest.mark.slow
 def test_flops_of_llama_3_8b() -> None:
     """Two for each weight of a matrix and token; for each pair, scores and weighted values in every layer: 4 x 4096."""
     model = outline("llama", **LLAMA3)

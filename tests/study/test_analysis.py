@@ -103,6 +103,7 @@ def test_the_three_lines(tmp_path):
         assert words in found.caution
 
 
+@pytest.mark.slow
 def test_what_learned_too_little_does_not_hold(tmp_path):
     bits = {"nope": (3.03, 3.03), "alibi": (2.48, 2.45), "rope": (2.27, 4.39)}
     options = {"gains": {"nope": -0.06, "alibi": 0.215, "rope": 0.23}, "ngrams": {"2": 3.49, "3": 2.67}}
@@ -229,6 +230,7 @@ CASES = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_three_lines_whatever_was_measured(case, tmp_path):
     options, expected = CASES[case]
     options = dict(options)
@@ -374,6 +376,7 @@ def test_the_three_lines_of_answers(tmp_path):
     assert "learned" in found.caution and "failed: t5" in found.caution
 
 
+@pytest.mark.slow
 def test_the_table_of_answers(tmp_path):
     shown = printed(write_answers(tmp_path), 100)
     rows = {words[0]: words[1:] for words in map(str.split, shown.splitlines()) if words}

@@ -108,6 +108,7 @@ def test_a_table_as_csv_is_the_summary(runs, capsys):
     assert {row["label"]: row["effective_length"] for row in rows} == {"rope": "256", "alibi": "512"}
 
 
+@pytest.mark.slow
 def test_a_table_as_markdown(runs, capsys, tmp_path):
     run = write_run(tmp_path / "floor", A | {"nope": (3.1, 3.1)}, ngrams={"2": 3.49, "3": 2.67}, **BOTH)
     assert main(["report", str(run), "--csv"]) == 0

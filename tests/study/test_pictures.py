@@ -77,6 +77,7 @@ def test_the_losses_of_one_text_add_up_to_the_loss_that_the_study_has_of_it(data
     assert "".join(each["text"]).encode() == bytes(window[1:].tolist())
 
 
+@pytest.mark.slow
 def test_one_text_has_a_panel_for_each_label(tmp_path, numbers):
     path = run(TINY, tmp_path)[0].path
     analysis = analyse(path)

@@ -219,6 +219,7 @@ def study(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_rows_of_a_study_that_was_given_schemes(study):
     rows = read_rows(study / "results.parquet")
     measured = {label: {*of["method"]} for label, of in rows.groupby("label")}

@@ -173,7 +173,7 @@ IN_TURNS = (
     "nan_in_documents prompt_lookup batch_invariance restarted_positions cache_operations adapters offloading"
 ).split()
 """Laws that take longest: each is quick for every fourth subject, and each subject meets every fourth of them."""
-LONGEST = {"nan_in_documents": 12, "offloading": 12}
+LONGEST = {"nan_in_documents": 20, "offloading": 12, "documents_across_calls": 12}
 """Those that take a second and more: quick for one subject in so many."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
 IN_CHUNKS = ("rope of values", "rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
