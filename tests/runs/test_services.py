@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from longitude.runs import device, memory
+from longitude.runs import costs, device, memory
 from longitude.runs.device import cores, device_of, threads
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import provenance
@@ -53,12 +53,12 @@ def test_memory_of_a_model_is_at_least_its_numbers():
         sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 128}
         model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2))
     weights = sum(parameter.numel() for parameter in model.parameters())
-    need = memory.forward_memory(model, 16, torch.bfloat16, width=1024, rows=2, chunk=128, logits=10**9)
+    need = costs.forward_memory(model, 16, torch.bfloat16, width=1024, rows=2, chunk=128, logits=10**9)
     assert need.weights == 2 * weights and need.cache == 2 * 2 * 1024 * 64 * 2 * 2 and need.logits >= 4 * 128 * 2 * 100
     assert need.total > need.weights + need.cache and "GB (weights" in str(need)
-    whole = memory.forward_memory(model, 16, torch.bfloat16, width=1024, rows=2, chunk=4096, logits=10**9)
+    whole = costs.forward_memory(model, 16, torch.bfloat16, width=1024, rows=2, chunk=4096, logits=10**9)
     assert whole.cache == 0 and whole.layer > need.layer
-    steps = [memory.training_memory(model, model.config, 2, 1024, saving).total for saving in (True, False)]
+    steps = [costs.training_memory(model, model.config, 2, 1024, saving).total for saving in (True, False)]
     assert 16 * weights < steps[0] < steps[1]
 
 
