@@ -73,8 +73,8 @@ def plain(module: nn.Module) -> str | None:
         return None
     others = {name for name, child in children.items() if not isinstance(child, nn.Dropout) and not is_rotary(child)}
     outputs = [name for name in OUTPUTS if name in children]
-    own = any(True for _ in module.parameters(recurse=False))
-    return outputs[0] if len(outputs) == 1 and not own and others <= {*INPUTS, *NORMS, *outputs} else None
+    has_weights = any(True for _ in module.parameters(recurse=False))
+    return outputs[0] if len(outputs) == 1 and not has_weights and others <= {*INPUTS, *NORMS, *outputs} else None
 
 
 def around(subject: Subject, tokens: Tensor) -> dict[int, Around]:
@@ -84,9 +84,9 @@ def around(subject: Subject, tokens: Tensor) -> dict[int, Around]:
     with ExitStack() as stack:
         for index, module in modules.items():
             for name, kind in INPUTS.items():
-                look = lambda _, given, out, at=index, kind=kind: seen[at].update({kind: out.detach()})  # noqa: E731
+                look = lambda _, args, out, at=index, kind=kind: seen[at].update({kind: out.detach()})  # noqa: E731
                 stack.enter_context(getattr(module, name).register_forward_hook(look))
-            before = lambda _, given, at=index: seen[at].update({"out": given[0].detach()})  # noqa: E731
+            before = lambda _, args, at=index: seen[at].update({"out": args[0].detach()})  # noqa: E731
             stack.enter_context(getattr(module, str(plain(module))).register_forward_pre_hook(before))
         subject.logits(tokens)
     length, layers = tokens.shape[1], {}
@@ -160,20 +160,20 @@ def scale_of_scores(subject: Subject) -> Measurement:
 
 def promised_scale(config: Any, width: int) -> float:
     """Scale of scores that a config declares, for heads of this width."""
-    given = as_mapping(config)
-    if "attention_multiplier" in given:
-        return float(given["attention_multiplier"])
-    if "query_pre_attn_scalar" in given:
-        return float(given["query_pre_attn_scalar"]) ** -0.5
+    keys = as_mapping(config)
+    if "attention_multiplier" in keys:
+        return float(keys["attention_multiplier"])
+    if "query_pre_attn_scalar" in keys:
+        return float(keys["query_pre_attn_scalar"]) ** -0.5
     scale = width**-0.5
-    if "qk_rope_head_dim" not in given:
+    if "qk_rope_head_dim" not in keys:
         with suppress(NotUnderstood):  # some classes have a scale of their own, which no key names
             scales = {layer.scale for layer in observe(class_of(config) or config) if layer.attends}
-            own = scales.pop() if len(scales) == 1 else None
-            scale = scale if own is None else own
+            scale_of_class = scales.pop() if len(scales) == 1 else None
+            scale = scale if scale_of_class is None else scale_of_class
     else:
         factors = [
-            compose(rope.encoding(given["qk_rope_head_dim"], "half")).softmax_factor for rope in ropes(config).values()
+            compose(rope.encoding(keys["qk_rope_head_dim"], "half")).softmax_factor for rope in ropes(config).values()
         ]
         scale *= max(factors, default=1.0)
     return scale
@@ -191,24 +191,24 @@ def outputs_of_layers(subject: Subject) -> Measurement:
         raise DoesNotApply("it rotates by the negative angles")
     if not any(plain(module) for module in subject.model.modules()):
         raise DoesNotApply("no layer consists of projections of queries, keys and values alone")
-    windows = [one.window or one.chunk or 0 for one in layers["half"]]
+    windows = [layer.window or layer.chunk or 0 for layer in layers["half"]]
     length = max([TOKENS - 1, *(size + EXTRA for size in windows if size + EXTRA <= LONGEST)])
-    found = around(subject, subject.tokens(length))
-    if not found:
+    inputs = around(subject, subject.tokens(length))
+    if not inputs:
         raise DoesNotApply("its attention does not call its projections as modules")
     errors: dict[Layout, dict[int, float]] = {layout: {} for layout in layers}
-    found = {index: one for index, one in found.items() if fits(layers["half"][index], one.query.shape[3])}
-    if not found:
+    inputs = {index: near for index, near in inputs.items() if fits(layers["half"][index], near.query.shape[3])}
+    if not inputs:
         raise DoesNotApply("its heads have another width than its rotation declares")
     for layout, declared in layers.items():
-        for index, near in found.items():
+        for index, near in inputs.items():
             errors[layout][index] = apart(near.out, formula(subject.config, declared[index], near))
     layout = min(errors, key=lambda layout: sum(off > subject.threshold for off in errors[layout].values()))
     wrong = [index for index, off in errors[layout].items() if not off <= subject.threshold]
     cause = ""
     if wrong:
         cause = (
-            f"attention of {which_layers(wrong, len(found))} gives something else than its formula; declared for layer "
+            f"attention of {which_layers(wrong, len(inputs))} gives something else than its formula; declared for layer "
             f"{wrong[0]} is {layers[layout][wrong[0]].encoding}"
         )
     return Measurement(max(errors[layout].values()), subject.threshold, f"pairs in the layout {layout!r}", cause)
@@ -245,7 +245,7 @@ def alibi_slopes(subject: Subject) -> Measurement:
         raise DoesNotApply("its layers are given no biases that show")
     heads = subject.config.num_attention_heads
     want = torch.tensor(alibi_of(subject.config), dtype=torch.float64)
-    rows = torch.stack([one.double().flatten(0, -2)[:heads, -8:].cpu() for one in made])
+    rows = torch.stack([bias.double().flatten(0, -2)[:heads, -8:].cpu() for bias in made])
     got = (rows[..., -1] - rows[..., -2]).flatten()
     want = want.repeat(len(made))
     off = got / want - 1

@@ -96,8 +96,8 @@ def of_kinds(
     if not errors:
         raise DoesNotApply(f"every class of cache refuses that: {', '.join(refused)}")
     broken = [name for name, error in errors.items() if subject.first_above(error) is not None]
-    found = subject.measurement(torch.stack(list(errors.values())).amax(0), f"{cause} ({'; '.join(broken)})")
-    return replace(found, note=f"not taken: {', '.join(refused)}" if refused else "")
+    measurement = subject.measurement(torch.stack(list(errors.values())).amax(0), f"{cause} ({'; '.join(broken)})")
+    return replace(measurement, note=f"not taken: {', '.join(refused)}" if refused else "")
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "rotary_frequencies"))
@@ -107,15 +107,15 @@ def cached_keys(subject: Subject) -> Measurement:
     Sliding-window caches are tried if the config has windows; quantized caches keep full precision here.
     """
     require_cache(subject)
-    found = in_parts(subject, {"classes": classes, "generate()": generating})
-    if not found.holds:  # whatever else is done to these caches then fails as well
-        return found
+    measurement = in_parts(subject, {"classes": classes, "generate()": generating})
+    if not measurement.holds:  # whatever else is done to these caches then fails as well
+        return measurement
     moved = {"crop": crop, "renumber": renumber, "drafts": drafts, "reorder": reorder}
     try:
         after = in_parts(subject, moved)
     except DoesNotApply:
-        return found
-    notes = dict.fromkeys(note for measured in (found, after) for note in measured.note.split("; ") if note)
+        return measurement
+    notes = dict.fromkeys(note for of_part in (measurement, after) for note in of_part.note.split("; ") if note)
     return replace(after, note="; ".join(notes)) if after.holds else after
 
 
@@ -129,9 +129,9 @@ def classes(subject: Subject) -> Measurement:
 
     def errors_of(make: Callable[[], Any]) -> dict[str, Tensor]:
         cache = make()
-        found = {"": subject.error(through(subject, tokens, sizes, cache), want)}
+        errors = {"": subject.error(through(subject, tokens, sizes, cache), want)}
         cache.reset()
-        return found | {" after reset()": subject.error(through(subject, tokens, sizes, cache), want)}
+        return errors | {" after reset()": subject.error(through(subject, tokens, sizes, cache), want)}
 
     return of_kinds(
         subject,
@@ -147,14 +147,14 @@ def generating(subject: Subject) -> Measurement:
     if kind in GROWING or not hasattr(subject.model, "generate"):
         raise DoesNotApply("its generation_config.json names no other kind of cache")
     tokens = subject.tokens(subject.length)
-    half, words = subject.length // 2, f"{GENERATION}: with cache_implementation = {kind!r} generate()"
+    half, where = subject.length // 2, f"{GENERATION}: with cache_implementation = {kind!r} generate()"
     try:
         got = subject.generated(tokens, half, cache_implementation=kind, disable_compile=True)
     except REFUSALS as error:
-        cause = f"{words} raises {type(error).__name__}: {one_line(error)[:160]}"
+        cause = f"{where} raises {type(error).__name__}: {one_line(error)[:160]}"
         return Measurement(float("inf"), subject.threshold, cause=cause, whose=FILE)
     error = subject.error(got, subject.logits(tokens)[:, half - 1 : -1])
-    return subject.measurement(pad(error, (half - 1, 1)), f"{words} gives other logits than a whole pass")
+    return subject.measurement(pad(error, (half - 1, 1)), f"{where} gives other logits than a whole pass")
 
 
 def crop(subject: Subject) -> Measurement:
@@ -196,8 +196,8 @@ def drafts(subject: Subject) -> Measurement:
         raise DoesNotApply("tokens reach each other outside of attention, too, where no mask keeps branches apart")
     prompt = PROMPT
     paths = [path_of(draft) for draft in range(len(DRAFTS))]
-    given, branches = subject.tokens(prompt), subject.tokens(len(DRAFTS), seed=1)
-    want = torch.cat([subject.logits(torch.cat([given, branches[:, path]], 1))[:, -1:] for path in paths], 1)
+    prompt_tokens, branches = subject.tokens(prompt), subject.tokens(len(DRAFTS), seed=1)
+    want = torch.cat([subject.logits(torch.cat([prompt_tokens, branches[:, path]], 1))[:, -1:] for path in paths], 1)
     length = prompt + len(DRAFTS)
     sees = torch.ones(length, length, dtype=torch.bool, device=subject.device).tril()
     for draft, path in enumerate(paths):
@@ -208,8 +208,8 @@ def drafts(subject: Subject) -> Measurement:
     steps = [*range(prompt), *(prompt + len(path) - 1 for path in paths)]
     positions = torch.tensor([steps], device=subject.device)
     try:
-        whole = subject.logits(torch.cat([given, branches], 1), attention_mask=mask, position_ids=positions)
-        cache = getattr(subject.model(input_ids=given, use_cache=True), str(subject.cache_name))
+        whole = subject.logits(torch.cat([prompt_tokens, branches], 1), attention_mask=mask, position_ids=positions)
+        cache = getattr(subject.model(input_ids=prompt_tokens, use_cache=True), str(subject.cache_name))
         options = {"attention_mask": mask[:, :, prompt:], "position_ids": positions[:, prompt:]}
         behind = subject.model(input_ids=branches, use_cache=True, **subject.with_cache(cache), **options)
     except REFUSALS as error:
@@ -236,8 +236,8 @@ def renumber(subject: Subject) -> Measurement:
     layers = {layout: promised(config, layout) for layout in get_args(Layout)}
     if any(
         isinstance(term, Temperature)
-        for one in layers["half"]
-        for spec in one.encoding
+        for layer in layers["half"]
+        for spec in layer.encoding
         for term in encoding(**spec).terms({})
     ):
         raise DoesNotApply("it multiplies queries by a factor of their position")

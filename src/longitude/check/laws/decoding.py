@@ -90,9 +90,9 @@ def cached_decoding(subject: Subject) -> Measurement:
     broken = [way for way, error in ways.items() if subject.first_above(error) is not None]
     cause = f"decoding with the cache gives other logits than a whole pass ({'; '.join(broken)})"
     cause += where_apart(subject, tokens, ways) if {BEGUN, BEHIND} & {*broken} else ""
-    found = subject.measurement(torch.stack(list(ways.values())).amax(0), cause)
+    measurement = subject.measurement(torch.stack(list(ways.values())).amax(0), cause)
     equal = "with as many keys as its config says, too, where the first of equal scores are taken"
-    return replace(found, note=equal if CHOSEN in ways else "")
+    return replace(measurement, note=equal if CHOSEN in ways else "")
 
 
 def one_by_one(subject: Subject, tokens: Tensor, want: Tensor) -> dict[str, Tensor]:

@@ -35,11 +35,11 @@ def config(subject: Subject) -> Measurement:
         require_numbers(subject.raw)
     except ValueError as error:
         return Measurement(1, 0, cause=str(error), whose=FILE)
-    found = list(contradictions(subject.raw, subject.config))
+    faults = list(contradictions(subject.raw, subject.config))
     notes = "; ".join(remarks(subject.raw, subject.config))
-    if not found and "not understood" in notes:
+    if not faults and "not understood" in notes:
         raise Unknown(notes)
-    return Measurement(len(found), 0, notes, cause="; ".join(found), whose=FILE)
+    return Measurement(len(faults), 0, notes, cause="; ".join(faults), whose=FILE)
 
 
 def weights(subject: Subject) -> Measurement:
@@ -91,21 +91,23 @@ def lengths(
 ) -> tuple[list[str], list[str]]:
     """Lengths beyond the end of a table of positions, which raise an error; and lengths below the declared one."""
     end, declared = last_position(subject.model), declared_length(subject.config)
-    given = {
+    declared_here = {
         f"{GENERATION}: max_length": generation.get("max_length"),
         f"{GENERATION}: max_new_tokens": generation.get("max_new_tokens"),
         f"{TOKENIZER}: model_max_length": tokenizer.get("model_max_length"),
     }
-    numbers = {name: one for name, one in given.items() if isinstance(one, int | float) and one < UNLIMITED}
+    numbers = {
+        name: number for name, number in declared_here.items() if isinstance(number, int | float) and number < UNLIMITED
+    }
     far = [
-        f"{name} = {one:g} is more than the {end} positions of the model's table"
-        for name, one in numbers.items()
-        if end is not None and one > end
+        f"{name} = {number:g} is more than the {end} positions of the model's table"
+        for name, number in numbers.items()
+        if end is not None and number > end
     ]
     near = [
-        f"{name} = {one:g} is less than the declared length {declared}"
-        for name, one in numbers.items()
-        if declared is not None and one < declared and "new" not in name
+        f"{name} = {number:g} is less than the declared length {declared}"
+        for name, number in numbers.items()
+        if declared is not None and number < declared and "new" not in name
     ]
     return far, near
 
@@ -113,7 +115,7 @@ def lengths(
 def other_ends(generation: Mapping[str, Any], subject: Subject) -> Iterator[str]:
     """Tokens that end a text for generate() and not for config.json: published chat models have such on purpose."""
     raw = subject.raw.get("text_config") or subject.raw
-    ours, theirs = (listed(one.get("eos_token_id")) for one in (raw, generation))
+    ours, theirs = (listed(keys.get("eos_token_id")) for keys in (raw, generation))
     if ours and theirs and not {*ours} & {*theirs}:
         there, here = (", ".join(map(str, ends)) for ends in (theirs, ours))
         yield f"{GENERATION}: generate() ends at {there}, config.json has eos_token_id {here}"

@@ -197,21 +197,21 @@ def masks_of(subject: Subject) -> Measurement:
     if subject.config.model_type in LOOPED:
         raise Unknown("not understood: which window has each layer of a section that is gone through several times")
     layers = promised(subject.config, "half")
-    sizes = {size for one in layers for size in (one.window, one.chunk) if size is not None}
+    sizes = {size for layer in layers for size in (layer.window, layer.chunk) if size is not None}
     tried = {size for size in sizes if size + EXTRA <= max(LONGEST, subject.reach)}
     length = max([TOKENS, *(size + EXTRA for size in tried)])
     tokens = subject.tokens(length)
-    found = recorded(subject, tokens)
-    require_one_key_each(found, length)
-    if not any(isinstance(one.mask, Tensor) for one in found.values()):
+    recordings = recorded(subject, tokens)
+    require_one_key_each(recordings, length)
+    if not any(isinstance(layer.mask, Tensor) for layer in recordings.values()):
         raise DoesNotApply("its attention is given no mask, and makes its own")
     i = torch.arange(length, device=subject.device)
-    wants = {index: allowed(layers[index], i) for index in found}
+    wants = {index: allowed(layers[index], i) for index in recordings}
     wrong: dict[int, str] = {}
-    for index, one in found.items():
-        if not isinstance(one.mask, Tensor):
+    for index, layer in recordings.items():
+        if not isinstance(layer.mask, Tensor):
             continue
-        want, got = wants[index], as_allowed(one.mask)[:, :length]
+        want, got = wants[index], as_allowed(layer.mask)[:, :length]
         if not torch.equal(got, want):
             row = int((got != want).any(-1).nonzero()[0])
             declared = f"expected {int(want[row].sum())}{bound_of(layers[index])}"
@@ -221,17 +221,18 @@ def masks_of(subject: Subject) -> Measurement:
     cause = ""
     if wrong:
         first = next(iter(wrong))
-        cause = f"the mask of {which_layers([*wrong], len(found))} is not what config.json declares: {wrong[first]}"
+        which = which_layers([*wrong], len(recordings))
+        cause = f"the mask of {which} is not what config.json declares: {wrong[first]}"
     if left := sizes - tried:
         sizes_left = ", ".join(map(str, sorted(left)))
         reached = min(left) < (declared_length(subject.config) or math.inf)  # longer ones hide nothing
         if not wrong and reached and (small := with_short_windows(subject, left)) is not None:
-            found = masks_of(small)
+            short = masks_of(small)
             notes.append(
                 f"windows of {sizes_left} were tried as windows of {SHORTER}, in a small random model of its class"
             )
-            if not found.holds:
-                return replace(found, cause=f"windows of {sizes_left}, tried as windows of {SHORTER}: {found.cause}")
+            if not short.holds:
+                return replace(short, cause=f"windows of {sizes_left}, tried as windows of {SHORTER}: {short.cause}")
         else:
             notes.append(f"windows of {sizes_left} were not tried; --length measures there")
     return Measurement(len(wrong), 0, "; ".join(notes), cause)
@@ -273,8 +274,8 @@ def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor])
         try:
             cache, start = make(), 0
             for part in tokens.split([length - CHUNK - 1, CHUNK, 1], 1):
-                found = recorded(subject, part, **subject.with_cache(cache))
-                for index, got in counted(found).items() if start else ():
+                recordings = recorded(subject, part, **subject.with_cache(cache))
+                for index, got in counted(recordings).items() if start else ():
                     want = wants[index][start : start + part.shape[1]].sum(-1)
                     if (off := (got != want).nonzero()).numel():
                         row = int(off[0])
@@ -287,14 +288,14 @@ def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor])
     return wrong, notes
 
 
-def counted(found: Mapping[int, Recorded]) -> dict[int, Tensor]:
+def counted(recordings: Mapping[int, Recorded]) -> dict[int, Tensor]:
     """Number of visible keys [L] of each query, by layer: all keys for one query without a mask; no entry for several."""
     counts = {}
-    for index, one in found.items():
-        if isinstance(one.mask, Tensor):
-            counts[index] = as_allowed(one.mask).sum(-1)
-        elif one.query.shape[2] == 1:
-            counts[index] = torch.tensor([one.key.shape[2]], device=one.key.device)
+    for index, layer in recordings.items():
+        if isinstance(layer.mask, Tensor):
+            counts[index] = as_allowed(layer.mask).sum(-1)
+        elif layer.query.shape[2] == 1:
+            counts[index] = torch.tensor([layer.key.shape[2]], device=layer.key.device)
     return counts
 
 

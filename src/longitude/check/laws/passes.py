@@ -53,9 +53,11 @@ def repeatable(subject: Subject) -> Measurement:
         return behind_a_short_one(subject, tokens, error)
     if not bool(first.isfinite().all()):
         tensors = (*subject.model.named_parameters(), *subject.model.named_buffers())
-        held = next((name for name, one in tensors if one.is_floating_point() and not bool(one.isfinite().all())), "")
-        cause = "logits are not finite" + (f", and neither is {held}" if held else "")
-        return replace(subject.measurement(error, cause), whose=FILE if held else "")
+        bad = next(
+            (name for name, tensor in tensors if tensor.is_floating_point() and not bool(tensor.isfinite().all())), ""
+        )
+        cause = "logits are not finite" + (f", and neither is {bad}" if bad else "")
+        return replace(subject.measurement(error, cause), whose=FILE if bad else "")
     return subject.measurement(error, "one and the same pass gives two answers")
 
 
@@ -70,14 +72,14 @@ def behind_a_short_one(subject: Subject, tokens: Tensor, error: Tensor) -> Measu
     left = ", ".join(subject.unused.left()[:3])
     try:
         error = error.maximum(subject.error(subject.logits(tokens), want))
-        words = "gives other logits"
+        outcome = "gives other logits"
     except (IndexError, RuntimeError, ValueError) as raised:
         error = torch.full_like(error, math.inf)
-        words = f"raises {type(raised).__name__}"
+        outcome = f"raises {type(raised).__name__}"
     subject.unused.restore()
     subject.logits(tokens)
     return subject.measurement(
-        error, f"behind a pass of {SHORT} tokens that is the first, it {words}: that one leaves {left}"
+        error, f"behind a pass of {SHORT} tokens that is the first, it {outcome}: that one leaves {left}"
     )
 
 

@@ -60,15 +60,15 @@ class OtherWidth(ValueError):
 def ropes(config: Any) -> dict[str | None, RopeConfig]:
     """Rotary parameters of a config by the layer types in use (None: one for all layers). Unknown if they are not understood."""
     try:
-        found, layers = config_ropes(config), read(config).layers or []
+        by_layer, layers = config_ropes(config), read(config).layers or []
     except Disagreement as reason:
         raise NotShown(f"the law `files` has it: {reason}") from reason
     except NotUnderstood as reason:
         raise Unknown(str(reason)) from reason
     except ValueError as reason:
         raise NotShown(str(reason)) from reason
-    used = {one.label for one in layers if one is not None}
-    return {label: rope for label, rope in found.items() if not used or label is None or label in used}
+    used = {layer.label for layer in layers if layer is not None}
+    return {label: rope for label, rope in by_layer.items() if not used or label is None or label in used}
 
 
 def expected(config: Any, layer: str | None, rope: RopeConfig, length: int) -> Frequencies:
@@ -186,12 +186,14 @@ def rotary_frequencies(subject: Subject) -> Measurement:
 def around(subject: Subject, border: int) -> dict[int, dict[str | None, Tables]]:
     """Tables in sequences of lengths around the original length of a scaling."""
     lengths = [border - 1, border, border + 1, 2 * border]
-    found = {length: tables_in(subject, length, "position_ids" in subject.takes) for length in lengths}
-    if all(same(found[lengths[0]], tables) for tables in found.values()):  # they may follow the number of tokens
+    by_length = {length: tables_in(subject, length, "position_ids" in subject.takes) for length in lengths}
+    if all(
+        same(by_length[lengths[0]], tables) for tables in by_length.values()
+    ):  # they may follow the number of tokens
         if not reachable(subject, lengths[-1]):
             raise DoesNotApply(f"its tables do not follow the largest position; --length {lengths[-1]} measures passes")
-        found = {length: tables_in(subject, length, by_position=False) for length in lengths}
-    return found
+        by_length = {length: tables_in(subject, length, by_position=False) for length in lengths}
+    return by_length
 
 
 def reachable(subject: Subject, length: int) -> bool:
@@ -213,15 +215,15 @@ def tables_in(
 
     if behind is not None:
         tables(behind)
-    found = tables(length)
+    made = tables(length)
     subject.logits(subject.tokens(2))
-    require_tables(found)
-    return found
+    require_tables(made)
+    return made
 
 
-def same(one: Mapping[str | None, Tables], other: Mapping[str | None, Tables]) -> bool:
+def same(first: Mapping[str | None, Tables], other: Mapping[str | None, Tables]) -> bool:
     """Whether the first two positions have the same tables."""
-    return all(torch.equal(one[layer].sin[:2], other[layer].sin[:2]) for layer in one)
+    return all(torch.equal(first[layer].sin[:2], other[layer].sin[:2]) for layer in first)
 
 
 @CHECKPOINT_LAWS.law(threshold=0, rests_on=("files",))
@@ -235,8 +237,8 @@ def given_positions(subject: Subject) -> Measurement:
     if (reason := unread(subject.config)) is not None:
         raise DoesNotApply(reason)
     tokens, steps = subject.tokens(8), torch.arange(8, device=subject.device)[None]
-    own, learned = tables_of(subject, tokens), table_of(subject.model) is not None
-    if unseen := not own and not learned:
+    without, learned = tables_of(subject, tokens), table_of(subject.model) is not None
+    if unseen := not without and not learned:
         ropes(subject.config)  # raises where it declares no rotation: nothing is known of its positions
     if (end := last_position(subject.model)) is not None and end <= 16:
         raise DoesNotApply(f"its positions end at {end}")
@@ -244,9 +246,9 @@ def given_positions(subject: Subject) -> Measurement:
     for way, at in {"that begin later": steps + LATER, "with gaps between them": 2 * steps}.items():
         if unseen and way == "that begin later":
             continue  # a rotation is relative: logits stay
-        if own:
+        if without:
             got = tables_of(subject, tokens, position_ids=at)
-            same = all(torch.equal(got[layer].sin, own[layer].sin) for layer in own.keys() & got.keys())
+            same = all(torch.equal(got[layer].sin, without[layer].sin) for layer in without.keys() & got.keys())
         else:
             # without a mask, transformers takes gaps for borders between documents
             mask = {"attention_mask": torch.ones_like(tokens)} if "attention_mask" in subject.takes else {}
@@ -265,18 +267,18 @@ def far_positions(subject: Subject) -> Measurement:
     """
     tokens = subject.tokens(8)
     before, again = (subject.logits(tokens) for _ in range(2))
-    found = far_ones(subject)
+    far = far_ones(subject)
     error = subject.error(subject.logits(tokens), before)
-    if found.holds and torch.equal(before, again) and subject.first_above(error) is not None:
+    if far.holds and torch.equal(before, again) and subject.first_above(error) is not None:
         kept = f"a pass at position {FAR} changes later passes of few tokens: what it makes is kept"
         return subject.measurement(error, kept)
-    if not found.holds:
-        return found
+    if not far.holds:
+        return far
     try:
         low = in_bfloat16(subject)
     except (DoesNotApply, Unknown) as reason:
-        return replace(found, note=f"{found.note}; in bfloat16 not tried: {reason}")
-    return replace(found, note=f"{found.note}; {low.note}") if low.holds else low
+        return replace(far, note=f"{far.note}; in bfloat16 not tried: {reason}")
+    return replace(far, note=f"{far.note}; {low.note}") if low.holds else low
 
 
 def far_ones(subject: Subject) -> Measurement:
@@ -290,8 +292,8 @@ def far_ones(subject: Subject) -> Measurement:
     declared: int = getattr(subject.config, "max_position_embeddings", None) or FAR
     starts = [FAR] if declared < 16 else sorted({FAR, declared - 8})
     try:
-        found = [far_tables(subject, ropes(subject.config), start) for start in starts]
-        return next((tables for tables in found if not tables.holds), found[-1])
+        measurements = [far_tables(subject, ropes(subject.config), start) for start in starts]
+        return next((tables for tables in measurements if not tables.holds), measurements[-1])
     except (NotShown, Unknown):
         return far_logits(subject)
 
@@ -308,10 +310,10 @@ def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig], start: i
     error, allowed, factor = 0.0, 0.0, 1.0
     for layer in read.keys() & tables.keys():
         want = expected(subject.config, layer, read[layer], start + 8)
-        found = tables[layer].pairs(len(want.inverse))
+        pairs = tables[layer].pairs(len(want.inverse))
         factor = max(factor, want.attention_factor)
         # A position too far or too near is no rounding: cached_decoding finds it.
-        off = min(float(found.errors(angles_at(positions + shift, want), want).max()) for shift in (0, -1, 1))
+        off = min(float(pairs.errors(angles_at(positions + shift, want), want).max()) for shift in (0, -1, 1))
         allowed = factor * (torch.finfo(dtype).eps + 8 * (start + 8) * 2.0**-24)
         error = max(error, off)
     place = f"at position {start} in {dtype_name(dtype)}"
@@ -375,8 +377,8 @@ def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurem
     )
     cause = ""
     if wrong:
-        own = [int(at) - begin for at in (weight == rows[wrong[0]]).all(1).nonzero()]
-        cause = f"{len(wrong)} of {end} positions have another row: position {wrong[0]} has that of {own[0] if own else 'none'}"
+        other = next((int(at) - begin for at in (weight == rows[wrong[0]]).all(1).nonzero()), "none")
+        cause = f"{len(wrong)} of {end} positions have another row: position {wrong[0]} has that of {other}"
     elif wrong := ((rows[1:] == rows[:-1]).all(1).nonzero().flatten() + 1).tolist():
         zero = "" if rows[wrong[0]].any() else ", of zeros"
         cause = f"{len(wrong)} of {end} positions have the row of the one before them, as position {wrong[0]}{zero}"
@@ -387,8 +389,8 @@ def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurem
 def tables_at(subject: Subject, positions: Tensor) -> dict[str | None, Tables]:
     """Rotary tables [L] of these positions [L], on the CPU."""
     at = positions.to(subject.device)[None]
-    found = tables_of(subject, subject.tokens(len(positions)), position_ids=at)
-    return {layer: Tables(*(table.cpu() for table in tables)) for layer, tables in found.items()}
+    tables_by_layer = tables_of(subject, subject.tokens(len(positions)), position_ids=at)
+    return {layer: Tables(*(table.cpu() for table in tables)) for layer, tables in tables_by_layer.items()}
 
 
 def far_biases(subject: Subject, module: Any) -> Measurement:
@@ -494,8 +496,8 @@ def meta_device(subject: Subject) -> Measurement:
     model = subject.model
     subject.logits(subject.tokens(2))  # tables that follow the length are those of a short sequence again
     state = model.state_dict()
-    own = {name: table for name, table in model.named_buffers() if name not in state and table.numel()}
-    if not own:
+    unsaved = {name: table for name, table in model.named_buffers() if name not in state and table.numel()}
+    if not unsaved:
         raise DoesNotApply("all that it keeps is among its weights")
     subject.require_room(state)
     with quiet(), empty_is_nan():
@@ -503,8 +505,8 @@ def meta_device(subject: Subject) -> Measurement:
             again = type(model).from_pretrained(None, config=model.config, state_dict=dict(state))
         except (AttributeError, NotImplementedError, OSError, TypeError, ValueError) as error:
             raise DoesNotApply(f"its class does not take its own weights ({type(error).__name__})") from error
-    found = dict(again.named_buffers())
-    errors = {name: table_gap(found.get(name), table) for name, table in own.items()}
+    remade = dict(again.named_buffers())
+    errors = {name: table_gap(remade.get(name), table) for name, table in unsaved.items()}
     wrong = [name for name, error in errors.items() if not error <= 1e-6]
     cause = (
         f"a model of the same weights has others, or none: {', '.join(wrong[:3])} (no weight, and made by the class)"
