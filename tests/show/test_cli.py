@@ -104,8 +104,8 @@ def test_files(command, tmp_path):
         code, out, err = command("show", "rope", *SMALL, "--out", file)
         assert code == 0 and "rotated by the angle" in out and "┤" not in out and str(file) in err
         assert file.stat().st_size > 10_000
-    code, _, _ = command("show", "alibi", *SMALL, "--out", tmp_path / "alibi.svg")
-    assert code == 0 and 'shape-rendering="crispEdges" class="mark-rect' in (tmp_path / "alibi.svg").read_text()
+    code, _, _ = command("show", "sinusoidal", *SMALL, "--out", tmp_path / "table.svg")
+    assert code == 0 and 'shape-rendering="crispEdges" class="mark-rect' in (tmp_path / "table.svg").read_text()
     root = ET.parse(tmp_path / "rope.svg").getroot()
     words = {each.tag.rpartition("}")[2]: each.text for each in root[:2]}
     assert root.get("role") == "img" and "full rotation" in words["title"] and "yarn from 1 at 0" in words["desc"]
