@@ -103,7 +103,7 @@ def test_the_table_and_what_is_refused(planned, checkpoint, command, refused) ->
     assert code == 0 and "one H100" in printed and "training" in printed
     code, printed, _ = command(*given, "--no-measure", "--plan")
     assert code == 0 and "nothing is measured, searched or trained" in printed
-    assert "--plan is of --to and --fine-tune" in refused(checkpoint("llama"), "--convert-layout", "half", "--plan")
+    assert "--plan: expected --to or --fine-tune" in refused(checkpoint("llama"), "--convert-layout", "half", "--plan")
 
 
 @pytest.mark.slow

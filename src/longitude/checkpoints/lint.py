@@ -263,7 +263,10 @@ def misread(facts: Facts) -> Iterator[str]:
             yield fault
     except ValueError as error:
         default = "; transformers takes a default of its class without a warning: write the one of training"
-        yield f"{error}{default if 'expected rope_theta' in str(error) else ''}"
+        sentences: list[str] = []
+        with suppress(ValueError):  # a list that is too short says more than that two lists differ
+            sentences += lengths(facts)
+        yield from sentences or [f"{error}{default if 'expected rope_theta' in str(error) else ''}"]
 
 
 def lengths(facts: Facts) -> Iterator[str]:

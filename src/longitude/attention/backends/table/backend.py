@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from operator import attrgetter
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +32,6 @@ from longitude.positions.coordinates import Positions, explicit
 from longitude.positions.counted import Counted
 from longitude.positions.normalized import NormalizedOffset
 
-REQUIRES_GRAD = attrgetter("requires_grad")
 FEW_KEYS = 2**20
 """Elements of the keys up to which a decoding step is left to torch's function."""
 
@@ -270,7 +268,7 @@ def toeplitz_attention(
         values = None if terms.value_vectors is None else terms.value_vectors[:, :near]
         terms = terms._replace(key_vectors=terms.key_vectors[:, :near], value_vectors=values)
     x = Inputs(q, k, v, terms, limits, scale)
-    learns = torch.is_grad_enabled() and any(map(REQUIRES_GRAD, (q, k, v, *present(terms).values())))
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *present(terms).values()))
     if learns or needs_operator(q, k, v, terms.table):
         return OPERATORS.forward(*OPERATORS.flat(x))[:2]
     return band.forward(x)[:2]  # the dispatcher would take a fifth of a short call
