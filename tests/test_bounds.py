@@ -9,7 +9,7 @@ import pytest
 
 from longitude.attention.mixer import MIXERS
 from longitude.cli.extend import ExtendOptions
-from longitude.errors import Count, Positive, Share, UsageError, Within, bounds_of, check_bounds, excluded
+from longitude.errors import Count, Positive, Share, UsageError, Within, bound_of, bounds_of, check_bounds, excluded
 from longitude.extend.plan import Target
 from longitude.measure.config import MeasureConfig, require_consistent
 from longitude.positions.base import ENCODINGS
@@ -25,6 +25,30 @@ REGISTERED = {
     if isinstance(kind, type) and issubclass(kind, Checked)
 }
 Size = Literal["small", "large"]
+TINY = 1e-9
+BOUNDS = {
+    "FoPE.max_length": ([6], [7]),
+    "LogN.trained_length": ([1], [2]),
+    "Sandwich.index_start": ([-1, 2], [0, 1]),
+    "Learned.row_offset": ([-1], [0]),
+    "rope_dim": ([-1], [0]),
+    "seed": ([1.5], [-1, 0]),
+    "deviation": ([-TINY], [0]),
+    "mscale": ([-TINY], [0]),
+    "mscale_all_dim": ([-TINY], [0]),
+    "proportion": ([-TINY, 1 + TINY], [0, 1]),
+    "factor": ([1 - TINY], [1]),
+    "Sinusoidal.factor": ([0], [TINY]),
+    "LearnedSink.initial": ([math.inf], [-1, 0]),
+    "RePoAttention.base": ([math.inf], [10_000]),  # the rest is checked with its frequencies
+    "index_base": ([math.inf], [10_000]),  # as well
+    "lower_bound": ([math.inf], [-5]),
+    "dropout": ([math.inf], [0]),  # `require_options` has the bounds of these three
+    "scale": ([math.inf], [-1, 0]),
+    "softcap": ([math.inf], [30]),
+}
+"""(values that are refused, others that are allowed) of options that are neither sizes of 1 or more nor numbers above 0."""
+USUAL = {int: ([0], [1]), float: ([0], [TINY])}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +84,18 @@ def test_values_outside_of_bounds_are_refused(name) -> None:
                 kind(**{option: value})
             assert (error.value.what, error.value.got) == (kind.__name__, repr(value))
             assert str(error.value.expected).startswith(f"{option} to be ")
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_bounds_are_those_of_the_formulas(name) -> None:
+    """As written here: an annotation that allows more, such as float in place of Positive, is not what it is compared with."""
+    for option, annotation in annotations_of(REGISTERED[name]).items():
+        number = bound_of(annotation)[0]
+        if number in USUAL:
+            known = BOUNDS.get(f"{REGISTERED[name].__name__}.{option}") or BOUNDS.get(option) or USUAL[number]
+            for values, allowed in zip(known, (False, True), strict=True):
+                for value in values:
+                    assert (excluded(annotation, value) is None) is allowed, (option, value)
 
 
 @pytest.mark.parametrize("name", REGISTERED)

@@ -60,6 +60,13 @@ def ending(out: ModelOutput, name: str) -> dict[str, Any]:
     return {key: value for key, value in out.items() if key.endswith(name)}
 
 
+@every_class
+@pytest.mark.parametrize("name", ["attention_maks", "input_embeds", "segment"])
+def test_arguments_that_no_model_has(kind, name, build):
+    with refused(repr(name)):
+        build("alibi", kind)(**inputs(kind), **{name: None})
+
+
 # ---- what is returned ------------------------------------------------------------------------------------------------
 @every_class
 @torch.no_grad()

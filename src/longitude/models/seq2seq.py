@@ -92,6 +92,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
     @with_names(SourceTargetInputs)
     def forward(self, input_ids: Tensor | None = None, **inputs: Unpack[SourceTargetInputs]) -> Seq2SeqModelOutput:
         """LongitudeForSeq2SeqLM without labels: decoder_input_ids or decoder_inputs_embeds is required."""
+        require_known(inputs, SourceTargetInputs, type(self).forward)
         states, weights = self.also_returned(inputs)
         returned: Any = {"output_hidden_states": states, "output_attentions": weights, "return_dict": True}
         mask, encoder_outputs = inputs.get("attention_mask"), inputs.get("encoder_outputs")
