@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
+from textwrap import shorten
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -215,6 +216,14 @@ def check_bounds(options: Any) -> None:
     for name, annotation in bounds_of(type(options)).items():
         if (value := getattr(options, name)) is not None and (expected := excluded(annotation, value)) is not None:
             raise UsageError(f"--{name.replace('_', '-')}", expected, value)
+
+
+def one_line_of(error: BaseException) -> str:
+    """An error's message in one line, cut off if it is long, and without advice to run code that comes with a checkpoint."""
+    if "trust_remote_code" in str(error):
+        return "it is code that comes with the checkpoint, and such code is never run"
+    message = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)  # which prints its key alone
+    return shorten(message, 240, placeholder=" ...") or type(error).__name__
 
 
 def either(values: Sequence[object]) -> str:

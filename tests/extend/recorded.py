@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedConfig
 
-from longitude.checkpoints.load import one_line_of
+from longitude.errors import one_line_of
 from longitude.positions.config_keys import WINDOWED
 from longitude.runs.quiet import quiet
 

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from longitude.checkpoints.source import open_source
 from longitude.extend import short_contexts
-from longitude.extend.short_contexts import FEWEST, SHORTEST, TOKENS, inputs_of, sample_within
+from longitude.extend.short_contexts import FEWEST, SHORTEST, TOKENS, inputs_of, rate_of, sample_within
 from longitude.runs.costs import H100, forward_flops
 from tests.extend.conftest import LENGTH, files
 
@@ -21,8 +21,7 @@ TUNED = ["--fine-tune", "no such text", "--steps", 5, "--batch", 3]
 @pytest.fixture
 def planned(checkpoint, command, tmp_path, monkeypatch):
     """planned(*arguments) -> the parts, with a machine of 10^9 FLOP/s."""
-    for place in ("extend", "short_contexts"):  # `longitude.extend.extend` is the function, too
-        monkeypatch.setattr(sys.modules[f"longitude.extend.{place}"], "flops_per_second", lambda *_, **__: 1e9)
+    monkeypatch.setattr(short_contexts, "flops_per_second", lambda *_, **__: 1e9)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> dict[str, dict]:
@@ -104,6 +103,22 @@ def test_the_table_and_what_is_refused(planned, checkpoint, command, refused) ->
     code, printed, _ = command(*given, "--no-measure", "--plan")
     assert code == 0 and "nothing is measured, searched or trained" in printed
     assert "--plan: expected --to or --fine-tune" in refused(checkpoint("llama"), "--convert-layout", "half", "--plan")
+
+
+def test_where_nothing_is_timed_no_flops_are_counted(checkpoint, command, monkeypatch) -> None:
+    """Some classes do not run without weights, and their files can be extended."""
+    for place in ("extend", "short_contexts"):  # `longitude.extend.extend` is the function, too
+        monkeypatch.setattr(sys.modules[f"longitude.extend.{place}"], "forward_flops", lambda model: 1 / 0)
+    code, printed, _ = command(checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn", "--no-measure", "--plan")
+    assert code == 0 and "nothing is measured" in printed
+
+
+def test_timed_windows_end_where_a_table_of_positions_ends(checkpoint, monkeypatch) -> None:
+    widths: list[int] = []
+    monkeypatch.setattr(short_contexts, "flops_per_second", lambda model, width, *_, **__: widths.append(width) or 1.0)
+    for kind in ("gpt2", "llama"):
+        rate_of(open_source(str(checkpoint(kind))), 4 * LENGTH)
+    assert widths == [LENGTH, 4 * LENGTH]
 
 
 @pytest.mark.slow

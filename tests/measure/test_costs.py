@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from transformers import GPT2Config
 
 from longitude.measure import plan as module
 from longitude.measure.config import MeasureConfig
 from longitude.measure.plan import costs
 from longitude.measure.windows import plan_windows
+from longitude.models import LongitudeConfig
 from longitude.runs.costs import H100
 
 LLAMA3 = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096}
@@ -80,3 +82,21 @@ def test_this_machine_times_a_layer_of_it(llama3, monkeypatch) -> None:
     monkeypatch.undo()
     [cost] = costs(MeasureConfig(lengths=(1024,), documents=1), (llama3,))
     assert cost.seconds is not None and 0 < cost.seconds < 24 * 3600
+
+
+SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(**SHAPE, n_positions=16, bos_token_id=1, eos_token_id=2),
+        LongitudeConfig(**SHAPE, encoding="learned:max_length=16"),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_no_window_is_timed_beyond_a_table_of_positions(config, tmp_path) -> None:
+    """Longer windows are not measured either."""
+    config.save_pretrained(tmp_path)
+    for cost in costs(MeasureConfig(lengths=(16, 64), documents=1), (str(tmp_path),)):
+        assert cost.reason == "" and cost.seconds

@@ -10,7 +10,8 @@ from transformers import PreTrainedConfig
 
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import fault_of
-from longitude.checkpoints.load import auto_class_of, built_without_weights, config_of, one_line_of, require_causal
+from longitude.checkpoints.load import auto_class_of, built_without_weights, config_of, require_causal
+from longitude.errors import one_line_of
 from longitude.hf.stock import KEY, class_of
 from longitude.runs.memory import available_memory, require_memory
 from longitude.runs.quiet import quiet

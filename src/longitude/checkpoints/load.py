@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, NoReturn
 
 import torch
@@ -28,7 +27,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
 from longitude.checkpoints.declared import fault_of, raw_config, require_numbers, text_part
-from longitude.errors import UsageError, unknown
+from longitude.errors import UsageError, one_line_of, unknown
 from longitude.hf.stock import KEY, class_of
 from longitude.positions.config_keys import BASES, SCHEMAS
 from longitude.positions.hugging_face import lost_type, names_rotation
@@ -556,14 +555,6 @@ def _device(device: str | torch.device) -> torch.device:
 
 
 # ---- errors in one line -----------------------------------------------------------------------------------------------
-def one_line_of(error: BaseException) -> str:
-    """An error's message in one line, cut off if it is long, and without advice to run code that comes with a checkpoint."""
-    if "trust_remote_code" in str(error):
-        return "it is code that comes with the checkpoint, and such code is never run"
-    message = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)  # which prints its key alone
-    return shorten(message, 240, placeholder=" ...") or type(error).__name__
-
-
 @contextmanager
 def in_one_line(problem: str) -> Iterator[None]:
     """Turn any error of transformers, safetensors, tokenizers or torch about a user's files into one ValueError."""

@@ -25,13 +25,14 @@ from longitude.extend.short_contexts import (
     Progress,
     ShortContextLoss,
     memory_within,
+    rate_of,
     reading,
     sample_within,
 )
 from longitude.extend.spaces import longrope, longrope2
 from longitude.extend.units import staged, working
 from longitude.extend.weights import write_checkpoint
-from longitude.runs.costs import TRAINING, Cost, estimate, flops_per_second, forward_flops, training_memory
+from longitude.runs.costs import TRAINING, Cost, estimate, forward_flops, training_memory
 from longitude.runs.files import place
 from longitude.runs.store import BusyError, Store, Unit
 
@@ -280,21 +281,22 @@ def costs(
     """
     source = open_source(model, allow_pickle=True)
     original = (source.declared or 1) if target is None else original_length(source, target)
-    flops, estimates = forward_flops(source.skeleton), []
+    estimates = []
     if minutes is not None and source.causal:
         on_progress(f"timing a few layers of {model} for the measured cost")
         sample = sample_within(source, original, minutes)
         estimates.append(reading(source, sample.length, 2 * sample.tokens, sample.seconds))
     if target is not None and target.searched and target.to > original:
         on_progress(f"timing windows of {target.to} tokens for the search")
-        rate = flops_per_second(source.skeleton, target.to, max(1, BATCH // target.to), source.dtype)
+        rate = rate_of(source, target.to, max(1, BATCH // target.to), dtype=source.dtype)
+        flops = forward_flops(source.skeleton)
         windows = max(1, round(60 * budget * rate / flops.of(target.to)))
         memory = memory_within(source, target.to)
         estimates.append(estimate(source.name, "searching", flops, target.to, windows, memory, rate))
     if tuning is not None:
         length = _window(source, target, original, tuning)
         on_progress(f"timing a training step of {tuning.batch} windows of {length} tokens")
-        rate = flops_per_second(source.skeleton, length, tuning.batch, training=True)
+        rate, flops = rate_of(source, length, tuning.batch, training=True), forward_flops(source.skeleton)
         recomputes = tuning.gradient_checkpointing
         memory = training_memory(source.skeleton, source.config, tuning.batch, length, recomputes)
         passes = TRAINING * (RECOMPUTED if recomputes else 1)

@@ -14,6 +14,7 @@ import numpy as np
 
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.load import Checkpoint, load, tokenizer_of
+from longitude.checkpoints.positions import last_position
 from longitude.checkpoints.source import Source
 from longitude.extend.units import PASSES, SAMPLE, digest_of_weights
 from longitude.measure.documents import Documents, bos_of, documents_of
@@ -108,7 +109,7 @@ def sample_within(
     """Windows of `length` tokens, or shorter ones if `fewest` of these take the models longer than `minutes`."""
     try:
         flops = forward_flops(source.skeleton)
-        rate = flops_per_second(source.skeleton, min(length, TIMED), dtype=source.dtype, times=2)
+        rate = rate_of(source, min(length, TIMED), dtype=source.dtype, times=2)
     except ValueError:
         length = min(length, max(shortest, TIMED))
         return Sample(length, fewest * length, None)
@@ -126,6 +127,12 @@ def memory_within(source: Source, length: int) -> Memory:
     """Memory of a batch of windows of `length` tokens."""
     dim, rows = head_dim_of(source.config, FULL), max(1, BATCH // length)
     return forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
+
+
+def rate_of(source: Source, length: int, rows: int = 1, **how: Any) -> float:
+    """FLOP/s of this machine on windows of `length` tokens, or of as many as the model has positions for."""
+    width = min(length, last_position(source.skeleton) or length)
+    return flops_per_second(source.skeleton, width, rows, **how)
 
 
 def reading(source: Source, length: int, tokens: int, seconds: float | None) -> Cost:

@@ -369,7 +369,8 @@ def costs(
     lengths = with_trained(config.lengths, trained)
     for i, (model, outline) in enumerate(outlines.items()):
         flops, memory, rate, reason = forward_flops(outline), memory_of(config, outline), None, ""
-        width, rows = min(lengths[-1], WIDEST), max(1, config.batch // lengths[-1])
+        rows = max(1, config.batch // lengths[-1])
+        width = min(lengths[-1], WIDEST, last_position(outline) or WIDEST)
         on_progress(f"timing a few layers of {model}, {rows} windows of {width} tokens", i, len(models))
         try:  # once for all lengths, so that noise makes no shorter one slower
             rate = flops_per_second(outline, width, rows, dtype_of(config, outline))

@@ -9,8 +9,8 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
 
-from longitude.checkpoints.load import Checkpoint, load, one_line_of
-from longitude.errors import UsageError
+from longitude.checkpoints.load import Checkpoint, load
+from longitude.errors import UsageError, one_line_of
 from longitude.measure import retrieval
 from longitude.measure.config import ONE_TEXT, PERPLEXITY, SAME_TARGETS, as_json
 from longitude.measure.documents import typical

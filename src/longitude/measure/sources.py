@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from importlib.util import find_spec
 from pathlib import Path
 
-from longitude.checkpoints.load import one_line_of
-from longitude.errors import UsageError
+from longitude.errors import UsageError, one_line_of
 from longitude.runs.files import LARGEST, regular
 
 # Not text a programmer wrote for a reader: tests, character tables, generated topics; and what others installed.

@@ -11,8 +11,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from longitude.checkpoints.load import one_line_of
-from longitude.errors import UsageError
+from longitude.errors import UsageError, one_line_of
 from longitude.runs.limits import within
 
 KEY = "OPENAI_API_KEY"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.checkpoints.declared import rope_types
-from longitude.checkpoints.load import one_line_of
+from longitude.errors import one_line_of
 from longitude.models.stock_caches import cache_name
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
-from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from longitude.errors import one_line_of
 from longitude.runs.memory import available_memory, require_memory
 from longitude.runs.quiet import quiet
 
@@ -169,7 +169,7 @@ def forward_flops(outline: Any) -> Flops:
         a, b = count(near), count(far)
     except Exception as error:  # any error of code that needs values of tensors
         name = type(outline).__name__
-        raise ValueError(f"{name}: its FLOPs cannot be counted without weights ({shorten(str(error), 240)})") from error
+        raise ValueError(f"{name}: its FLOPs cannot be counted without weights ({one_line_of(error)})") from error
     per_pair = (b / far - a / near) / (far - near)
     return Flops(a / near - per_pair * near, per_pair)
 
@@ -197,12 +197,13 @@ def flops_per_second(
 ) -> float:
     """FLOP/s of this machine for a model under the current load, on windows of `length` random tokens.
 
-    A large model is built with as many layers as LARGEST allows. ValueError if its class cannot be built with fewer layers.
+    Windows are no wider than WIDEST, and `length` is at most the number of the model's positions. A large model is built with as
+    many layers as LARGEST allows. ValueError if its class cannot be built with fewer layers.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = smaller(outline)
     text = config.get_text_config()
-    width = min(length, WIDEST, getattr(text, "max_position_embeddings", None) or WIDEST)
+    width = min(length, WIDEST)
     try:
         with quiet(), torch.device("meta"):
             skeleton = type(outline)(copy.deepcopy(config))
@@ -218,7 +219,7 @@ def flops_per_second(
             model = type(outline)(config).to(device, torch.float32 if training else dtype).train(training)
     except Exception as error:
         name = type(outline).__name__
-        raise ValueError(f"{name}: no part of it can be run to time it ({shorten(str(error), 240)})") from error
+        raise ValueError(f"{name}: no part of it can be run to time it ({one_line_of(error)})") from error
     ids = torch.randint(0, text.vocab_size, (rows, width), device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6) if training else None
 
