@@ -9,12 +9,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import longitude as lg
 from longitude.check import check
-from longitude.checkpoints.compare import Disagreement, difference, read
+from longitude.checkpoints.compare import Disagreement, difference, read, require_kept
 from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.declared import with_ropes
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
-from longitude.positions.scaling import Frequencies, Llama3, YaRN
+from longitude.positions.scaling import Frequencies, Linear, Llama3, YaRN
 from tests.checkpoints.published import ORIGINAL
 from tests.support import refused
 
@@ -182,6 +182,13 @@ def test_a_model_without_rotation_is_not_told_to_write_a_base(keys):
     found, notes = said(raw)
     assert found == [] and not any("write" in note for note in notes)
     assert lg.from_hugging_face(raw) == {}
+
+
+@pytest.mark.parametrize("declared", [{FULL: RopeConfig(1e4), WINDOW: None}, {FULL: RopeConfig(1e4)}])
+def test_a_layer_type_that_the_class_loses_is_said_with_its_numbers(declared):
+    with refused(WINDOW, "20000", "Linear") as error:
+        require_kept({FULL: RopeConfig(1e4), WINDOW: RopeConfig(2e4, Linear(2.0))}, declared)
+    assert "10000" not in str(error.value) and FULL not in str(error.value)  # which both have
 
 
 # ---- one comparison --------------------------------------------------------------------------------------------------

@@ -260,13 +260,13 @@ def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:
         )
 
 
-def in_words(ropes: Ropes, others: Ropes) -> str:
-    """The numbers of rotary parameters that differ from those of others, by layer type."""
+def in_words(ropes: Ropes, others: Ropes | None) -> str:
+    """The numbers of rotary parameters that differ from those of others, by layer type; all of a type that others lack."""
     if isinstance(ropes, dict):
         alike = others if isinstance(others, dict) else dict.fromkeys(ropes, others)
-        parts = {layer: in_words(rope, alike.get(layer) or rope) for layer, rope in ropes.items() if rope is not None}
-        return ", ".join(f"{layer}: {words}" for layer, words in parts.items() if words)
-    theirs = others._asdict() if isinstance(others, RopeConfig) else {}
+        parts = {layer: in_words(rope, alike.get(layer)) for layer, rope in ropes.items() if rope is not None}
+        return ", ".join(f"{layer}: {numbers}" for layer, numbers in parts.items() if numbers) or "no more than that"
+    theirs = others._asdict() if isinstance(others, RopeConfig) else RopeConfig._field_defaults
     apart = {name: value for name, value in ropes._asdict().items() if name not in theirs or theirs[name] != value}
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float | int) else f"{name} {value}" for name, value in apart.items()

@@ -250,6 +250,23 @@ def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
             yield f"{ORIGINAL} is {top} at the top and {inside} in {name}; transformers takes the former"
 
 
+def scaled(facts: Facts) -> Iterator[tuple[str | None, RopeConfig]]:
+    """Layer types with scaled rotations; None for all layers. ValueError for keys that cannot be read."""
+    ropes = {None: facts.ours} if isinstance(facts.ours, RopeConfig) else facts.ours
+    yield from ((layer, rope) for layer, rope in ropes.items() if rope is not None and rope.scaling is not None)
+
+
+def ill_fitting(facts: Facts) -> Iterator[str]:
+    """Scalings that make no frequencies for heads of this width, such as by a list that is too short."""
+    with suppress(ValueError):  # keys that cannot be read are reported by `misread`; a width may be unknown
+        for layer, rope in scaled(facts):
+            width = head_dim_of(facts.config, layer)
+            try:
+                frequencies_of(rope, width)
+            except ValueError as error:
+                yield str(error)
+
+
 def misread(facts: Facts) -> Iterator[str]:
     """Keys that cannot be read, that the class loses, or by which it computes another rotation: the first of these."""
     try:
@@ -263,28 +280,18 @@ def misread(facts: Facts) -> Iterator[str]:
             yield fault
     except ValueError as error:
         default = "; transformers takes a default of its class without a warning: write the one of training"
-        sentences: list[str] = []
-        with suppress(ValueError):  # a list that is too short says more than that two lists differ
-            sentences += lengths(facts)
-        yield from sentences or [f"{error}{default if 'expected rope_theta' in str(error) else ''}"]
+        yield f"{error}{default if 'expected rope_theta' in str(error) else ''}"
 
 
 def lengths(facts: Facts) -> Iterator[str]:
     """Contradictions of a scaling's factor, original length, declared length and lists."""
     with suppress(NotUnderstood):
-        for layer, rope in ({None: facts.ours} if isinstance(facts.ours, RopeConfig) else facts.ours).items():
-            if rope is not None and rope.scaling is not None:
-                with suppress(ValueError):  # the width of heads is unknown, so lists of factors cannot be checked
-                    width = head_dim_of(facts.config, layer)
-                    yield from lengths_of(facts.raw, rope, width, parameters_of(facts.raw, layer))
+        for layer, rope in scaled(facts):
+            yield from lengths_of(facts.raw, rope, parameters_of(facts.raw, layer))
 
 
-def lengths_of(raw: Mapping[str, Any], rope: RopeConfig, head_dim: int, parameters: Mapping[str, Any]) -> Iterator[str]:
+def lengths_of(raw: Mapping[str, Any], rope: RopeConfig, parameters: Mapping[str, Any]) -> Iterator[str]:
     scaling, declared = rope.scaling, raw.get(LENGTHS[0])
-    try:
-        frequencies_of(rope, head_dim)
-    except ValueError as error:
-        yield str(error)
     original = getattr(scaling, "original_max_length", None)
     if original is None or declared is None or isinstance(scaling, DynamicNTK):
         return
@@ -313,6 +320,7 @@ RULES = (
     Rule(uneven_heads),
     NONE_ROTATES,
     Rule(lambda facts: two_values(facts.raw), WRONG_ONE),
+    Rule(ill_fitting, last=True),  # before `misread`, which would say of a list that is too short that two differ
     Rule(misread, last=True),
     Rule(lengths),
 )
