@@ -121,6 +121,14 @@ def test_the_task_that_the_page_of_tasks_shows(tmp_path):
     assert found.guessing == {4: 1 / 16, 8: 1 / 16} and {row.distance for row in found.rows} == {None, 2, 4}
 
 
+def test_a_name_is_recorded_however_it_is_hyphened(tmp_path, monkeypatch):
+    """Schemes of positions are read both ways, and a hash that is not recorded would let old results pass for new."""
+    installed(tmp_path, monkeypatch, MINE.format(name="by_parts"))
+    [plugin] = plugins.loaded()
+    assert plugins.records("by-parts") == plugins.records("rope:scaling=by_parts") == [plugin.record]
+    assert plugins.records("parts") == []
+
+
 def test_an_installed_distribution_is_seen_at_the_first_look(tmp_path, monkeypatch):
     code = MINE.format(name="mine")
     installed(tmp_path, monkeypatch, code)

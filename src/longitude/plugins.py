@@ -136,9 +136,14 @@ def restore(plugins: Sequence[Plugin]) -> None:
 
 
 def records(*texts: str) -> list[Record]:
-    """Records for a run: of every plugin file, and of installed plugins with a name in these texts (a task, labels)."""
-    words = {word for text in texts for word in findall(r"\w+", text)}
-    return [each.record for each in loaded() if each.path is not None or words & each.registered.keys()]
+    """Records for a run: of every plugin file, and of installed plugins with a name in these texts (a task, labels, methods)."""
+    # a scheme of positions is written with hyphens and with underscores
+    names = {name.replace("-", "_") for text in texts for name in findall(r"[\w.-]+", text)}
+    return [
+        plugin.record
+        for plugin in loaded()
+        if plugin.path is not None or any(name.replace("-", "_") in names for name in plugin.registered)
+    ]
 
 
 def require_loaded(saved: Iterable[Record], whose: str) -> None:
