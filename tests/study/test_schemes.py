@@ -1,6 +1,7 @@
 """Trained models measured past their training length with scaled positions: the laws of that, and what is refused."""
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -10,12 +11,13 @@ import torch
 from longitude.extend.plan import stretched
 from longitude.measure import losses_by_length, read_rows
 from longitude.positions.absolute import Sinusoidal
-from longitude.positions.scaling import SCHEMES as SCALINGS, Linear, base as rows, register_scheme
+from longitude.positions.scaling import SCHEMES as SCALINGS, Linear, NTKByParts, base as rows, register_scheme
 from longitude.report.wording import and_
 from longitude.study import schemes
+from longitude.study.config import StudyConfig
 from longitude.study.plan import plan
 from longitude.study.results import read_run
-from longitude.study.schemes import extended, extends, list_schemes, searched, windows_of, with_temperatures
+from longitude.study.schemes import extended, extends, list_schemes, method_of, searched, windows_of, with_temperatures
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, model_config
 from tests.study.conftest import NUMBERS, TINY, OneTrial, run
@@ -38,12 +40,12 @@ def quick(monkeypatch):
 
 
 @pytest.mark.parametrize("label", ["rope", "rope:base=500", "rope+alibi", "mrope:sections=2,1,1"])
-@pytest.mark.parametrize("scheme", ["linear", "ntk", "yarn"])
+@pytest.mark.parametrize("scheme", ["linear", "ntk", "ntk-by-parts", "yarn"])
 def test_a_scheme_as_a_method_is_the_model_of_the_scheme_s_label(label, scheme):
     trained = build_model(TINY, label, 0)
-    own = "" if scheme != "yarn" else f",original_max_length=16,beta_fast={schemes.ramp_start(16)}"
+    ramp = f",original_max_length=16,beta_fast={schemes.ramp_start(16)}" * (scheme in ("ntk-by-parts", "yarn"))
     first, plus, rest = label.partition("+")
-    options = f"{first}{',' if ':' in first else ':'}scaling={scheme},factor=3{own}{plus}{rest}"
+    options = f"{first}{',' if ':' in first else ':'}scaling={scheme},factor=3{ramp}{plus}{rest}"
     built = build_model(TINY, options, 1)
     assert not torch.equal(logits(built), logits(trained))
     built.load_state_dict(trained.state_dict())
@@ -63,6 +65,19 @@ def test_a_registered_scheme_is_a_method_of_a_study(monkeypatch):
     assert "third" in list_schemes() and "third" in task_of("text").valid_methods()
     [own] = extended(build_model(TINY, "rope", 0), "third", 16, 48).model.encodings
     assert own.scaling == Third(3.0)
+
+
+def test_yarn_differs_from_ntk_by_parts_by_its_attention_factor_alone():
+    parts, yarn = (method_of(name).scheme({}, 4.0, 256) for name in ("ntk-by-parts", "yarn"))
+    assert torch.equal(parts.frequencies(64, 1e4), yarn.frequencies(64, 1e4))
+    assert parts.factors() == (1, 1) != yarn.factors()
+    assert not torch.equal(
+        parts.frequencies(64, 1e4), NTKByParts(4.0, 256).frequencies(64, 1e4)
+    )  # its ramp has a start
+
+
+def test_help_names_every_method():
+    assert all(re.search(rf"\W{name}\W", StudyConfig.__doc__ or "") for name in task_of("text").valid_methods())
 
 
 @pytest.mark.parametrize("length", [64, 128, 256, 1024, 4096])
@@ -300,6 +315,8 @@ def test_a_trial_that_was_killed_in_its_search_ends_alike(study, data, tmp_path,
         ),
         ({"encodings": ("rope",), "methods": ("yarn",), "positions": "randomized"}, "--positions is randomized"),
         ({"encodings": ("rope",), "methods": ("yarm",)}, "yarn"),
+        ({"encodings": ("rope",), "methods": ("drope",)}, "drope"),  # which needs training
+        ({"encodings": ("rope",), "methods": ("longrope2",)}, "longrope2"),  # which asks the model questions
     ],
 )
 def test_refusals(options, words, tmp_path):

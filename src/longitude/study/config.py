@@ -79,9 +79,9 @@ class StudyConfig:
         documents: Held-out documents to measure on, each in about four of the longest windows; fewer if the text has fewer.
             For generated tasks: examples of each length.
         methods: Ways to measure, those of the task. For text: non-overlapping, sliding, per-position. Also copies: losses on
-            bytes that a copy within the training length predicts, and on bytes that a farther copy predicts. Also temperatures
-            (one for each head), and the methods of `longitude extend` that need no training, such as yarn and longrope: they
-            extend the trained models to each longer length.
+            bytes that a copy within the training length predicts, and on bytes that a farther copy predicts. Also
+            linear, ntk, ntk-by-parts, dynamic, llama3, yarn, longrope, schemes of plugins, and temperatures (one for each head):
+            they extend the trained models to each longer length.
             `longitude study --task NAME --help` has those of other tasks.
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
         device: auto, cpu, cuda or mps; auto uses a GPU if there is one. Only the CPU repeats results bit by bit.

@@ -1,14 +1,14 @@
 """Methods that extend a trained model to longer sequences without training: scaled positions or sharper attention.
 
 `linear` interpolates positions: it divides those of rotary encodings and sinusoids by the factor, and stretches a learned
-table. `ntk`, `yarn` and `longrope` change the frequencies of rotary pairs. `temperatures` multiplies the scores of each head.
-The numbers of the last two are searched for at each length, on text that no model is measured on.
+table. The other schemes change the frequencies of rotary pairs. `temperatures` multiplies the scores of each head. Its numbers
+and those of `longrope` are searched for at each length, on text that no model is measured on.
 """
 
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -24,7 +24,7 @@ from longitude.measure import losses_by_length
 from longitude.measure.windows import Progress, Reader
 from longitude.models.configuration import mixer_class
 from longitude.positions.base import ENCODINGS
-from longitude.positions.scaling import NTK, SCHEMES, Scaling, YaRN, base as scaling
+from longitude.positions.scaling import NTK, SCHEMES, NTKByParts, Scaling, base as scaling
 from longitude.registry import Registry, options_of
 from longitude.report.wording import and_
 
@@ -77,16 +77,19 @@ def method_of(name: str) -> Method:
     if name == TEMPERATURES:
         tokens = 3 * ITERATIONS * TOKENS
         return Method(None, search=with_temperatures, search_tokens=tokens, takes=takes_temperatures)
-    if name == "yarn":
-        return Method(lambda spec, factor, original: YaRN(factor, original, beta_fast=ramp_start(original)))
     if scaling.method_of(name).searched:  # NTK stands for the factors that are not known yet
-        found = {"search": with_searched_factors, "search_tokens": CANDIDATES * TOKENS}
-        return Method(lambda spec, factor, original: NTK(factor), **found)
-    return Method(lambda spec, factor, original: scaling.scheme_of(name, factor, original))
+        tokens = CANDIDATES * TOKENS
+        return Method(lambda spec, factor, original: NTK(factor), search=with_searched_factors, search_tokens=tokens)
+
+    def scheme(spec: Spec, factor: float, original: int) -> Scaling:
+        chosen = scaling.scheme_of(name, factor, original)
+        return replace(chosen, beta_fast=ramp_start(original)) if isinstance(chosen, NTKByParts) else chosen
+
+    return Method(scheme)
 
 
 def ramp_start(original: int) -> float:
-    """Rotations within the training length from which YaRN keeps a pair: 32 of the 652 of Llama 2's fastest pair.
+    """Rotations within the training length from which YaRN and NTK by parts keep a pair: 32 of the 652 of Llama 2's fastest pair.
 
     No pair turns 32 times within a few hundred tokens. On a logarithmic scale this is the same part of the fastest pair's
     rotations at each length, so where the base follows from the length as well, the same share of the pairs stays.

@@ -66,7 +66,9 @@ def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> Tria
     trained["plugins"] = [record["sha256"] for record in plugins.records(config.task, trial.label)]
     training = Unit("train", trial.name, plain(trained))
     measured = {name: options[name] for name in MEASURING} | {"training": training.key, "text": data["sha256"]}
-    if "yarn" in config.methods:  # older versions began its ramp at 32 rotations, which no option shows
+    if {"yarn", "ntk-by-parts"} & {
+        *config.methods
+    }:  # older versions began its ramp at 32 rotations, which no option shows
         measured["yarn"] = ramp_start(config.train_length)
     if getattr(task_of(config.task), "whole", False):  # older versions scored symbols by distance, not answers
         measured["whole"] = True
