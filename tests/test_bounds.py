@@ -108,6 +108,17 @@ def test_numbers_and_flags_are_declared_and_defaults_are_within(name) -> None:
             assert [*wrong_values(annotations[option])], option
 
 
+def test_a_name_that_only_a_type_checker_knows_leaves_other_options_checked() -> None:
+    class Mine(Checked):
+        def __init__(self, dim: int, table: Any = None) -> None:
+            self.dim, self.table = dim, table
+
+    Mine.__init__.__annotations__["table"] = "NotImported | None"
+    assert Mine(1, table=2).table == 2
+    with pytest.raises(UsageError):
+        Mine(0)
+
+
 OPTIONS = {
     MeasureConfig: lambda **given: require_consistent(MeasureConfig(lengths=(64, 128), **given)),
     ExtendOptions: lambda **given: ExtendOptions(to=64, method="yarn", **given).check(),

@@ -120,22 +120,23 @@ def annotations_of(factory: Callable[..., Any]) -> dict[str, Any]:
     """The annotation of each option of a class or function; Any for one that only a type checker can evaluate."""
     if not isinstance(factory, type):
         return _evaluated(factory.__annotations__, factory.__globals__)
-    found: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
     for base in reversed(factory.__mro__):
         constructor = vars(base).get("__init__")
         texts = get_annotations(base) if is_dataclass(factory) else getattr(constructor, "__annotations__", {})
-        found |= _evaluated(texts, vars(sys.modules[base.__module__]))
-    return {name: found[name] for name in whole_signature(factory).parameters if name in found}
+        annotations |= _evaluated(texts, vars(sys.modules[base.__module__]))
+    return {name: annotations[name] for name in whole_signature(factory).parameters if name in annotations}
 
 
 def _evaluated(texts: Mapping[str, Any], scope: dict[str, Any]) -> dict[str, Any]:
-    found = {}
+    # get_type_hints() raises for all names if one of them fails: a plugin's others would not be checked.
+    annotations = {}
     for name, text in texts.items():
         try:
-            found[name] = eval(text, scope) if isinstance(text, str) else text  # noqa: S307  code that runs anyway
+            annotations[name] = eval(text, scope) if isinstance(text, str) else text  # noqa: S307  code that runs anyway
         except Exception:
-            found[name] = Any
-    return found
+            annotations[name] = Any
+    return annotations
 
 
 class _WholeSignature:
@@ -148,9 +149,9 @@ class Checked:
 
     __signature__ = _WholeSignature()
 
-    def __new__(cls, *given: Any, **named: Any) -> Self:
+    def __new__(cls, *values: Any, **named: Any) -> Self:
         try:
-            arguments = whole_signature(cls).bind_partial(*given, **named).arguments
+            arguments = whole_signature(cls).bind_partial(*values, **named).arguments
         except TypeError:  # the constructor raises it
             arguments = {}
         check_declared(cls.__name__, annotations_of(cls), arguments)

@@ -95,8 +95,10 @@ class LayerCall:
         scale = head_dim**-0.5 if scale is None else scale
         require_causal(self.encoding.causal_only, mask)
         places = self.positions, self.k_positions
-        wider, options = q.shape[3] // head_dim, (scale, dropout, weights, None, sinks)
-        r = raw_request(q, k, v, self.encoding, self.columns, mask, *places, *options, wider, softcap)
+        r = raw_request(
+            q, k, v, self.encoding, self.columns, mask, *places, scale, dropout, weights, sinks=sinks,
+            transformed_by=q.shape[3] // head_dim, softcap=softcap,
+        )  # fmt: skip
         if self.encoding.stable_keys:
             out, weights_ = run(r)
             out = out if self.tables is None else self.encoding.outputs(out, self.tables)

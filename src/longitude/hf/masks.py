@@ -40,9 +40,8 @@ class StockMask:
     streams: Tensor | None = None
     dense: bool = False
     slots: int = 0
-    step: Step = field(
-        default_factory=lambda: Step(), init=False, repr=False
-    )  # dynamo traces a function here, and no class
+    # dynamo traces a function as the factory, and no class
+    step: Step = field(default_factory=lambda: Step(), init=False, repr=False)
 
     # generate() handles the masks of a static cache as tensors of four dimensions.
     ndim: ClassVar[int] = 4

@@ -272,9 +272,8 @@ def shape_of(x: Inputs, threads: int) -> Shape:
         batch, heads, heads // shared, queries, keys, dim, x.v.shape[3], first, last, len(spans), most_queries, most_keys,
         1, 1, x.scale, ctypes.addressof(numbers), threads=threads, near=limits.near,
     )  # fmt: skip
-    terms = {
-        name: term.contiguous() for name, term in present(x.terms).items() if name != "table"
-    }  # an argument of its own
+    # The table is an argument of its own.
+    terms = {name: term.contiguous() for name, term in present(x.terms).items() if name != "table"}
     shape.kept = numbers, terms  # as long as their addresses are
     for name, term in terms.items():
         setattr(shape, name, term.data_ptr())

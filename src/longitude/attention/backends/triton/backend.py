@@ -31,11 +31,8 @@ WIDEST = 128
 
 def inputs_of(r: Request) -> Inputs:
     """Inputs of the kernels for a request."""
-    terms, biases, formula = (
-        Terms(mix=mix_of(r)),
-        [term for term in r.terms if isinstance(term, OffsetBias)],
-        normalized(r),
-    )
+    terms, formula = Terms(mix=mix_of(r)), normalized(r)
+    biases = [term for term in r.terms if isinstance(term, OffsetBias)]
     nearest = 0
     if formula is not None:
         places = explicit(r.q_positions, r.rows, r.q.device)

@@ -130,20 +130,14 @@ def wide(width: int) -> int:
 
 def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     """The arguments that all kernels have by the same names."""
-    (_, heads, rows, d), (kv_heads, keys), dv, terms, limits = (
-        x.q.shape,
-        x.k.shape[1:3],
-        x.v.shape[3],
-        x.terms,
-        x.limits,
-    )
+    (_, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
+    terms, limits = x.terms, x.limits
     # Blocks at the ends read beyond the offsets, and the diagonals of a square are written with a zero behind them.
     before, after = -keys % blocks.K, -rows % blocks.Q + 1
     at = dict.fromkeys(Terms._fields, x.q)  # of a term that is not there any address serves
     if terms.curves is not None:
-        at["table"] = F.pad(terms.table[None], (before, after), mode="replicate")[
-            0
-        ]  # beyond the ends distances do not fall
+        # Beyond the ends distances do not fall.
+        at["table"] = F.pad(terms.table[None], (before, after), mode="replicate")[0]
         at["curves"] = torch.cat([terms.curves[:, :2] / LOG2, terms.curves[:, 2:]], 1)
         at["rates"] = terms.rates.contiguous()
     elif terms.table is not None:
