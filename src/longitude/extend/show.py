@@ -17,6 +17,7 @@ from longitude.extend.short_contexts import ShortContextLoss
 from longitude.extend.weights import left_out
 from longitude.positions.scaling.base import method_of
 from longitude.report.table import table
+from longitude.report.wording import NOT_FINITE
 
 
 def plan_parts(plan: ExtendPlan) -> Iterator[Any]:
@@ -124,9 +125,10 @@ def comparison_parts(comparison: Comparison) -> Iterator[Any]:
     heads = [f"{first}-{last - 1}" for first, last in pairwise(chosen.edges)]
     shown = table("method", *heads)
     for name, cells in comparison.perplexities.items():
-        words = ["not finite" if cell.value is None else f"{cell.value:.4g}" for cell in cells]
+        numbers = [NOT_FINITE if cell.value is None else f"{cell.value:.4g}" for cell in cells]
         shown.add_row(
-            name, *(f"*{word}" if best == name else word for word, best in zip(words, comparison.best, strict=True))
+            name,
+            *(f"*{number}" if best == name else number for number, best in zip(numbers, comparison.best, strict=True)),
         )
     yield shown
     yield (

@@ -42,12 +42,12 @@ def table(
     return made
 
 
-def plain(rows: Sequence[Sequence[str]], gap: int = 2) -> Iterator[str]:
+def plain(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines of a table whose first column has words and whose others have numbers, for text that is no terminal's."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
         cells = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))]
-        yield (" " * gap).join(cells).rstrip()
+        yield "  ".join(cells).rstrip()
 
 
 def _uncut(words: str, style: str) -> Text:

@@ -301,7 +301,7 @@ def costs(
 
 
 def wall_seconds(costs: Sequence[Cost], seeds: int, workers: int, rates: int = 1) -> float:
-    """Wall time of all trials in seconds, `workers` at a time, if no worker is without one before the last.
+    """Wall time of all trials in seconds, `workers` at a time: the least, as if no worker waited before the last trial ends.
 
     With several learning rates the first seed is trained at each before anything is measured.
     """
