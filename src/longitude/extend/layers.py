@@ -17,6 +17,7 @@ from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.declared import Ropes
 from longitude.checkpoints.observed import RotaryTables, observe
 from longitude.checkpoints.source import Source
+from longitude.positions.config_keys import SUMMARIZED
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import rope_frequencies
 from longitude.positions.scaling.base import Frequencies
@@ -39,7 +40,7 @@ class Layers:
         ropes: Rotary parameters that its configuration declares.
         original: The training length in tokens.
         tables: The tables that each rotating layer rotates by, by the layer's number.
-        windows: Tokens in the window or chunk of each layer that has one.
+        windows: Tokens in the window or chunk of each layer that sees nothing beyond it.
     """
 
     source: Source
@@ -53,11 +54,16 @@ class Layers:
         """ValueError if the class does not show its tables, or if no layer's distances grow with the context."""
         try:
             with catch_warnings(action="ignore"):  # of keys that are not understood, as notes say
-                each = positions_of_layers(source.config, "half")
+                positions = positions_of_layers(source.config, "half")
             tables = tables_of(source.config)
         except NotUnderstood as error:
             raise NotUnderstood(f"{source.name}: {error}; it is not extended", error.keys) from error
-        windows = {layer: size for layer, one in enumerate(each) if (size := one.window or one.chunk)}
+        kinds = dict(enumerate(getattr(source.config, "layer_types", None) or ()))
+        windows = {
+            layer: size
+            for layer, at in enumerate(positions)
+            if (size := at.window or at.chunk) and kinds.get(layer) not in SUMMARIZED
+        }
         layers = cls(source, ropes, original, tables, windows)
         if not layers.growing:
             raise ValueError(

@@ -53,6 +53,8 @@ PLAIN = ("rope", "rotary", "default")
 """Values that mean RoPE and nothing else."""
 FULL, WINDOWED = "full_attention", ("sliding_attention", "chunked_attention", "main")  # "main": windows of DeepSeek V4
 """Layer types: attention to all earlier tokens, and to a window of fixed size."""
+SUMMARIZED = ("compressed_sparse_attention", "heavily_compressed_attention")
+"""Layer types with a window beside summaries of all earlier tokens (DeepSeek V4)."""
 
 
 # ---- names inside rope parameters ------------------------------------------------------------------------------------
