@@ -54,13 +54,13 @@ class CheckOptions:
     seed: int = 0
 
     def refuse(self, why: str, *names: str) -> None:
-        """ValueError for an option of these that was given, where it has no meaning."""
+        """ValueError for the first of these options that was given: it would be ignored."""
         for name in names:
             if getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"--{name.replace('_', '-')} {why}; leave one of them out")
 
 
-OF_MODELS = ("length", "reference", "dtype", "quick")
+OF_MODELS = ("length", "reference", "dtype", "quick", "device", "seed")
 
 
 def check(
@@ -84,7 +84,9 @@ def check(
     model_or_part = checkpoint_of(model_or_part)
     target = part_of(model_or_part)
     if target is not None:
-        options.refuse(f"is for models, and {model_or_part} is an encoding or a mixer", *OF_MODELS, "against")
+        options.refuse(
+            f"is for models, and {model_or_part} is an encoding or a mixer", *OF_MODELS, "allow_pickle", "against"
+        )
     if options.against is not None:
         options.refuse("is for laws, and --against tries none", *OF_MODELS, "laws")
         return compare(model_or_part, options.against, options.allow_pickle, json)
