@@ -590,7 +590,22 @@ def whole_seconds(given: dict[str, Any]) -> None:
         given["time_interval"] = 4 * (given["time_interval"] / 4).int()
 
 
+WRONG_ATTENTION: dict[str, type[Attention]] = {
+    "values rotated": ValuesRotated,
+    "no scale": Unscaled,
+    "scale of hidden_size": HiddenScale,
+    "key heads tiled": Tiled,
+    "key heads permuted": HeadsPermuted,
+    "cos and sin swapped": Swapped,
+    "keys turn the other way": Opposite,
+    "half of the channels rotated": FirstHalf,
+    "no query sees itself": NotItself,
+}
 UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
+    **{
+        name: (partial(copied, attention), "attention_outputs", "attention of all layers")
+        for name, attention in WRONG_ATTENTION.items()
+    },
     "biases of the first call": (kept_biases, "repeatable", "that one leaves MptModel.longitude_biases"),
     "second chunk begins at 0": (partial(with_positions, anew), "chunked_prefill", ""),
     "positions count the padding": (partial(with_positions, from_padding), "given_positions", "change nothing"),
@@ -611,18 +626,9 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
         partial(with_positions, joined_to_the_next),
         "packing", "documents: ",
     ),
-    "values rotated": (partial(copied, ValuesRotated), "attention_outputs", "attention of all layers"),
-    "no scale": (partial(copied, Unscaled), "attention_outputs", "attention of all layers"),
-    "scale of hidden_size": (partial(copied, HiddenScale), "attention_outputs", "attention of all layers"),
-    "key heads tiled": (partial(copied, Tiled), "attention_outputs", "attention of all layers"),
-    "key heads permuted": (partial(copied, HeadsPermuted), "attention_outputs", "attention of all layers"),
-    "cos and sin swapped": (partial(copied, Swapped), "attention_outputs", "attention of all layers"),
-    "keys turn the other way": (partial(copied, Opposite), "attention_outputs", "attention of all layers"),
     "rotated twice in one layer": (partial(copied, Twice, (1,)), "attention_outputs", "attention of layers 1"),
-    "half of the channels rotated": (partial(copied, FirstHalf), "attention_outputs", "attention of all layers"),
     "causal corner at the upper left": (partial(copied, CornerTopLeft), "chunked_prefill", "continues behind a cache"),
     "one key ahead": (partial(copied, OneAhead), "causality", "tokens that come later"),
-    "no query sees itself": (partial(copied, NotItself), "attention_outputs", "attention of all layers"),
     "positions in int16": (partial(with_tables, short), "far_positions", "at position 100003"),
     "angles in bfloat16": (partial(with_tables, coarse), "far_positions", "at position 24"),
     "angles, cos and sin in bfloat16": (partial(with_tables, coarse_tables), "far_positions", "at position"),

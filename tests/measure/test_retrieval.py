@@ -455,7 +455,7 @@ DOUBLED = "{% set n = namespace(x='12345678') %}{% for i in range(40) %}{% set n
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (DOUBLED, "GB"),
+        (DOUBLED, "GB of memory"),
         (LONG, "0.1 s"),
         ("{{ raise_exception('only tools') }}", "only tools"),
         ("{{ messages.nothing.inside }}", "nothing"),

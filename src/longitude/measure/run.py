@@ -206,7 +206,7 @@ class Run:
             raise
         except Unreachable as error:  # the next unit would fail, too
             raise UsageError("--endpoint", SUCH, str(error), "the same command continues") from None
-        except Exception as error:  # a server's answer is no error of ours: it has no class
+        except Exception as error:  # a server's answer is no error of our code: it has no class
             kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
             self.fail(f"{label}: {part.task} at {part.length} failed, {kind}{one_line_of(error)}", unit)
         self.watcher.update(what, done + 1)

@@ -137,15 +137,15 @@ def dials(rotation: Rotation, asked: int | None = None) -> Iterator[Dials]:
         scheme = [(SHOWN, schemes(max(1.0, length / trained), trained)[SHOWN])]
     which = "" if rotation.layers == ALL else rotation.layers
     for place, (name, scaling) in enumerate([(PLAIN, None), *scheme], 1):
-        seen, reached = arcs(rotation.plain, rotation.after(scaling, length), trained, length)
-        new = int((reached > seen * (1 + NEW)).sum())
+        seen, needed = arcs(rotation.plain, rotation.after(scaling, length), trained, length)
+        new = int((needed > seen * (1 + NEW)).sum())
         yield Dials(
             name=f"clocks-{which.replace(' ', '-')}{place}",
             title=f"RoPE as clocks, {name}: {new} of {len(seen)} pairs meet new angles{f' ({which})' if which else ''}",
             caption=f"A dial for each rotary pair, and on it the angles between a query and its keys: within {trained} tokens, "
             f"as in training, and beyond them up to {length}.{note if scaling else ''}",
             seen=seen,
-            asked=reached,
+            asked=needed,
         )
 
 
@@ -160,7 +160,7 @@ def clocks(encoding: Encoding, shape: Shape, asked: int | None = None) -> Iterat
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def pairs_of(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """The wavelengths of an encoding's pairs, and how much schemes slow them down, where it takes schemes."""
+    """The wavelengths of an encoding's pairs, and how much schemes slow them down, if it supports schemes."""
     if (rotation := rotation_of(encoding, shape.length)) is not None:
         yield wavelengths([rotation])
         if rotation.schemes or (type(encoding) is Rotary and len(rotation.plain) > 1):
@@ -193,12 +193,11 @@ def slowed(rotation: Rotation) -> Lines:
     """How many times slower its own scheme, and each that a factor decides, make each pair."""
     length, pairs = FACTOR * rotation.trained, np.arange(len(rotation.plain))
     drawn = {**rotation.schemes, **schemes(FACTOR, rotation.trained)}
-    lines = {
-        name: (pairs, (rotation.plain / rotation.after(one, length)).double().numpy()) for name, one in drawn.items()
-    }
+    after = {name: rotation.after(scheme, length) for name, scheme in drawn.items()}
+    lines = {name: (pairs, (rotation.plain / theta).double().numpy()) for name, theta in after.items()}
     turning = int((rotation.turns >= 1).sum())
     which = "" if rotation.layers == ALL else f" ({rotation.layers})"
-    left_out = ", ".join(name for name in SCHEMES if name not in drawn)
+    left_out = ", ".join(name for name in SCHEMES if name not in {scheme.name for scheme in drawn.values()})
     return Lines(
         name="slowed" if rotation.layers == ALL else f"slowed-{rotation.layers}",
         title=f"How many times slower each pair rotates, by scheme{which}",

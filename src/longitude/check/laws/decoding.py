@@ -71,7 +71,7 @@ def relative_positions(subject: Subject) -> Measurement:
         with suppress(DoesNotApply):  # its attention is its own
             require_one_key_each(recorded(subject, tokens), tokens.shape[1])
         if subject.recurrent and moved(SHIFT) <= subject.threshold:
-            raise DoesNotApply("its recurrent layers begin anew at position 0")
+            raise DoesNotApply("its recurrent layers start again at position 0")
         require_not_of_norms(subject, moved)
     return Measurement(error, subject.threshold, cause=f"logits change where all positions move by {SHIFT}")
 

@@ -93,10 +93,11 @@ def in_chat(question: Question, text: str, tokenizer: Any) -> str:
         with memory_within(TEMPLATE_BYTES):
             rendered = within(TEMPLATE_SECONDS, render)
     except Exception as error:
-        limits: dict[type[Exception], str] = {MemoryError: f"{TEMPLATE_BYTES / 1e9:.1f} GB"}
-        limits |= {TimeoutError: f"{TEMPLATE_SECONDS} s"}
-        limit = limits.get(type(error))
-        reason = f"{type(error).__name__}: {error}" if limit is None else f"it takes more than {limit}"
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, MemoryError):
+            reason = f"it takes more than {TEMPLATE_BYTES / 1e9:.1f} GB of memory"
+        if isinstance(error, TimeoutError):
+            reason = f"it takes more than {TEMPLATE_SECONDS} s"
         expected = "one that renders a message"
         raise UsageError("the tokenizer's chat template", expected, reason, "ask with --no-chat") from None
     return rendered + question.begin.strip()
