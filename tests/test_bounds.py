@@ -13,6 +13,7 @@ from longitude.errors import Count, Positive, Share, UsageError, Within, bound_o
 from longitude.extend.plan import Target
 from longitude.measure.config import MeasureConfig, require_consistent
 from longitude.positions.base import ENCODINGS
+from longitude.positions.bias import Kerple
 from longitude.positions.samplers import SAMPLERS
 from longitude.positions.scaling import SCHEMES
 from longitude.registry import Checked, annotations_of
@@ -21,7 +22,7 @@ from longitude.testing.battery.wrong_input import wrong_values
 REGISTERED = {
     f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}": kind
     for register in (ENCODINGS, SCHEMES, MIXERS, SAMPLERS)
-    for kind in register.values()
+    for kind in (*register.values(), Kerple)  # which registered functions make
     if isinstance(kind, type) and issubclass(kind, Checked)
 }
 Size = Literal["small", "large"]
@@ -48,6 +49,8 @@ BOUNDS = {
     "softcap": ([math.inf], [30]),
 }
 """(values that are refused, others that are allowed) of options that are neither sizes of 1 or more nor numbers above 0."""
+BY_CONSTRUCTORS = {"backend", "mode", "route", "combine", "merge", "decay_activation", "init"}
+"""Options whose words no Literal lists."""
 USUAL = {int: ([0], [1]), float: ([0], [TINY])}
 
 
@@ -106,6 +109,7 @@ def test_numbers_and_flags_are_declared_and_defaults_are_within(name) -> None:
             assert excluded(annotations[option], parameter.default) is None, option
         if isinstance(parameter.default, int | float) or get_origin(annotations.get(option)) is Literal:
             assert [*wrong_values(annotations[option])], option
+        assert annotations.get(option) is not str or option in BY_CONSTRUCTORS, option
 
 
 def test_a_name_that_only_a_type_checker_knows_leaves_other_options_checked() -> None:

@@ -49,6 +49,11 @@ test_mistakes = refused_calls(
         config("initializer_range", "-1.0", initializer_range=-1.0),
         config("hidden_dropout", "1.5", hidden_dropout=1.5),
         config("hidden_act", "'swigelu'", "'gelu_tanh'", hidden_act="swigelu"),
+        config("norm_position", "'middle'", "'post'", norm_position="middle"),
+        *(
+            config(name, "0.0", **{name: 0.0})
+            for name in ("rms_norm_eps", "layer_norm_eps", "initializer_range", "score_softcap")
+        ),
         config("'tabel'", "'table'", attention_backend="tabel"),
         config("qk_norm", "latent", "attention", qk_norm=True, mixer="latent"),
         config("short_conv", "mamba", "attention", short_conv=["input"], mixer="mamba"),

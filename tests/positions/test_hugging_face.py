@@ -297,6 +297,8 @@ test_wrong_configs = refused_calls(
         (config(rope_parameters=YARN | {ORIGINAL: "32"}), "'yarn'", ORIGINAL, "'32'"),
         (config(rope_parameters=YARN, max_position_embeddings="64"), "max_position_embeddings", "1", "'64'"),
         (read(rope_theta=-1.0), "rope_theta", "-1.0"),
+        (read(rope_type="dynamic", factor=1.0, alpha=-1.0), "alpha", "-1.0"),
+        (read(llama_4_scaling_beta=-0.1, **{ORIGINAL: 4096}), "llama_4_scaling_beta", "-0.1"),
         (read(partial_rotary_factor=1.5), "partial_rotary_factor", "1.5"),
         (read(partial_rotary_factor=0), "partial_rotary_factor", "got 0"),
         (read(partial_rotary_factor="all"), "partial_rotary_factor", "'all'"),
