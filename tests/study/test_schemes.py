@@ -77,7 +77,14 @@ def test_yarn_differs_from_ntk_by_parts_by_its_attention_factor_alone():
 
 
 def test_help_names_every_method():
-    assert all(re.search(rf"\W{name}\W", StudyConfig.__doc__ or "") for name in task_of("text").valid_methods())
+    """Those that other tests registered are plugins, which the help of a class cannot name."""
+    registered = {name for name in schemes.METHODS if not schemes.METHODS[name].__module__.startswith("longitude.")}
+    missing = [
+        name
+        for name in {*task_of("text").valid_methods()} - registered
+        if not re.search(rf"\W{name}\W", StudyConfig.__doc__ or "")
+    ]
+    assert not missing
 
 
 @pytest.mark.parametrize("length", [64, 128, 256, 1024, 4096])
