@@ -10,7 +10,6 @@ from pathlib import Path
 
 import make_pages
 import make_reference
-from longitude import explore
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -24,7 +23,7 @@ SECTIONS = {
     "guides": ["guides/*"],
     "api": ["api/*"],
     "reference": [
-        "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "families", "extending",
+        "showing", "study-tasks", "measuring", "retrieval", "checking", "families", "extending",
         "schemes", "stock-models", "ecosystem", "models", "encoder-decoder", "patterns", "scaling",
     ],
     "notebooks": ["examples/*"],
@@ -64,7 +63,6 @@ def pages() -> dict[Path, Path]:
     files = [each for each in DOCS.rglob("*") if each.suffix in (".md", ".svg", ".png")]
     elsewhere = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
     elsewhere += [*(ROOT / "examples").glob("*.ipynb"), *(ROOT / "benchmarks" / "results").glob("*.svg")]
-    elsewhere += [ROOT / "src" / "longitude" / "explore" / "where.svg"]
     return {each: each.relative_to(DOCS) for each in files if not each.relative_to(DOCS).parts[0].startswith("_")} | {
         each: each.relative_to(ROOT) for each in elsewhere
     }
@@ -189,7 +187,6 @@ def stage(source: Path) -> None:
         texts[f"{name}.md"] = texts.get(f"{name}.md", "") + end
         names.add(name)
     texts["index.md"] += "\n" + toctree([titled(name) for name in SECTIONS if name in names], ":hidden:") + "\n"
-    texts["exploring.md"] += '\n<p><a href="explore.html">Open the page</a></p>\n'
     for name, text in texts.items():
         put(source / name, text)
     for old in source.rglob("*.*"):
@@ -203,7 +200,6 @@ def build(source: Path = SOURCE, site: Path = SITE) -> int:
 
     stage(source)
     site.mkdir(parents=True, exist_ok=True)
-    explore.write(site / "explore.html")  # before Sphinx, which puts words in the place of defaults in our signatures
     parsed = source.parent / "docs-parsed"  # Sphinx keeps pages there for its next run
     done = sphinx(["-c", str(DOCS), "-b", "html", "-nWq", "--keep-going", "-d", str(parsed), str(source), str(site)])
     for each in site.rglob("*.map"):  # of the theme's own sources
