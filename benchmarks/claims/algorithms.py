@@ -11,7 +11,7 @@ from longitude.study.answers import SOLVED
 copy, randomized, recall = (partial(Measured, study) for study in ("copy", "copy-randomized", "recall"))
 flip_flop, flip_flop_long = partial(Measured, "flip-flop-1"), partial(Measured, "flip-flop-long")
 parity, parity_of_two = partial(Measured, "parity-1"), partial(Measured, "parity-2")
-addition, lookback = partial(Measured, "addition"), partial(Measured, "lookback")
+addition = partial(Measured, "addition")
 TWICE = 10
 """Digits of numbers, twice the most of training; the papers test to five times and more."""
 LONGER = 18
@@ -141,22 +141,6 @@ register(
                 )
                 for label in ("mamba", "rwkv4", *RECURRENCES)
             ),
-        ),
-    )
-)
-register(
-    Claim(
-        name="exact-distance",
-        title="ALiBi and RoPE on a task of exact distance",
-        number="14",
-        claimed="ALiBi lags behind RoPE where the exact distance matters.",
-        source="A common statement about ALiBi; Kazemnejad et al. 2023 find its attention short-sighted",
-        link="https://arxiv.org/abs/2305.19466",
-        protocol="There: ten tasks, none of which asks for a distance. Here: the symbol 8 places back, among 16 that are "
-        "random, 2 layers of width 64, windows of 64; symbols right at the training length.",
-        statements=(
-            accuracy_above(lookback("rope", 64), SOLVED),
-            more_accurate(lookback("rope", 64), lookback("alibi", 64)),
         ),
     )
 )

@@ -151,10 +151,10 @@ def list_claims() -> list[Claim]:
 
 
 def claims_of(names: Iterable[str]) -> list[Claim]:
-    """The claims of these names; of none, all. ValueError with the nearest name for an unknown one."""
+    """The claims of these names or numbers; of none, all. ValueError with the nearest name for an unknown one."""
     every = list_claims()
     names = list(names)
     for name in names:
-        if name not in CLAIMS:
+        if not any(name in (claim.name, claim.number) for claim in every):
             raise unknown("claim", name, CLAIMS, "docs/claims.md has them all.")
-    return [claim for claim in every if not names or claim.name in names]
+    return [claim for claim in every if not names or {claim.name, claim.number} & {*names}]

@@ -4,7 +4,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from claims.protocol import differs, given_options, preset_name, preset_of
+from claims.protocol import differs, preset_name, preset_of
 from longitude.runs.files import read_json
 from longitude.statistics.estimates import Sums
 from longitude.study.analysis import CRITERIA
@@ -49,7 +49,7 @@ class Evidence:
     """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.options = root, given_options(root)
+        self.root = root
         self.criterion = cache(self._criterion)
         self.expected = cache(self._expected)
 
@@ -60,7 +60,7 @@ class Evidence:
 
     def _expected(self, study: str) -> StudyConfig:
         """By which options a study must have been run."""
-        return preset_of(study, self.options)
+        return preset_of(study)
 
     def run(self, study: str) -> Run:
         """A study. NotRun where it is not there."""

@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from claims.base import Claim, Statement, register
+from claims.base import Claim, register
 from claims.benches import answers_differ, lowest_loss_answers_less
 from claims.evidence import Measured
 from claims.extrapolation import AGAIN, RUNG
-from claims.statements import lead_grows, loss_at_most, loss_below, loss_within
+from claims.statements import loss_at_most, loss_below, loss_within
 
 extension, fine_tuned, tables = (partial(Measured, study) for study in ("extension", "fine-tuned", "tables"))
 LENGTHS = (256, 512, 1024)
@@ -182,51 +182,5 @@ register(
                 YARN,
             )
         ),
-    )
-)
-mixed = partial(Measured, "mixed")
-register(
-    Claim(
-        name="mixed-lengths",
-        title="Windows of mixed lengths",
-        number="20",
-        claimed="Training on windows of mixed lengths is as good, at short and at long ones, as training on the longest alone.",
-        source="Pouransari et al. 2024, Dataset Decomposition, whose abstract says better, and in less time",
-        link="https://arxiv.org/abs/2405.13226",
-        protocol="There: 1 billion parameters, sequences of 256 to 8,192 tokens, each from one document, batches of one length, "
-        "a curriculum of lengths. Here: RoPE, bytes of Python, models of 0.1 million parameters, three seeds, one learning rate "
-        "(0.01). On average a million bytes in windows of each of 512, 256, 128 and 64, drawn at random. Compared with 4 million "
-        "bytes in windows of 512.",
-        statements=tuple(
-            loss_at_most(mixed("rope:base=518", length), long("rope:base=518", length)) for length in (128, 512)
-        ),
-    )
-)
-gates = partial(Measured, "gates")
-
-
-def gated(part: str) -> tuple[Statement, ...]:
-    """A part of the attention layer lowers the loss, more so past the training length with YaRN."""
-    label = f"{BASE}+attention:{part}=true"
-    return (
-        loss_below(gates(label, 128), gates(BASE, 128)),
-        *(lead_grows(gates(label, length, "yarn"), gates(BASE, length, "yarn"), at=128) for length in (256, 512)),
-    )
-
-
-register(
-    Claim(
-        name="output-gate",
-        title="A gate after attention",
-        number="21",
-        claimed="A sigmoid gate after attention lowers the loss, and YaRN then extends the model better.",
-        source="Qiu et al. 2025, Gated Attention for Large Language Models, abstract",
-        link="https://arxiv.org/abs/2505.06708",
-        protocol="There: 1.7 and 15 billion parameters, 3.5 trillion tokens; long contexts after extension, by retrieval. Here: "
-        "RoPE with the base of 128, bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128. Three "
-        "seeds, the learning rate that is best without a gate. The lead must grow from the training length, with YaRN. "
-        "Varied: QK-norm in place of the gate.",
-        statements=gated("output_gate"),
-        varied=gated("qk_norm"),
     )
 )

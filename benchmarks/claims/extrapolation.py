@@ -173,28 +173,6 @@ register(
         ),
     )
 )
-for name, number, clip, where, how, note in (
-    (
-        "clip-within", "7a", 16, "far below the training length", "Training shows distances up to 8 times the clip.",
-        " Changed on 2026-11-28: judged on this study, in place of an older one.",
-    ),
-    (
-        "clip-at-length", "7b", 128, "at the training length", "Training shows no distance beyond the clip.",
-        " Changed on 2026-11-28: this page said undecided, by three of these seeds.",
-    ),
-):  # fmt: skip
-    register(
-        Claim(
-            name=name,
-            title=f"A bias clipped {where}",
-            number=number,
-            claimed=f"A bias that is clipped at a distance {where} does not carry over to texts much longer than the clip.",
-            source="A chapter of a book on relative positions; Shaw et al. 2018, section 3.2, hoped for the opposite",
-            link="https://arxiv.org/abs/1803.02155",
-            protocol=f"There: no measurement. {RUNG} One learned number per head and distance, clipped at {clip}. {how}{note}",
-            statements=(breaks(ladder_a(f"clipped:max_distance={clip}", 2048), at=128),),
-        )
-    )
 CHI = "Chi, Fan, Ramadge and Rudnicky 2022, KERPLE"
 register(
     Claim(
@@ -251,37 +229,6 @@ register(
         statements=(
             *(loss_below(ladder_a("fire", length), ladder_a("alibi", length)) for length in (256, 512)),
             *(holds(ladder_a("fire", length), at=128) for length in (256, 512)),
-        ),
-    )
-)
-temperature = partial(Measured, "temperature")
-register(
-    Claim(
-        name="temperature",
-        title="NoPE with a temperature for each head",
-        number="9b",
-        claimed="With a temperature found for each head, a decoder without an encoding carries over to longer texts "
-        "than with one.",
-        source="Wang et al. 2024, Length Generalization of Causal Transformers without Position Encoding",
-        link="https://arxiv.org/abs/2404.12224",
-        protocol="There: temperatures found by a training on longer text; perplexity, passkeys and long tasks, with RoPE under "
-        "other methods. Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, the best of "
-        "four rates. Temperatures are found for both, at each length, on text that is not measured. The models "
-        "without an encoding learn too little here: they stay above trigram counts. Changed on 2026-11-28: so no statement "
-        "counts.",
-        statements=(
-            *(
-                loss_below(temperature("nope", length, "temperatures"), temperature("nope", length, "non-overlapping"))
-                for length in LENGTHS
-            ),
-            *(
-                lead_grows(
-                    temperature("nope", length, "temperatures"),
-                    temperature("rope:base=72", length, "temperatures"),
-                    at=128,
-                )
-                for length in LENGTHS
-            ),
         ),
     )
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from longitude import plugins
-from longitude.runs.files import read_json
 from longitude.study.config import StudyConfig, listed, option
 from longitude.study.plan import checked
 from longitude.study.presets import of_preset
@@ -17,18 +16,9 @@ SERIES = "claims"
 """The folder of the presets of the studies."""
 LADDER = "ladder-"
 """Studies whose names begin so are rungs of the ladder of sizes, presets of their own."""
-FILE = "series.json"
-"""In the folder of a series: the options that were given for all of its studies."""
 MISTAKES = Path(__file__).parents[1] / "mistakes.py"
 MISTAKEN = {"extension": ("linear-floor", "ntk-book")}
 """Methods of that plugin, by the study that is measured with them, too."""
-SCHEMA = 1
-"""Of that file."""
-OPTIONS = (
-    "seeds", "steps", "batch_size", "learning_rates", "warmup", "weight_decay", "layers", "hidden", "heads", "documents",
-    "device", "threads",
-)  # fmt: skip
-"""Of a study, those that may be given for all; the others are what a study asks."""
 ELSEWHERE = ("device", "threads")
 """Where a study ran, which is no part of its protocol."""
 MAY_BE_MORE = ("encodings", "seeds", "test_lengths", "methods")
@@ -40,28 +30,13 @@ def preset_name(study: str) -> str:
     return study if study.startswith(LADDER) else f"{SERIES}/{study}"
 
 
-def preset_of(name: str, options: Mapping[str, Any]) -> StudyConfig:
+def preset_of(name: str) -> StudyConfig:
     """What a study of the series asks today, checked; with the methods of plugins that claims read."""
     config = of_preset(preset_name(name))
     if name in MISTAKEN:
         plugins.load(MISTAKES)
         config = replace(config, methods=(*config.methods, *MISTAKEN[name]))
-    return checked(replace(config, **options))
-
-
-def given_options(root: Path) -> dict[str, Any]:
-    """The options that the studies of a folder were run with, beside those of their presets. ValueError for another file."""
-    found = read_json(root / FILE)
-    if found is None:
-        return {}
-    whole = found if isinstance(found, dict) else {}
-    if whole.get("schema") != SCHEMA or not isinstance(whole.get("options"), dict) or {*whole["options"]} - {*OPTIONS}:
-        raise ValueError(
-            f"{root / FILE}: expected schema {SCHEMA} and options among {', '.join(OPTIONS)}, got {found}; it is another "
-            "release's, or was edited: restore it, or name another folder"
-        )
-    found = whole["options"]
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    return checked(config)
 
 
 def differs(config: StudyConfig, study: Mapping[str, Any]) -> str | None:

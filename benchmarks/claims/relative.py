@@ -1,4 +1,4 @@
-"""Claims about what relative encodings are made of: values, one number per distance, gates and summaries."""
+"""Claims about what relative encodings are made of: values, and one number per distance."""
 
 from functools import partial
 
@@ -6,11 +6,9 @@ from claims.base import Claim, register
 from claims.benches import scores_fall, time_below
 from claims.evidence import Measured
 from claims.extrapolation import AGAIN, RUNG
-from claims.statements import loss_at_most, more_accurate, token_time
+from claims.statements import loss_at_most
 
-recall, shaw = partial(Measured, "recall"), partial(Measured, "shaw")
-MOST = 0.05
-"""Most of the quality: 5 points fewer right answers, and no more."""
+shaw = partial(Measured, "shaw")
 
 register(
     Claim(
@@ -54,44 +52,6 @@ register(
                 passed="forward+backward", backend="table",
             )
             for length in (2048, 4096)
-        ),
-    )
-)  # fmt: skip
-register(
-    Claim(
-        name="hierarchical-quality",
-        title="Quality of hierarchical attention",
-        number="12a",
-        claimed="Attention to a window and to a logarithmic number of summaries keeps most of the quality of full attention.",
-        source="A lecture page's sketch, without a measurement; our definition is docs/hierarchical.md",
-        link="hierarchical.md",
-        protocol="Here: recall, a window of 16 symbols and blocks of powers of two before it, with ALiBi, 2 layers of width 64. "
-        f"It must be right at most {100 * MOST:g} points less often than full attention, at the training length. Corrected on "
-        "2026-11-26: this page said confirmed, by the loss on text, without recall. Changed on 2026-11-28: the loss on text is "
-        "no longer asked.",
-        statements=(more_accurate(recall("alibi+hierarchical:window=16", 64), recall("alibi", 64), -MOST),),
-    )
-)
-register(
-    Claim(
-        name="hierarchical-cost",
-        title="Cost of hierarchical attention",
-        number="12b",
-        claimed="It costs N log N: a token as log N, and far less than full attention for a long text.",
-        source="The same lecture page",
-        link="hierarchical.md",
-        protocol="Both times are from the committed benches. Decoding: a step of 4 layers of width 256 at context length 32,768, "
-        "divided by one at 1,024; the logarithms of these lengths have the ratio 1.5. Training: forward and backward of a layer "
-        "over 8,192 and 16,384 tokens, against full attention.",
-        statements=(
-            token_time("hierarchical", below=1.5),
-            *(
-                time_below(
-                    "mixers", {"name": "hierarchical", "length": length}, {"name": "attention", "length": length},
-                    passed="forward+backward", group="hierarchical attention, 8192 and 16384",
-                )
-                for length in (8192, 16384)
-            ),
         ),
     )
 )  # fmt: skip

@@ -21,12 +21,10 @@ from longitude.study.losses import FLOOR, TOLERANCE, LossCriterion
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
-def loss_below(a: Measured, b: Measured, by: float = 0.0) -> Statement:
-    """The loss of a is below that of b, by more than some bits per byte."""
-    more = f" by more than {by:g} bits per byte" if by else ""
+def loss_below(a: Measured, b: Measured) -> Statement:
+    """The loss of a is below that of b."""
     one, other, where = _pair(a, b)
-    words = f"{one} has a lower loss than {other}{where}{more}"
-    return _ranged(words, (a, b), _difference(a, b), (-math.inf, -by), bits)
+    return _ranged(f"{one} has a lower loss than {other}{where}", (a, b), _difference(a, b), (-math.inf, 0.0), bits)
 
 
 def loss_within(a: Measured, b: Measured, margin: float = TOLERANCE, below: float | None = None) -> Statement:
@@ -104,19 +102,13 @@ def accuracy_below(a: Measured, most: float) -> Statement:
     return _ranged(f"{_name(a)} has less than {most:.0%} right{_place(a)}", (a,), _share(a), (-math.inf, most), portion)
 
 
-def more_accurate(a: Measured, b: Measured, by: float = 0.0) -> Statement:
-    """The accuracy of a is above that of b at the same length, by more than a share; a and b may be of two studies.
-
-    by: below 0, a may be right less often than b, but by less than -by.
-    """
+def more_accurate(a: Measured, b: Measured) -> Statement:
+    """The accuracy of a is above that of b at the same length; a and b may be of two studies."""
     if a.length != b.length:
         raise ValueError(f"examples of two lengths are no pairs: expected one length, got {a} and {b}")
-    more = f" by more than {100 * by:g} points" if by else ""
     one, other, where = _pair(a, b)
-    words = f"{one} is right more often than {other}{where}{more}"
-    if by < 0:
-        words = f"{one} is right at most {-100 * by:g} points less often than {other}{where}"
-    ranged = _ranged(words, (a, b), _difference(a, b), (by, math.inf), points)
+    words = f"{one} is right more often than {other}{where}"
+    ranged = _ranged(words, (a, b), _difference(a, b), (0.0, math.inf), points)
 
     def judge(evidence: Evidence) -> Outcome:
         outcome = ranged.judge(evidence)
@@ -154,17 +146,6 @@ def reach(length: Effective) -> str:
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def reaches(a: Measured) -> Statement:
-    """A label holds, or solves its task, at every measured length up to that of a."""
-
-    def judge(evidence: Evidence) -> Outcome:
-        found = _effective(evidence, a)
-        sides = (found.low or 0) >= a.length, (found.high or 0) >= a.length
-        return Outcome(HOLDS if sides[0] else UNCLEAR if sides[1] else LOST, reach(found))
-
-    return Statement(f"{_name(a)} holds at every length up to {a.length}", (a,), judge)
-
-
 def reaches_further(a: Measured, b: Measured) -> Statement:
     """The longest length up to which a's label holds, or solves its task, is above that of b's; their lengths play no part."""
 
@@ -189,9 +170,11 @@ def _effective(evidence: Evidence, of: Measured) -> Effective:
 
 
 # ---- costs -----------------------------------------------------------------------------------------------------------
-def token_time(mixer: str, below: float = math.inf, above: float = 0.0) -> Statement:
-    """The time of a token at the longest context of `make bench-decode`, over that at a short one, is within bounds."""
-    bounds = f"less than {below:g}" if above == 0 else f"more than {above:g}"
+def token_time(mixer: str, below: float) -> Statement:
+    """The time of a token at the longest context of `make bench-decode`, over that at a short one, is below a bound.
+
+    It is judged by its value alone: one machine says nothing of another.
+    """
 
     def judge(evidence: Evidence) -> Outcome:
         found = evidence.bench("decode")
@@ -202,16 +185,11 @@ def token_time(mixer: str, below: float = math.inf, above: float = 0.0) -> State
         number = f"{last['ratio']:.2f} ({last['ratio_low']:.2f} to {last['ratio_high']:.2f})"
         cpu, made = found["machine"]["cpu"], found["made"][:10]
         remark = f"context length {last['context']} against {last['against']}, median and quartiles over turns, {cpu}, {made}; "
-        return _untested(last["ratio"], (above, below), number, remark + "one machine: not tested")
+        verdict = HOLDS if last["ratio"] < below else LOST
+        return Outcome(verdict, number, Estimate(last["ratio"]), remark + "one machine: not tested")
 
-    return Statement(
-        f"a token of {paper(mixer)} takes {bounds} times as long at a long context as at a short one", (), judge
-    )
-
-
-def _untested(value: float, expected: Range, number: str, remark: str) -> Outcome:
-    """By the value alone."""
-    return Outcome(HOLDS if expected[0] < value < expected[1] else LOST, number, Estimate(value), remark)
+    words = f"a token of {paper(mixer)} takes less than {below:g} times as long at a long context as at a short one"
+    return Statement(words, (), judge)
 
 
 # ---- several of them ---------------------------------------------------------------------------------------------------
