@@ -14,6 +14,7 @@ into docs/showing.md, and claim 16 reads them.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from datetime import date
@@ -32,7 +33,6 @@ from longitude.positions.composed import Composed
 from longitude.runs.files import write_json
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import provenance
-from longitude.show.attention import Layer, read
 from longitude.study.results import Run, read_run
 from longitude.study.tasks.base import task_for
 
@@ -47,15 +47,27 @@ def windows(documents: list[Tensor], length: int, texts: int) -> Tensor:
     return torch.stack([document[at : at + length] for document, at in zip(long, middles, strict=True)])
 
 
-def reach(layers: dict[str, Layer], trained: int) -> dict[str, float]:
-    """Means over layers and heads."""
-    of = {
-        "distance": [layer.distance for layer in layers.values()],
-        "beyond": [abs(1 - layer.within[:, min(trained, layer.within.shape[1]) - 1]) for layer in layers.values()],
-        "entropy": [layer.late(layer.entropy) for layer in layers.values()],
-        "first": [layer.late(layer.first) for layer in layers.values()],
+@torch.no_grad()
+def reach(model: Any, ids: Tensor, trained: int) -> dict[str, float]:
+    """Means over the layers and texts of windows [B, L]; empty for a model without weights of attention."""
+    if not any(mixer.has_weights for mixer in model.model.mixers):
+        return {}
+    passes = (model(input_ids=text[None], output_attentions=True) for text in ids)  # their size is L squared
+    layers = [look(x[0].double(), trained) for one in passes for x in one.attentions if x is not None]
+    return {name: sum(layer[name] for layer in layers) / len(layers) for name in layers[0]}
+
+
+def look(weights: Tensor, trained: int) -> dict[str, float]:
+    """Means over heads and the queries of the second half, of causal weights [H, L, L]."""
+    places = torch.arange(weights.shape[1])
+    distance, late = places[:, None] - places, slice(weights.shape[1] // 2, None)
+    of_queries = {
+        "distance": (weights * distance).sum(-1),
+        "beyond": (weights * (distance >= trained)).sum(-1),
+        "entropy": torch.special.entr(weights).sum(-1) / math.log(2),
+        "first": weights[:, :, 0],
     }
-    return {name: float(sum(each.mean() for each in values) / len(values)) for name, values in of.items()}
+    return {name: float(values[:, late].mean()) for name, values in of_queries.items()}
 
 
 @torch.no_grad()
@@ -123,9 +135,8 @@ def rows(run: Run, labels: list[str], texts: int) -> Iterator[dict[str, Any]]:
             model = task.model.from_pretrained(trial.folder).eval()
             own = {"label": label, "seed": trial.seed}
             for length in run.lengths:
-                layers = read(model, {"input_ids": windows(documents, length, texts)})
-                if layers:
-                    yield own | {"of": "reach", "length": length, **reach(layers, run.train_length)}
+                if means := reach(model, windows(documents, length, texts), run.train_length):
+                    yield own | {"of": "reach", "length": length, **means}
             for each in scores(model, windows(documents, run.train_length, texts)):
                 yield own | {"of": "scores", "length": run.train_length, **each}
 

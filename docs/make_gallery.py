@@ -120,7 +120,7 @@ def signed(change: float) -> str:
 # ---- pictures --------------------------------------------------------------------------------------------------------
 def thumbnail(name: str, drawings: list[Drawing]) -> str:
     """The first curve over a distance or a position, on linear axes; lines fade from the first to the last."""
-    curves = [each for each in drawings if isinstance(each, Lines) and each.x not in ("rotary pair", "head")]
+    curves = [each for each in drawings if isinstance(each, Lines) and each.x != "rotary pair"]
     if not curves:
         return ""
     chosen = curves[0]

@@ -56,7 +56,7 @@ def catalogue() -> dict[str, Any]:
             problems[name] = f"{type(error).__name__}: {error}"
     return {
         "encodings": encodings,
-        "mixers": [_of_mixer(name, kind) for name, kind in MIXERS.items()],
+        "mixers": [of_mixer(name, kind) for name, kind in MIXERS.items()],
         "scaling": [_of_class(name, scheme) for name, scheme in SCHEMES.items()],
         "samplers": [_of_class(name, sampler) for name, sampler in SAMPLERS.items()],
         "plugins": [
@@ -72,27 +72,37 @@ def catalogue() -> dict[str, Any]:
 def described(name: str) -> Facts:
     """The facts of a registered encoding.
 
-    class: class of the object, several if composed. acts: see `acts`. max_length: the option that bounds positions, or None.
-    stable_keys: whether a cache may keep transformed keys. backends: backends that support it on this machine, the cheapest
+    max_length: the option that bounds positions, or None. backends: backends that support it on this machine, the cheapest
     first, for training (with gradients) and for inference.
     """
-    build, factory = example(name), ENCODINGS[name]
-    built = build()
+    built, factory = example(name)(), ENCODINGS[name]
     return {
         "name": name,
-        "class": " + ".join(type(member).__name__ for member in compose(built)),
-        "acts": acts(built),
-        "relative": built.relative,
-        "learned": built.learned,
-        "causal_only": built.causal_only,
+        **properties(built, factory),
         "max_length": "max_length" if built.max_length is not None else None,
-        "axes": built.axes,
-        "shared": built.shared,
-        "stable_keys": built.stable_keys,
-        "source": source_of(built),
         "options": list(options_of(factory)),
         "is": first_paragraph(factory),
         "backends": {"training": [*takers(built, True)], "inference": [*takers(built, False)]},
+    }
+
+
+def properties(encoding: Encoding, factory: Any, dim: int = SHAPES["dim"]) -> Facts:
+    """The facts of an encoding that a factory built, at any size.
+
+    class: class of the object, several if composed. acts: see `acts`. max_length: the number of positions, or None.
+    stable_keys: whether a cache may keep transformed keys.
+    """
+    return {
+        "class": " + ".join(type(member).__name__ for member in compose(encoding)),
+        "acts": acts(encoding, dim),
+        "relative": encoding.relative,
+        "learned": encoding.learned,
+        "causal_only": encoding.causal_only,
+        "max_length": encoding.max_length,
+        "axes": encoding.axes,
+        "shared": encoding.shared,
+        "stable_keys": encoding.stable_keys,
+        "source": source_of(encoding) or source_of(factory),
     }
 
 
@@ -164,7 +174,7 @@ def source_of(thing: Any) -> str | None:
 
 
 # ---- mixers, schemes, samplers ---------------------------------------------------------------------------------------
-def _of_mixer(name: str, kind: Any) -> Facts:
+def of_mixer(name: str, kind: Any) -> Facts:
     """Facts of a mixer. takes: supported kinds of encodings. cache: growth with the number of tokens. use: when, by option."""
     takes = ["input", *["rotation"] * kind.rotates, *["terms"] * kind.scores]
     facts = _of_class(name, kind) | {"takes": takes, "cache": kind.growth, "bidirectional": kind.bidirectional}

@@ -1,5 +1,6 @@
 """Scores by distance are the ones that the model's own weights are the softmax of, and a shuffle leaves no content in them."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -30,3 +31,18 @@ def test_scores_are_those_of_the_weights(label, monkeypatch):
 def test_octaves_are_means_of_diagonals():
     distance = torch.arange(8.0)[:, None] - torch.arange(8.0)
     assert attention.octaves(distance[None]) == [[0.0, 1.0, 2.5, 5.5]]  # 0; 1; 2, 3; 4 to 7, each distance alike
+
+
+def test_where_queries_look_is_what_loops_give():
+    length, trained = 13, 5
+    scores = torch.randn(2, length, length, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf).softmax(-1)
+    means = dict.fromkeys(("distance", "beyond", "entropy", "first"), 0.0)
+    late = [(head, i) for head in range(2) for i in range(length // 2, length)]
+    for head, i in late:
+        row = weights[head, i, : i + 1].tolist()
+        means["distance"] += sum(w * (i - j) for j, w in enumerate(row)) / len(late)
+        means["beyond"] += sum(w for j, w in enumerate(row) if i - j >= trained) / len(late)
+        means["entropy"] -= sum(w * math.log2(w) for w in row) / len(late)
+        means["first"] += row[0] / len(late)
+    assert attention.look(weights, trained) == pytest.approx(means, rel=1e-12)

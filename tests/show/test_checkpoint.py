@@ -150,15 +150,15 @@ def test_layers_without_rotation_and_temperatures(saved):
 @pytest.mark.parametrize(
     ("config", "kind", "drawn"),
     [
-        (transformers.BloomConfig(), "alibi", "slopes"),
-        (transformers.MptConfig(), "alibi", "slopes"),
-        (transformers.FalconConfig(alibi=True), "alibi", "slopes"),
+        (transformers.BloomConfig(), "alibi", "bias"),
+        (transformers.MptConfig(), "alibi", "bias"),
+        (transformers.FalconConfig(alibi=True), "alibi", "bias"),
         (transformers.T5Config(), "t5", "buckets"),
         (transformers.GPT2Config(), "learned", None),
         (transformers.OPTConfig(), "learned", None),
         (transformers.GPTNeoXConfig(), "rotary", "wavelengths"),
         (transformers.DeepseekV3Config(), "rotary", "wavelengths"),
-        (lg.models.LongitudeConfig(encoding="alibi"), "alibi", "slopes"),
+        (lg.models.LongitudeConfig(encoding="alibi"), "alibi", "bias"),
     ],
     ids=lambda each: getattr(each, "model_type", each),
 )

@@ -37,7 +37,6 @@ def test_alibi_falls_by_the_slopes_of_the_paper(heads, slopes):
     shape = Shape(length=64, heads=heads, head_dim=16)
     for head, slope in enumerate(slopes, 1):
         near(lines("alibi", "bias", shape)[f"head {head}"], lambda d, slope=slope: -slope * d)
-    assert [*lines("alibi", "slopes", shape)["slope"].values()] == slopes
 
 
 def test_a_one_sided_alibi_has_a_side_for_each_half_of_its_heads():

@@ -23,9 +23,7 @@ EXAMPLES = """  longitude show rope alibi --length 512
 def show(
     name: Annotated[tuple[str, ...], tyro.conf.Positional],
     encoding: tuple[str, ...] = (),
-    text: Path | None = None,
     clocks: bool = False,
-    attention: bool = False,
     log: bool = False,
     all: bool = False,
     length: int | None = None,
@@ -40,14 +38,11 @@ def show(
         name: Model specs (alibi, rope:base=500000, alibi+window:size=64), folders of studies, checkpoints, config.json and
             .gguf files. Several are drawn side by side.
         encoding: Draw only these trained models of a study; all by default.
-        text: A text file. For a study: color each letter by the loss of each model. For a checkpoint: the input of
-            --attention.
         clocks: Draw a dial for each rotary pair: angles seen in training, and new ones at a longer length.
-        attention: Draw the attention of a checkpoint: by distance, its entropy, and the share of the first token.
         log: Draw distances on a logarithmic axis.
         all: Print every picture and every fact.
         length: Number of positions to draw; 1024 by default. With --clocks: the training length
-            of a model spec without scaling, or the asked length of a checkpoint. With --text or --attention: input tokens.
+            of a model spec without scaling, or the asked length of a checkpoint.
         heads: Number of attention heads to draw; 8 by default.
         head_dim: Width of a head: 64 by default.
         out: Write the pictures to this file: .svg, .html or .png.
@@ -58,12 +53,10 @@ def show(
     if out is not None:
         _require_place(out)
     name = tuple(map(checkpoint_of, name))
-    from longitude.show.subjects import View, subjects
+    from longitude.show.subjects import subjects
 
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
-    view = View(clocks, attention, text, lambda words: print(f"longitude: {words}", file=sys.stderr, flush=True))
-    given = {size: number for size, number in sizes.items() if number is not None}
-    shown = [*subjects(name, encoding, given, view)]
+    shown = [*subjects(name, encoding, {key: size for key, size in sizes.items() if size is not None}, clocks)]
     every = all or json or out is not None
     drawings = _chosen(shown, every, log)
     if out is not None:

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import altair as alt
 
-from longitude.report import passage
 from longitude.report.figure import (
     COLORS,
     EDGE,
@@ -24,7 +23,6 @@ from longitude.report.figure import (
     save,
     themed,
 )
-from longitude.report.passage import Passage
 from longitude.report.wording import brief
 from longitude.runs.files import atomic
 from longitude.show.drawing import Dials, Drawing, Grid, Lines, ticks, valued
@@ -65,19 +63,17 @@ def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], dra
 
 def figure(drawing: Drawing) -> Figure:
     """The drawing as a figure of a page."""
-    if isinstance(drawing, Passage):
-        return passage.figure(drawing)
     table, chart = drawing.frame, _themed(_chart(drawing))
     if isinstance(drawing, Lines) and len(drawing.lines) > 1:
         table = table.pivot_table(index="x", columns="line", values="y", sort=False).sort_index().reset_index()
-    heads = {} if isinstance(drawing, Dials) else {"x": drawing.x, "y": drawing.y, "row": drawing.y}
+    heads = {"x": drawing.x, "y": drawing.y, "row": drawing.y} if isinstance(drawing, Lines | Grid) else {}
     numbers = table.map(lambda cell: "" if cell != cell else brief(cell) if isinstance(cell, int | float) else cell)
     return Figure(
         name=drawing.name,
         title=drawing.title,
         caption=drawing.caption,
         alt=alternative(drawing),
-        chart=dials_page(chart, len(table)) if isinstance(drawing, Dials) else chart,
+        chart=_in_page(chart, len(table)) if isinstance(drawing, Dials) else chart,
         axes=("x",) if isinstance(drawing, Lines) and drawing.far else (),
         table=numbers.rename(columns=heads),
     )
@@ -85,8 +81,6 @@ def figure(drawing: Drawing) -> Figure:
 
 def alternative(drawing: Drawing) -> str:
     """Alternative text of a drawing: its title and caption, and the first and last point of each curve."""
-    if isinstance(drawing, Passage):
-        return passage.alternative(drawing)
     if isinstance(drawing, Dials):
         new = [str(i) for i, (seen, asked) in enumerate(zip(drawing.seen, drawing.asked, strict=True)) if asked > seen]
         return f"Dials: {drawing.title}. {drawing.caption} Pairs with new angles: {', '.join(new) or 'none'}."
@@ -105,18 +99,15 @@ def _themed(chart: Any) -> Any:
 
 
 def _chart(drawing: Drawing) -> Any:
-    draw: Any = {Lines: _lines, Grid: _grid, Dials: _dials, Passage: passage.chart}[type(drawing)]
+    draw: Any = {Lines: _lines, Grid: _grid, Dials: _dials}[type(drawing)]
     return draw(drawing)
 
 
 def _captioned(drawing: Drawing) -> Any:
     """The chart of a file, below its title and caption."""
-    text = isinstance(drawing, Passage)
-    wide = 95 if text else 115  # readers' fonts may be wider than the font of the layout
-    words: Any = textwrap.wrap(drawing.words if text else drawing.caption, wide)
+    words: Any = textwrap.wrap(drawing.caption, 115)  # readers' fonts may be wider than the font of the layout
     place: dict[str, Any] = {"anchor": "start", "frame": "group", "subtitleColor": GREY, "offset": 12}
-    chart = _chart(drawing).properties(title=alt.TitleParams(drawing.title, subtitle=words, **place))
-    return chart if text else chart.properties(width=WIDTH)
+    return _chart(drawing).properties(title=alt.TitleParams(drawing.title, subtitle=words, **place), width=WIDTH)
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
@@ -200,20 +191,11 @@ def _grid(drawing: Grid) -> Any:
 
 # ---- dials -----------------------------------------------------------------------------------------------------------
 def _dials(drawing: Dials) -> Any:
+    """Dials in rows as long as the page is wide."""
     rows = _short(_short(drawing.frame, "seen"), "asked").to_dict("records")
-    return dials_chart(alt.Chart(alt.InlineData(values=rows)), len(rows))
-
-
-def dials_chart(rows: Any, count: int) -> Any:
-    """Dials in rows as long as the page is wide.
-
-    Args:
-        rows: A chart of the data, with the fields dial, seen and asked.
-        count: Number of dials.
-    """
     scale = alt.Scale(domain=[SEEN, NEW, REST], range=[COLORS[0], RED, GRID])
     place: dict[str, Any] = {"column": "datum.dial % columns", "row": "floor(datum.dial / columns)"}
-    base = rows.transform_calculate(**place, zero="0", full="1")
+    base = alt.Chart(alt.InlineData(values=rows)).transform_calculate(**place, zero="0", full="1")
     x, y = (alt.X("column:O", axis=None), alt.Y("row:O", axis=None))
     tooltip = ["dial:Q", alt.Tooltip("seen:Q", format=".1%"), alt.Tooltip("asked:Q", format=".1%")]
 
@@ -226,9 +208,9 @@ def dials_chart(rows: Any, count: int) -> Any:
 
     number = base.mark_text(fontSize=9, color=GREY, aria=False).encode(x, y, text="dial:N")
     arcs = [arc("zero", "full", REST), arc("zero", "seen", SEEN), arc("seen", "asked", NEW)]
-    return alt.layer(*arcs, number).properties(height=DIAL * math.ceil(count / DIALS))
+    return alt.layer(*arcs, number).properties(height=DIAL * math.ceil(len(rows) / DIALS))
 
 
-def dials_page(chart: Any, count: int) -> Any:
+def _in_page(chart: Any, count: int) -> Any:
     """A chart of dials for a page, which has half as many in a row if it is narrow."""
     return chart.add_params(COLUMNS).properties(usermeta={"dials": count, "size": DIAL})

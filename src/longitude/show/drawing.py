@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from longitude.report.passage import Passage
 from longitude.report.wording import brief
 
 POINTS = 160
@@ -24,13 +23,30 @@ Line = tuple[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
-    """Curves over one axis.
+class Drawing:
+    """Numbers with their words.
 
     Attributes:
         name: Name of its file and of its section in a page.
         title: Title of the drawing.
         caption: The meaning of the drawing, in a sentence or two.
+    """
+
+    name: str
+    title: str
+    caption: str
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """All numbers as a table."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines(Drawing):
+    """Curves over one axis.
+
+    Attributes:
         x: Title of the horizontal axis.
         y: Title of the vertical axis.
         lines: Name -> (x [n], y [n]); numbers that are not finite are left out.
@@ -43,9 +59,6 @@ class Lines:
         floor: Lower end of the vertical axis; smaller numbers are cut off.
     """
 
-    name: str
-    title: str
-    caption: str
     x: str
     y: str
     lines: Mapping[str, Line]
@@ -81,13 +94,10 @@ class Lines:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class Grid(Drawing):
     """Heat map of numbers by row and column.
 
     Attributes:
-        name: Name of its file and of its section in a page.
-        title: Title of the drawing.
-        caption: The meaning of the drawing.
         x: Title of the columns.
         y: Title of the rows.
         values: Numbers [rows, columns]; cells that are not finite stay empty.
@@ -96,9 +106,6 @@ class Grid:
         floor: The number of the lightest shade; smaller numbers have it too.
     """
 
-    name: str
-    title: str
-    caption: str
     x: str
     y: str
     values: np.ndarray
@@ -115,20 +122,14 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dials:
+class Dials(Drawing):
     """A dial for each of several angles, with the shares of its circle that were seen and that are asked for.
 
     Attributes:
-        name: Name of its file and of its section in a page.
-        title: Title of the drawing.
-        caption: The meaning of the drawing.
         seen: Share of each circle [n], 0 to 1, within the training length.
         asked: Share of each circle [n] within the length that is asked for.
     """
 
-    name: str
-    title: str
-    caption: str
     seen: np.ndarray
     asked: np.ndarray
 
@@ -136,9 +137,6 @@ class Dials:
     def frame(self) -> pd.DataFrame:
         """Columns dial, seen, asked: the shares."""
         return pd.DataFrame({"dial": range(len(self.seen)), "seen": self.seen, "asked": self.asked})
-
-
-Drawing = Lines | Grid | Dials | Passage
 
 
 def floor_of(values: np.ndarray) -> float | None:
@@ -181,7 +179,7 @@ def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = 
 
 
 def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
-    """Combine the drawings of several labels: curves of a kind share a picture, and texts; grids and dials have their own.
+    """Combine the drawings of several labels: curves of a kind share a picture; grids and dials have their own.
 
     Args:
         parts: Label -> its drawings; those of a single label stay unchanged.
@@ -192,22 +190,17 @@ def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
     if len(parts) == 1:
         return [*next(iter(parts.values()))]
     kinds = dict.fromkeys(drawing.name for drawings in parts.values() for drawing in drawings)
-    found: list[Drawing] = []
+    pictures: list[Drawing] = []
     for kind in kinds:
         same = {label: each for label, drawings in parts.items() for each in drawings if each.name == kind}
-        texts = {label: each for label, each in same.items() if isinstance(each, Passage)}
-        if len(texts) == len(same) > 1:
-            panels = {name: panel for each in texts.values() for name, panel in each.panels.items()}
-            found.append(replace(next(iter(texts.values())), panels=panels))
-            continue
         curves = {label: each for label, each in same.items() if isinstance(each, Lines)}
         if len(curves) == len(same) > 1:
-            found.append(_together(curves))
+            pictures.append(_together(curves))
             continue
         for place, (label, each) in enumerate(same.items(), 1):
             name = each.name if len(same) == 1 else f"{each.name}-{place}"
-            found.append(replace(each, name=name, title=f"{label}: {each.title[0].lower()}{each.title[1:]}"))
-    return found
+            pictures.append(replace(each, name=name, title=f"{label}: {each.title[0].lower()}{each.title[1:]}"))
+    return pictures
 
 
 def _joined(places: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import torch
 
 from longitude.attention.operation import attend
 from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, Temperature
-from longitude.positions.bias import FORBIDDEN, ALiBi
+from longitude.positions.bias import FORBIDDEN
 from longitude.positions.buckets import T5Bias, t5_bucket
 from longitude.positions.composed import Composed, compose
 from longitude.show.build import Shape
@@ -36,7 +36,7 @@ def drawings(encoding: Encoding, shape: Shape) -> list[Drawing]:
         Drawings with distinct names.
     """
     members = list(encoding) if isinstance(encoding, Composed) else [encoding]
-    kinds = (table, pairs_of, scores, bias, slopes, buckets, vectors, temperature)
+    kinds = (table, pairs_of, scores, bias, buckets, vectors, temperature)
     pictures = [drawing for member in members for draw in kinds for drawing in draw(member, shape)]
     return [*pictures, *weights(encoding, shape)]
 
@@ -105,23 +105,6 @@ def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         lines=lines,
         focus=middle(lines),
         floor=floor,
-    )
-
-
-def slopes(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """ALiBi's slopes."""
-    if not isinstance(encoding, ALiBi):
-        return
-    slope = -encoding.bias_at(1).numpy()
-    slope = np.where((slope > 0) & (slope < -FORBIDDEN), slope, np.nan)
-    yield Lines(
-        name="slopes",
-        title="How fast each head's bias falls with the distance",
-        caption="The slope m_h of -m_h |i - j|: over 1/m_h tokens a weight falls by e.",
-        x="head",
-        y="slope",
-        lines={"slope": (np.arange(1, len(slope) + 1), slope)},
-        log_y=True,
     )
 
 

@@ -1,4 +1,4 @@
-"""Drawings of mixers: the keys of a query, the blocks of hierarchical attention, the reach of a token."""
+"""Drawings of mixers: the keys of a query, one by one or in blocks, and the reach of a token."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ def drawings(mixer: Mixer, shape: Shape) -> list[Drawing]:
         mixer: Built for the shape, in float64.
         shape: Sizes of the layer.
     """
-    return [drawing for draw in (blocks, keys, influence) for drawing in draw(mixer, shape)]
+    return [drawing for draw in (keys, influence) for drawing in draw(mixer, shape)]
 
 
 def block_sizes(mixer: HierarchicalAttention, query: int) -> np.ndarray:
@@ -40,26 +40,6 @@ def block_sizes(mixer: HierarchicalAttention, query: int) -> np.ndarray:
             first = 2 * int(child) << level
             sizes[first : first + (1 << level)] = 1 << level
     return sizes
-
-
-def blocks(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
-    """Draw the keys that a query of hierarchical attention reads individually and in blocks."""
-    if not isinstance(mixer, HierarchicalAttention):
-        return
-    newest = shape.length - 1
-    sizes = block_sizes(mixer, newest)
-    offsets = np.arange(shape.length)
-    count = len(np.unique(sizes[sizes > 1])) + int((sizes[: -mixer.window] == 1).sum())
-    yield Lines.by_offset(
-        name="blocks",
-        title="How many tokens share one key, by their offset from the query",
-        caption=f"The query at position {newest} reads the last {mixer.window} tokens one by one, and all before them in {count} "
-        "blocks, whose sizes are the powers of two that make up their number. Each block is one key, its average at first.",
-        y="tokens of a key",
-        lines={"block": (offsets, sizes[::-1])},
-        log_y=True,
-        marks={"window": mixer.window},
-    )
 
 
 def keys(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:

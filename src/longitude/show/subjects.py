@@ -1,6 +1,8 @@
 """Subjects of `longitude show`: labels, studies and checkpoints, with their text and drawings."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,12 @@ from typing import Any
 from longitude.attention.mixer import MIXERS
 from longitude.errors import UsageError
 from longitude.positions.base import ENCODINGS
-from longitude.show.build import Shape
+from longitude.show.build import Built, Part, Shape
 from longitude.show.drawing import Drawing
+
+Facts = dict[str, Any]
+Words = list[tuple[str, str]]
+"""(head, text) of each fact, for readers; a formula or a table has an empty head."""
 
 
 @dataclass(frozen=True)
@@ -19,53 +25,30 @@ class Subject:
     Attributes:
         label: Name of the subject.
         about: Facts as plain data.
-        words: (head, text) of each fact, for readers; a formula or a table has an empty head.
+        words: The facts for readers.
         drawings: Drawings with distinct names.
         brief: The facts that a terminal shows with the first drawing unless all are asked for; None: it shows everything.
     """
 
     label: str
-    about: dict[str, Any]
-    words: list[tuple[str, str]]
+    about: Facts
+    words: Words
     drawings: Sequence[Drawing]
-    brief: list[tuple[str, str]] | None = None
+    brief: Words | None = None
 
 
 NEEDED = {
     "clocks": "a rotary encoding or a checkpoint",
-    "attention": "a checkpoint, which has trained weights",
-    "text": "a study, or a checkpoint with --attention",
     "encoding": "a folder that `longitude study` wrote, of whose models it chooses some",
-    "length": "the name of an encoding or a mixer, a study with --text, or a checkpoint with --clocks or --attention",
+    "length": "the name of an encoding or a mixer, or a checkpoint with --clocks",
     "heads": "the name of an encoding or a mixer",
     "head_dim": "the name of an encoding or a mixer",
 }
 """Option -> the subjects that it is for."""
 
 
-@dataclass(frozen=True)
-class View:
-    """Which other drawings of each subject replace its usual ones.
-
-    Attributes:
-        clocks: A dial for each rotary pair.
-        attention: The attention of trained models.
-        text: A file: a text colored by the losses of a study's models, or that attention reads in a checkpoint.
-        note: Called with a sentence about what takes long.
-    """
-
-    clocks: bool = False
-    attention: bool = False
-    text: Path | None = None
-    note: Callable[[str], object] = print
-
-    def __post_init__(self) -> None:
-        if self.clocks and (self.attention or self.text):
-            raise UsageError("--clocks", "no other view", "--attention or --text", "leave one of them out")
-
-
 def subjects(
-    names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int], view: View = View()
+    names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int], clocks: bool = False
 ) -> Iterator[Subject]:
     """Make the subject or subjects of each name.
 
@@ -73,29 +56,26 @@ def subjects(
         names: Labels, folders of studies, checkpoints (folders, names of the hub, config.json).
         encoding: Labels of a study.
         sizes: length, heads and head_dim as far as they are given.
-        view: The drawings of each.
+        clocks: Draw a dial for each rotary pair, and nothing else.
 
     Raises:
         ValueError: For an unknown name, and for options that do not fit it.
     """
-    options = {"clocks": view.clocks, "attention": view.attention, "text": view.text, "encoding": encoding, **sizes}
+    options = {"clocks": clocks, "encoding": encoding, **sizes}
     for name in dict.fromkeys(names):
         path = Path(name).expanduser()
         if path.is_dir() and _holds_study(path):
-            _require_allowed(options, ["encoding", "text", *["length"] * bool(view.text)], f"the study {name}")
-            yield from _of_study(path, encoding, sizes.get("length"), view)
-            continue
-        is_path = path.exists() or path.suffix == ".json" or "/" in name
-        if is_path and name.partition(":")[0] not in {*ENCODINGS, *MIXERS}:
+            _require_allowed(options, ["encoding"], f"the study {name}")
+            yield from _of_study(path, encoding)
+        elif name.partition(":")[0] not in {*ENCODINGS, *MIXERS} and (
+            path.exists() or path.suffix == ".json" or "/" in name
+        ):
             _require_checkpoint(path)
-            allowed = ["clocks", "attention", *["text"] * view.attention]
-            _require_allowed(
-                options, [*allowed, *["length"] * (view.clocks or view.attention)], f"the checkpoint {name}"
-            )
-            yield _of_checkpoint(name, sizes.get("length"), view)
+            _require_allowed(options, ["clocks", *["length"] * clocks], f"the checkpoint {name}")
+            yield _of_checkpoint(name, sizes.get("length"), clocks)
         else:
             _require_allowed(options, ["clocks", "length", "heads", "head_dim"], name)
-            yield _of_label(name, Shape(**sizes), view)
+            yield _of_label(name, Shape(**sizes), clocks)
 
 
 def _require_allowed(options: Mapping[str, Any], allowed: Sequence[str], subject: str) -> None:
@@ -119,60 +99,116 @@ def _require_checkpoint(path: Path) -> None:
         raise ValueError(f"{path}: expected a name, a folder or a config.json, got another file")
 
 
-def _of_label(label: str, shape: Shape, view: View) -> Subject:
-    from longitude.show import encodings, facts, mixers, rotations
-    from longitude.show.build import built
+def _of_study(path: Path, encoding: Sequence[str]) -> Iterator[Subject]:
+    from longitude.show import trained
 
-    made = built(label, shape)
-    shape = made.shape
-    about = facts.facts(made, shape)
-    words = [*facts.words(about)]
-    if view.clocks:
-        windows = [getattr(getattr(part.module, "attention", part.module), "size", None) for part in made.mixers]
-        parts = [] if windows and all(windows) else made.encodings  # in a window no offset grows with the length
-        drawings: list[Drawing] = [dial for part in parts for dial in rotations.clocks(part.module, shape)]
-        if not drawings:
-            expected = "a rotary encoding without a window, such as rope"
-            raise UsageError("--clocks", expected, label, "leave it out")
-        return Subject(label, about, words, drawings)
-    drawings = [] if made.encoding is None else encodings.drawings(made.encoding, shape)
-    drawings += [drawing for part in made.mixers for drawing in mixers.drawings(part.module, shape)]
-    return Subject(label, about, words, drawings, [*facts.words(about, brief=True)])
+    run, trials = trained.opened(path, encoding)
+    for label, trial in trials.items():
+        about = trained.facts(run, trial)
+        yield Subject(label, about, [*trained.words(about)], [*trained.biases(run, trial)])
 
 
-def _of_study(path: Path, encoding: Sequence[str], length: int | None, view: View) -> Iterator[Subject]:
-    from longitude.show import learned
-    from longitude.show.biases import biases
-    from longitude.study.parts import by_train_length
-
-    run, trials = learned.opened(path, encoding)
-    if view.text is None:
-        for label, trial in trials.items():
-            about = learned.facts(run, trial)
-            yield Subject(label, about, [*learned.words(about)], [*biases(run, trial)])
-        return
-    for train_length, part in by_train_length(run).items():
-        suffix = "" if part is run else f", at {train_length}"
-        for label in trials:
-            trial = next((trial for trial in part.of(label) if trial.status == "done"), None)
-            if trial is not None:
-                about = learned.facts(part, trial)
-                drawings = learned.one_text(part, trial, view.text, length, suffix)
-                yield Subject(label + suffix, about, [*learned.words(about)], drawings)
-
-
-def _of_checkpoint(name: str, length: int | None, view: View) -> Subject:
+def _of_checkpoint(name: str, length: int | None, clocks: bool) -> Subject:
     from longitude.checkpoints.declared import raw_config
     from longitude.show import checkpoint
 
     config = checkpoint.read(name)
     about = checkpoint.facts(name, config, raw_config(name))
-    if view.attention:
-        from longitude.show.attention import of_checkpoint
-
-        drawings = of_checkpoint(name, view.text, length, view.note)
-    elif view.clocks:
-        drawings = [*checkpoint.clocks(config, length)]
-    else:
-        drawings = checkpoint.drawings(config)
+    drawings = [*checkpoint.clocks(config, length)] if clocks else checkpoint.drawings(config)
     return Subject(name, about, [*checkpoint.words(about)], drawings)
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+def _of_label(label: str, shape: Shape, clocks: bool) -> Subject:
+    from longitude.show import encodings, mixers, rotations
+    from longitude.show.build import built
+
+    made = built(label, shape)
+    about = facts(made)
+    words = [*in_words(about)]
+    if clocks:
+        windows = [getattr(getattr(part.module, "attention", part.module), "size", None) for part in made.mixers]
+        parts = [] if windows and all(windows) else made.encodings  # in a window no offset grows with the length
+        dials = [dial for part in parts for dial in rotations.clocks(part.module, made.shape)]
+        if not dials:
+            expected = "a rotary encoding without a window, such as rope"
+            raise UsageError("--clocks", expected, label, "leave it out")
+        return Subject(label, about, words, dials)
+    drawings = [] if made.encoding is None else encodings.drawings(made.encoding, made.shape)
+    drawings += [drawing for part in made.mixers for drawing in mixers.drawings(part.module, made.shape)]
+    return Subject(label, about, words, drawings, [*in_words(about, brief=True)])
+
+
+def facts(made: Built) -> Facts:
+    """Plain data about a label: {"label", "encodings": [...], "mixers": [...], "backends"}; backends only of encodings."""
+    from longitude.catalogue import of_mixer, properties, takers
+
+    shape, whole = made.shape, made.encoding
+    runs = {} if whole is None else {"training": True, "inference": False}
+    return {
+        "label": made.label,
+        "encodings": [properties(p.module, p.factory, shape.dim) | _of_part(p) for p in made.encodings],
+        "mixers": [of_mixer(p.name, p.factory) | _of_part(p) for p in made.mixers],
+        "backends": {when: takers(whole, training, shape.length, shape.known) for when, training in runs.items()},
+    }
+
+
+def _of_part(part: Part) -> Facts:
+    return {
+        "name": part.name,
+        "formula": re.split(r"\n(?=[A-Z][a-z]+:\n)", inspect.getdoc(part.factory) or "")[0].strip(),
+        "options": {name: value for name, value in part.options.items() if name != "encoding"},
+        "parameters": sum(p.numel() for p in part.module.parameters()),
+    }
+
+
+def in_words(about: Facts, brief: bool = False) -> Iterator[tuple[str, str]]:
+    """(head, text) of each fact of a label, for readers; the formula has no head.
+
+    brief: The facts that come first: without options, further properties and backends that are not the cheapest.
+    """
+    for part in (*about["encodings"], *about["mixers"]):
+        first, *others = part["formula"].split("\n\n")
+        shown = [paragraph for paragraph in others[:1] if paragraph.startswith(" ")] if brief else others
+        yield "", "\n\n".join([first, *shown])
+        yield "source", part["source"] or "none given"
+        if "takes" in part:
+            cache, takes = f"{part['cache']} for N tokens", ", ".join(part["takes"])
+            yield ("cache", cache) if brief else ("takes", f"of an encoding: {takes}; a cache of {cache}")
+        else:
+            yield "acts as", ", ".join(part["acts"]) or "nothing: order is known from the causal mask alone"
+            relative = "yes" if part["relative"] else "no"
+            yield ("relative", relative) if brief else ("is", ", ".join(_properties(part)))
+        if not brief:
+            yield "options", " ".join(f"{name}={_value(value)}" for name, value in part["options"].items())
+        yield "parameters", f"{part['parameters']:,}"
+    if about["backends"]:
+        yield "backends", "; ".join(_taken(when, prices, brief) for when, prices in about["backends"].items())
+        if not brief:
+            yield "cost here", "`longitude bench` measures it"
+
+
+def _properties(part: Facts) -> Iterator[str]:
+    yield "relative" if part["relative"] else "absolute"
+    yield "learned" if part["learned"] else "without parameters"
+    if part["causal_only"]:
+        yield "causal only"
+    if part["max_length"] is not None:
+        yield f"defined up to {part['max_length']} positions"
+    if part["axes"] > 1:
+        yield f"{part['axes']} coordinates per token"
+    if part["learned"]:
+        yield "one module for all layers" if part["shared"] else "a module for each layer"
+    if not part["stable_keys"]:
+        yield "cached keys stay untransformed"
+
+
+def _taken(when: str, prices: dict[str, float], brief: bool) -> str:
+    """The cheapest backend with its price, and unless it is brief the others."""
+    first, *others = prices
+    more = f", also {', '.join(others)}" if others and not brief else ""
+    return f"{when}: {first}, about {prices[first]:g}× PyTorch attention{more}"
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

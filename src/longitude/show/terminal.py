@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from plotille import Canvas, color
 
-from longitude.report.passage import Passage
 from longitude.report.wording import brief
 from longitude.show.drawing import Drawing, Lines, evenly, ticks, valued
 
@@ -29,14 +28,9 @@ def drawn(drawing: Drawing, width: int = 80, color: bool = False) -> str:
         width: Characters per line.
         color: Whether the terminal shows colors.
     """
-    if isinstance(drawing, Lines):
-        lines, caption = [*_curves(drawing, width, color)], drawing.caption
-    elif isinstance(drawing, Passage):
-        lines = [f"{name}: {panel.summary}" for name, panel in drawing.panels.items()]
-        caption = f"{drawing.words} --out FILE.svg or .html draws it."
-    else:
-        lines, caption = [], f"{drawing.caption} --out FILE.svg or .html draws it."
-    return "\n".join([*wrapped(drawing.title, width), *lines, *wrapped(caption, width)])
+    curves = [*_curves(drawing, width, color)] if isinstance(drawing, Lines) else []
+    caption = drawing.caption if curves else f"{drawing.caption} --out FILE.svg or .html draws it."
+    return "\n".join([*wrapped(drawing.title, width), *curves, *wrapped(caption, width)])
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:

@@ -1,18 +1,14 @@
 """What `longitude show RUN` draws of trained models, against the weights that they have."""
 
-import math
-from dataclasses import replace
-
 import pytest
 import torch
 
-from longitude.errors import UsageError
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
-from longitude.show import learned
-from longitude.show.biases import biases
+from longitude.show.trained import biases, opened
+from longitude.study.results import read_run
 from longitude.study.train import build_model, save
-from tests.study.conftest import NUMBERS, sealed_again, units_in, write_answers, write_run
+from tests.study.conftest import sealed_again, units_in, write_answers, write_run
 
 LENGTH = 16
 
@@ -23,7 +19,7 @@ def study(tmp_path_factory):
     path = tmp_path_factory.mktemp("study")
     labels = {"t5": (2.5,), "rope": (2.5,), "mamba": (2.5,), "nope": (2.5,)}
     written = write_run(path, labels, test_lengths=(64,), layers=2, hidden=16, heads=2, train_length=LENGTH)
-    config = learned.read_run(written).config
+    config = read_run(written).config
     for label in ("t5", "rope", "mamba"):
         model = build_model(config, label, 0)
         for module in model.modules():
@@ -35,14 +31,8 @@ def study(tmp_path_factory):
     return path
 
 
-@pytest.fixture(autouse=True)
-def _numbers(monkeypatch):
-    """A text that is quick to read."""
-    monkeypatch.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
-
-
 def test_biases_before_and_after(study):
-    run, trials = learned.opened(study, ["t5", "rope"])
+    run, trials = opened(study, ["t5", "rope"])
     [found] = biases(run, trials["t5"])
     before = next(m for m in build_model(run.config, "t5", 0).modules() if isinstance(m, T5Bias))
     assert [*found.lines] == ["head 1", "head 2", "head 1, before", "head 2, before"]
@@ -56,7 +46,7 @@ def test_biases_before_and_after(study):
 
 def test_the_bias_of_alibi_falls_by_its_slopes(tmp_path):
     shape = {"layers": 2, "hidden": 16, "heads": 2, "train_length": 16}
-    run = learned.read_run(write_run(tmp_path, {"alibi": (2.5,)}, test_lengths=(64,), **shape))
+    run = read_run(write_run(tmp_path, {"alibi": (2.5,)}, test_lengths=(64,), **shape))
     save(build_model(run.config, "alibi", 0), run.of("alibi")[0].folder)
     sealed_again(run.of("alibi")[0].folder)
     [found] = biases(run, run.of("alibi")[0])
@@ -67,39 +57,11 @@ def test_the_bias_of_alibi_falls_by_its_slopes(tmp_path):
 
 def test_a_forbidden_side_is_not_drawn_and_a_decoder_has_no_future(tmp_path):
     label, shape = "alibi:future=one-sided", {"layers": 1, "hidden": 16, "heads": 2, "train_length": 4}
-    run = learned.read_run(write_answers(tmp_path, {label: (1.0,)}, test_lengths=(8,), documents=4, **shape))
+    run = read_run(write_answers(tmp_path, {label: (1.0,)}, test_lengths=(8,), documents=4, **shape))
     save(build_model(run.config, label, 0), run.of(label)[0].folder)
     sealed_again(run.of(label)[0].folder)
     encoder, decoder = ([offsets for offsets, _ in each.lines.values()] for each in biases(run, run.of(label)[0]))
     assert encoder == [list(range(9)), list(range(-8, 1))] and decoder == [list(range(9)), [0]]
-
-
-def test_a_text_is_colored_by_the_losses_of_each_model(study, command, tmp_path):
-    """Bits of the model's own loss; a line for each model in one picture."""
-    text = tmp_path / "text.txt"
-    text.write_text("one two three four five six seven eight nine ten ü " * 4)
-    run, trials = learned.opened(study, ["rope"])
-    [drawing] = learned.one_text(run, trials["rope"], text, 40)
-    ids = torch.tensor([list(text.read_bytes()[:41])])
-    with torch.no_grad():
-        loss = learned.model_of(run, trials["rope"])(ids, labels=ids).loss
-    panel = drawing.panels["RoPE (base=10000)"]
-    assert panel.values.mean() == pytest.approx(float(loss) / math.log(2), rel=1e-5) and panel.mark == LENGTH
-    assert "".join(panel.pieces) == text.read_text()[1:41]
-    code, out, _ = command("show", study, "--encoding", "rope", "t5", "--text", text)
-    assert code == 0 and "RoPE (base=10000)" in out and out.count("One text, colored") == 1
-    longer = replace(run, study=run.study | {"configuration": run.study["configuration"] | {"train_length": 48}})
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(learned, "opened", lambda *_: (replace(run, others=(longer,)), trials))
-        code, out, _ = command("show", study, "--encoding", "rope", "--text", text)
-        assert code == 0 and "RoPE (base=10000), at 48" in out and "steps at length 48" in out
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(learned, "measurable", lambda *_: (20, []))  # as with a table of 20 positions
-        with pytest.raises(UsageError, match="--length"):
-            learned.one_text(run, trials["rope"], text, 40)
-    for words, length in (("--text", 10_000), ("no/such/file", None)):
-        with pytest.raises(ValueError, match=words):
-            learned.one_text(run, trials["rope"], text if length else tmp_path / "no/such/file", length)
 
 
 def test_runs_that_lack_what_is_asked_for(study, command):
@@ -119,7 +81,7 @@ def test_in_the_terminal(study, command):
     assert max(map(len, out.splitlines())) <= 80 or str(study) in out
 
 
-@pytest.mark.parametrize("arguments", [("--attention",), ("--length", 48), ("--clocks",)])
-def test_a_study_has_only_biases_and_texts(study, command, arguments):
+@pytest.mark.parametrize("arguments", [("--length", 48), ("--clocks",)])
+def test_a_study_has_only_biases(study, command, arguments):
     code, out, err = command("show", study, *arguments)
     assert code == 2 and out == "" and arguments[0] in err

@@ -1,36 +1,82 @@
-"""Biases by offset of a study's models, before and after training: what an encoding adds to the scores."""
+"""A study's trained models: which they are, and what their encodings add to the scores, before and after training."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from longitude.errors import unknown
 from longitude.positions.base import Encoding
 from longitude.positions.bias import FORBIDDEN
 from longitude.positions.composed import Composed
+from longitude.report.wording import named
 from longitude.runs.quiet import quiet
 from longitude.show.drawing import Line, Lines, floor_of, middle
-from longitude.study.results import Run, TrialResult
+from longitude.study.results import Run, TrialResult, read_run
 from longitude.study.train import build_model
 
 POINTS = 120
 """Offsets of a line, about."""
 
 
-def model_of(run: Run, trial: TrialResult) -> Any:
-    """A trained model."""
-    with quiet():
-        return run.task.model.from_pretrained(trial.folder).eval()
+def opened(path: Path, labels: Sequence[str]) -> tuple[Run, dict[str, TrialResult]]:
+    """Open a study, and select the first completed trial of each label.
+
+    Args:
+        path: Folder of the study.
+        labels: Some of its labels; none: all.
+
+    Raises:
+        ValueError: For a label that the study does not have, or for a missing model.
+    """
+    run = read_run(path)
+    done = {}
+    for label in labels or run.labels:
+        if label not in run.labels:
+            raise unknown("label of --encoding", label, run.labels, f"Those of {path}.")
+        trials = [trial for trial in run.of(label) if trial.status == "done"]
+        if not trials:
+            why = "; ".join(f"seed {trial.seed}: {trial.status}" for trial in run.of(label))
+            remedy = "run the same `longitude study` again, it continues"
+            raise ValueError(f"{path} has no trained model of {named(label)} ({why}); {remedy}")
+        lost = [name for name in ("config.json", "model.safetensors") if not (trials[0].folder / name).exists()]
+        if lost:
+            no_model = f"{trials[0].folder} has no model of {named(label)}: {' and '.join(lost)} missing"
+            remedy = "copy the units of the study, too, or train it again with `longitude study`"
+            raise ValueError(f"{no_model}; {remedy}")
+        done[label] = trials[0]
+    return run, done
+
+
+def facts(run: Run, trial: TrialResult) -> dict[str, Any]:
+    """Plain data about a trained model."""
+    return {
+        "label": trial.label,
+        "folder": str(trial.folder),
+        "seed": trial.seed,
+        "steps": run.steps(trial.label),
+        "train_length": run.train_length,
+        "parameters": trial.parameters,
+    }
+
+
+def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(head, text) of each fact, for readers."""
+    yield "model", about["folder"]
+    yield "trained", f"{about['steps']} steps at length {about['train_length']}, seed {about['seed']}"
+    yield "parameters", f"{about['parameters']:,}" if about["parameters"] else "unknown"
 
 
 def biases(run: Run, trial: TrialResult) -> Iterator[Lines]:
     """Drawings of the biases of the first and the last layer that has its own, before and after training."""
     number = count(1)
     before = _encodings(build_model(run.config, trial.label, trial.seed))
-    after = _encodings(model_of(run, trial))
+    with quiet():
+        after = _encodings(run.task.model.from_pretrained(trial.folder).eval())
     for (stack, kind), layers in before.items():
         causal = run.task.stack == "decoder" or "decoder" in stack
         for place in sorted({0, len(layers) - 1}):
@@ -58,12 +104,12 @@ def biases(run: Run, trial: TrialResult) -> Iterator[Lines]:
 
 def _encodings(model: Any) -> dict[tuple[str, str], list[Encoding]]:
     """(" in the encoder" or so, class) -> modules in the order of layers; one that all layers share is there once."""
-    found = defaultdict(list)
+    modules = defaultdict(list)
     for name, module in model.named_modules():
         if isinstance(module, Encoding) and not isinstance(module, Composed):
             stack = next((f" in the {part}" for part in name.split(".") if part in ("encoder", "decoder")), "")
-            found[stack, type(module).__name__].append(module)
-    return found
+            modules[stack, type(module).__name__].append(module)
+    return modules
 
 
 @torch.no_grad()
