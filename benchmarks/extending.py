@@ -23,13 +23,11 @@ import numpy as np
 from fill_numbers import ROOT
 from longitude.checkpoints.load import load
 from longitude.checkpoints.source import open_source
-from longitude.extend.criteria import running_text
 from longitude.extend.extend import extend
 from longitude.extend.factors import rotary_pairs
 from longitude.extend.fine_tune import fine_tune
 from longitude.extend.plan import Target, plan_extension
-from longitude.extend.search import search
-from longitude.extend.spaces import longrope
+from longitude.extend.search import search, windows_of
 from longitude.extend.weights import write_checkpoint
 from longitude.measure.config import MeasureConfig
 from longitude.measure.documents import documents_of
@@ -132,8 +130,8 @@ def searched(base: Path, out: Path, text: Path, lengths: tuple[int, int], seed: 
     checkpoint = load(base)
     documents = documents_of(read_text(str(text), "--text"), checkpoint.tokenizer, length, DOCUMENTS).ids
     store = Store(out.with_name(f"{out.name}.search"))
-    space, criterion = longrope(rotary_pairs(checkpoint.model, trained, length)), running_text(documents, length)
-    found = search(checkpoint.model, space, criterion, store=store, evaluations=CANDIDATES, seed=seed)
+    pairs, windows = rotary_pairs(checkpoint.model, trained, length), windows_of(documents, length)
+    found = search(checkpoint.model, pairs, windows, store=store, evaluations=CANDIDATES, seed=seed)
     source = open_source(str(base))
     planned = plan_extension(source, Target(to=length, method=SEARCHED), found)
     write_checkpoint(source, out, planned.changes, planned.config)

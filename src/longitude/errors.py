@@ -32,6 +32,8 @@ FORMER = {
     "pool_heads": "pooling of heads is gone; average k_proj and v_proj by groups yourself.",
     "--evaluator": "LongPPL is gone; perplexity by length is what `longitude measure` compares.",
     "--evaluator-context": "LongPPL is gone; perplexity by length is what `longitude measure` compares.",
+    "longrope2": "the search of LongRoPE2 is gone; use 'longrope'.",
+    "--convert-layout": "conversion of files is gone; lg.positions.convert_layout reorders the rows of a weight.",
     "--gguf": "copies of GGUF files are gone; use the options in serve.md, or llama.cpp's converter.",
 }
 """Names of what was removed: the sentence that every error for an unknown name has about them."""

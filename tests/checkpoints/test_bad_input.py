@@ -331,13 +331,11 @@ def full_at():
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("verb", ["extend", "measure", "convert"])
+@pytest.mark.parametrize("verb", ["extend", "measure"])
 def test_a_full_disk(verb, whole, text, tmp_path, command, full_at):
     """Exit code 2, one sentence with the file; no folder that looks finished; then the same command works."""
     out = tmp_path / "deep" / "out"
-    arguments = verbs(whole, text, out) | {
-        "convert": ("extend", whole, "--convert-layout", "interleaved", "--out", out)
-    }
+    arguments = verbs(whole, text, out)
     before = files(whole)
     full_at(1000)
     code, _, line = command(*arguments[verb])

@@ -76,8 +76,6 @@ def test_broken_files(spoil, words, save, refused) -> None:
         (["--to", LENGTH, "--method", "base", "--base", 5e5], "where nothing changes"),
         ([*TO, "yarn", "--base", 5e5], "the new base of --method base"),
         ([*TO, "base", "--base", 500], "below the base"),
-        ([*TO, "yarn", "--convert-layout", "half"], "both"),
-        (["--convert-layout", "whole"], "half"),
         ([*TO, "yarn", "--text", "/nowhere"], "/nowhere"),
         ([*YARN, "--steps", 3], "--fine-tune"),
         (TUNE, "--steps"),
@@ -120,9 +118,8 @@ def test_a_tensor_that_nothing_reads(save, command, write) -> None:
     source = save()
     tensors = weights(source) | {"score.weight": torch.ones(2, 64)}
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
-    for out, arguments in (("longer", YARN), ("other", ["--convert-layout", "interleaved"])):
-        folder, printed = write(source, *arguments, out=out)
-        assert "score.weight" in printed and torch.equal(weights(folder)["score.weight"], tensors["score.weight"])
+    folder, printed = write(source, *YARN)
+    assert "score.weight" in printed and torch.equal(weights(folder)["score.weight"], tensors["score.weight"])
     torch.save(tensors, source / "pytorch_model.bin")
     (source / "model.safetensors").unlink()
     out = source.with_name("unpickled")

@@ -78,7 +78,7 @@ def test_a_crossing_has_factors_of_both_and_no_others() -> None:
     random, mixed = Random(0), 0
     a, b = Candidate((1.0, 2.0, 3.0, 4.0), 1.0), Candidate((1.5, 2.5, 3.5, 4.5), 1.1)
     for _ in range(200):
-        child = crossing([a, b], BOUNDS, random)
+        child = crossing([a, b], random)
         assert all(x in pair for x, pair in zip(child.factors, zip(a.factors, b.factors, strict=True), strict=True))
         assert child.attention_factor == 1, "a start may have another, which is not passed on"
         mixed += child.factors not in (a.factors, b.factors)

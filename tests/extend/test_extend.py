@@ -353,8 +353,6 @@ def test_alibi_needs_none_and_is_measured(kind, checkpoint, command, text, tmp_p
         ("gpt2", [*LINEAR, "--original", 32], "the table has 64 positions"),
         ("gpt2", [*LINEAR, "--factor", 3], "no other factor"),
         ("bloom", [*YARN, "--fine-tune", "stdlib", "--steps", 1], "there is no new checkpoint to train"),
-        *((kind, ["--convert-layout", "half"], "no layout") for kind in ("gpt2", "bloom")),
-        ("falcon", ["--convert-layout", "half"], "got none in"),
     ],
 )
 def test_what_cannot_be_extended(kind, options, words, checkpoint, refused) -> None:

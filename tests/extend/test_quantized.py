@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from longitude.checkpoints.load import load
-from longitude.extend import convert, extend, fine_tune
+from longitude.extend import extend, fine_tune
 from tests.extend.conftest import LENGTH, config, saved, weights
 from tests.support import edit_config
 
@@ -78,7 +78,6 @@ def test_weights_are_copied_unread_and_it_is_said(method, quantized, tmp_path):
     ("kind", "options", "words"),
     [
         ("llama", {"method": "longrope"}, "--method longrope searches with them"),
-        ("llama", {"method": "longrope2"}, "--method longrope2 searches with them"),
         ("llama", {"method": "yarn", "train": lambda a, b: None}, "--fine-tune trains them"),
         ("gpt2", {"method": "linear"}, "wpe.weight would change"),
     ],
@@ -100,7 +99,6 @@ def test_training_without_extending_refuses(quantized, tmp_path):
     "call",
     [
         partial(extend, to=TO, method="yarn"),
-        lambda folder, out: convert(folder, "interleaved", out),
         lambda folder, out: load(folder),
     ],
 )

@@ -1,18 +1,10 @@
 """The search for LongRoPE's factors: what a candidate is, what a model does with it, what a kill leaves, what is promised."""
 
-import errno
 import json
 import math
-import multiprocessing
-import os
 import shutil
-import signal
 import sys
-import time
-from itertools import count
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -22,17 +14,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import longitude as lg
 from longitude.checkpoints.positions import rotary_of
 from longitude.checkpoints.source import open_source
-from longitude.cli import main
-from longitude.extend import criteria, short_contexts
 from longitude.extend.factors import Candidate, RotaryPairs, rotary_pairs, rotating_with
 from longitude.extend.plan import Target, plan_extension
-from longitude.extend.search import SearchResult, search
-from longitude.extend.spaces import longrope
+from longitude.extend.search import SearchResult, search, windows_of
 from longitude.extend.weights import write_checkpoint
 from longitude.measure.sources import read_text
 from longitude.measure.text import losses_by_length
-from longitude.measure.windows import Bounded
-from longitude.runs.store import FORMAT, Store
+from longitude.runs.store import Store
 from tests.extend.conftest import LENGTH, config, loaded, logits
 
 module = sys.modules["longitude.extend.search"]
@@ -100,8 +88,8 @@ def test_a_candidate_is_the_written_checkpoint(kind, checkpoint, tmp_path) -> No
 def call(model, state, **options):
     options = {"evaluations": 40, "seed": 3} | options
     length = options.pop("length", 2 * LENGTH)
-    criterion = criteria.running_text(options.pop("documents", documents()), length)
-    return search(model, longrope(rotary_pairs(model, LENGTH, length)), criterion, store=Store(state), **options)
+    windows = windows_of(options.pop("documents", documents()), length)
+    return search(model, rotary_pairs(model, LENGTH, length), windows, store=Store(state), **options)
 
 
 @pytest.fixture(scope="module")
@@ -172,18 +160,18 @@ def test_a_loss_that_is_no_number_loses(tmp_path, monkeypatch) -> None:
     monkeypatch.undo()
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     pairs = rotary_pairs(model, LENGTH, 2 * LENGTH)
-    text, none = criteria.running_text(documents(1), LENGTH), tmp_path / "passes.jsonl"
+    text, none = windows_of(documents(1), 2 * LENGTH), tmp_path / "passes.jsonl"
     assert module._loss(model, pairs, Candidate((1.0,) * 4, 1.0), text, none) == math.inf and not none.exists()
     with pytest.raises(ValueError, match="no loss of the model is finite"):
         call(model, tmp_path / "none")
 
 
 def test_windows_come_from_all_over_the_text() -> None:
-    windows = criteria.running_text([torch.arange(100 * 4096 + 1)], 4096).windows
+    windows = windows_of([torch.arange(100 * 4096 + 1)], 4096)
     assert [len(window) for window in windows] == [4097] * 4
     assert [int(window[0]) // 4096 for window in windows] == [0, 25, 50, 75]
-    assert len(criteria.running_text(documents(100, LENGTH + 1), LENGTH).windows) == 100
-    assert len(criteria.running_text(documents(1000, LENGTH + 1), LENGTH).windows) == criteria.TOKENS // LENGTH
+    assert len(windows_of(documents(100, LENGTH + 1), LENGTH)) == 100
+    assert len(windows_of(documents(1000, LENGTH + 1), LENGTH)) == module.TOKENS // LENGTH
 
 
 # ---- time and kills --------------------------------------------------------------------------------------------------
@@ -210,7 +198,7 @@ def test_the_budget_is_kept_or_a_note_precedes_it(model, tmp_path, monkeypatch) 
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize("after", [7, 1, 5, 6, 23])
+@pytest.mark.parametrize("after", [1, 6, 23])
 def test_an_interrupted_search_ends_as_one_that_was_not(after, model, whole, tmp_path, monkeypatch) -> None:
     """Whenever it happens: among the starts, between them and the rest, later."""
     real, calls, stops = module._loss, [], [after]
@@ -229,30 +217,6 @@ def test_an_interrupted_search_ends_as_one_that_was_not(after, model, whole, tmp
     assert len(set(calls)) == len(calls) == 40, "nothing twice"
     assert call(model, tmp_path / "s") == whole[0] and len(calls) == 40, "nothing again once it is finished"
     assert results(tmp_path / "s") == results(whole[1])
-
-
-def test_a_kill_within_a_candidate_costs_one_pass(model, whole, tmp_path, monkeypatch) -> None:
-    """Its passes are kept as they come, the last one half-written here; and the loss is the same to the bit."""
-    monkeypatch.setattr(criteria, "BATCH", 1)
-    read, passes = Bounded.losses, []
-
-    def losses(self, tokens, skip):
-        passes.append(tokens)
-        if len(passes) == 3:
-            raise KeyboardInterrupt
-        return read(self, tokens, skip)
-
-    monkeypatch.setattr(Bounded, "losses", losses)
-    with pytest.raises(KeyboardInterrupt):
-        call(model, tmp_path / "s")
-    [kept] = tmp_path.glob("s/units/.candidate-*/passes.jsonl")
-    assert len(kept.read_text().splitlines()) == 2
-    with open(kept, "a") as file:
-        file.write('{"pass": "ab')
-    count = len(criteria.running_text(documents(), 2 * LENGTH).windows)
-    assert count == 3 and call(model, tmp_path / "s", evaluations=6).starts == pytest.approx(whole[0].starts, abs=1e-6)
-    assert len(passes) == 3 + 1 + 5 * 3, "the two that were whole are not read again"
-    assert call(model, tmp_path / "other", evaluations=6).starts == call(model, tmp_path / "s", evaluations=6).starts
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -287,38 +251,11 @@ def test_another_question_has_units_of_its_own(kind, options, whole, checkpoint,
     assert found == call(loaded(checkpoint(kind)), state.with_name("empty"), evaluations=8, **options) != whole[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("result.json", b"[]"),
-        ("result.json", b"{\xff"),
-        ("result.json", b'{"nats": "low", "seconds": 1.0}'),
-        ("result.json", None),
-        ("unit.json", b"{}"),
-        ("unit.json", "newer"),
-    ],
-)
-def test_a_damaged_unit_and_that_of_a_newer_release_are_named(name, content, model, whole, state) -> None:
-    """And the remedy is one."""
-    path = min(state.glob(f"units/*/{name}"))
-    if content == "newer":
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT + 1}))
-    elif content is None:
-        path.unlink()
-    else:
-        path.write_bytes(content)
-    with pytest.raises(ValueError) as caught:
-        call(model, state)
-    assert str(path.parent) in str(caught.value)
-    path.parent.rename(state / "away")
-    assert call(model, state) == whole[0]
-
-
 # ---- the verb --------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def arguments(checkpoint, text, monkeypatch):
     """Of a short search."""
-    monkeypatch.setattr(criteria, "TOKENS", 512)
+    monkeypatch.setattr(module, "TOKENS", 512)
     monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
     return [checkpoint("llama"), "--to", 2 * LENGTH, "--method", "longrope", "--budget", 1e-6, "--text", text]
 
@@ -364,107 +301,6 @@ def test_the_same_command_continues_after_an_interruption(arguments, command, tm
     assert (tmp_path / "out").is_dir() and not (tmp_path / ".out.work").exists()
 
 
-@pytest.mark.slow
-def test_a_damaged_unit_ends_the_command_in_a_line(arguments, command, tmp_path, monkeypatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["longitude.extend.extend"], "plan_extension", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            command(*arguments, "--out", tmp_path / "out")
-    unit = min(tmp_path.glob(".out.work/units/candidate-*"))
-    (unit / "result.json").write_text("{}")
-    code, printed, line = command(*arguments, "--out", tmp_path / "out")
-    assert (code, printed) == (2, "") and str(unit) in line and unit.is_dir() and not (tmp_path / "out").exists()
-    unit.rename(tmp_path / "away")
-    assert command(*arguments, "--out", tmp_path / "out")[0] == 0
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_nothing_half_written(arguments, command, tmp_path, monkeypatch) -> None:
-    """At whatever write it becomes full; the same command goes on where there is space again, and ends as if there always was."""
-    writes, most, sync, random = [], [math.inf], os.fsync, Random(0)
-
-    def full(descriptor):
-        if len(writes) >= most[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        writes.append(sync(descriptor))
-
-    monkeypatch.setattr(os, "fsync", full)
-    assert command(*arguments, "--out", tmp_path / "whole")[0] == 0
-    fewest, times = len(writes) // 3, 0
-    while not (tmp_path / "out").exists():
-        writes.clear()
-        most[0], times = random.randint(0, fewest), times + 1
-        code, _, line = command(*arguments, "--out", tmp_path / "out")
-        # It may also become full when the checkpoint has its name, and the folder that it is in is flushed.
-        assert (code == 0 and (tmp_path / "out").exists()) or (code == 2 and "No space left" in line)
-        assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp") or "unfinished" in path.name]
-    assert times > 3 and config(tmp_path / "out") == config(tmp_path / "whole")
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def extending(arguments: list[str], log: str) -> None:
-    """In a process of its own: the command, with a line for every candidate whose evaluation begins."""
-    torch.set_num_threads(1)
-    criteria.TOKENS = short_contexts.TOKENS = 512
-    loss = module._loss
-
-    def logged(*given):
-        with open(log, "a") as file:
-            file.write(f"{given[2]}\n")
-        return loss(*given)
-
-    module._loss = logged
-    sys.exit(main(["extend", *arguments]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [20])
-def test_killed_at_any_moment_and_shared_by_two_processes(kills, arguments, tmp_path) -> None:
-    """Each kill hits one of two processes; what is written is what one undisturbed process writes."""
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.extend.test_search"])
-    random = Random(kills)
-
-    def start(name: str) -> Any:
-        given = [*map(str, arguments), "--out", str(tmp_path / name)]
-        process = context.Process(target=extending, args=(given, str(tmp_path / f"{name}.log")))
-        process.start()
-        return process
-
-    def found(name: str) -> tuple[dict[str, bytes], dict[str, Any], list[str]]:
-        """The files of a checkpoint, its search, and the candidates whose evaluation began."""
-        files = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
-        return files, json.loads(files.pop("longrope_search.json")), (tmp_path / f"{name}.log").read_text().splitlines()
-
-    begun = time.monotonic()
-    whole = start("whole")
-    whole.join()
-    took = time.monotonic() - begun
-    wanted = found("whole")
-    assert whole.exitcode == 0 and len(wanted[2]) == 32
-    for name in map("out-{}".format, count()):  # a round may end before a kill hits
-        if kills <= 0:
-            break
-        hit, late = 0, False
-        running = [start(name), start(name)]
-        while not (tmp_path / name).exists() and hit < kills:
-            time.sleep(random.uniform(0, took / 4))
-            victim = running.pop(0)
-            victim.kill()
-            victim.join()
-            hit, late = hit + (victim.exitcode == -signal.SIGKILL), (tmp_path / name).exists()
-            running.append(start(name))
-        for process in running:
-            process.join()
-        files, search, tried = found(name)
-        assert (files, search) == wanted[:2]
-        assert {*tried} == {*wanted[2]} and len(tried) <= 32 + hit, "nothing twice, but for what a kill interrupted"
-        if not late:  # no kill between the name of the folder and the end
-            assert 0 in {process.exitcode for process in running}
-            assert not [path for path in tmp_path.iterdir() if path.name.startswith(f".{name}.")]
-        kills -= hit
-
-
 # ---- a trained model -------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_searched_model_beats_every_start_on_held_out_text(tmp_path) -> None:
@@ -481,8 +317,8 @@ def test_a_searched_model_beats_every_start_on_held_out_text(tmp_path) -> None:
         model(input_ids=batch, labels=batch).loss.backward()
         optimizer.step()
     pairs = rotary_pairs(model.eval(), 64, 256)
-    selection, held_out = (criteria.running_text(some, 256) for some in (others[0::2], others[1::2]))
-    found = search(model, longrope(pairs), selection, evaluations=80, store=Store(tmp_path / "s"))
+    selection, held_out = (windows_of(some, 256) for some in (others[0::2], others[1::2]))
+    found = search(model, pairs, selection, evaluations=80, store=Store(tmp_path / "s"))
     candidates = [Candidate(found.scheme.long_factor, found.scheme.attention_factor), *pairs.starts().values()]
     searched, *starts = (
         module._loss(model, pairs, each, held_out, tmp_path / f"{i}.jsonl") for i, each in enumerate(candidates)

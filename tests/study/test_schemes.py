@@ -323,7 +323,6 @@ def test_a_trial_that_was_killed_in_its_search_ends_alike(study, data, tmp_path,
         ({"encodings": ("rope",), "methods": ("yarn",), "positions": "randomized"}, "--positions is randomized"),
         ({"encodings": ("rope",), "methods": ("yarm",)}, "yarn"),
         ({"encodings": ("rope",), "methods": ("drope",)}, "drope"),  # which needs training
-        ({"encodings": ("rope",), "methods": ("longrope2",)}, "longrope2"),  # which asks the model questions
     ],
 )
 def test_refusals(options, words, tmp_path):

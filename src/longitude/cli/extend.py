@@ -22,20 +22,18 @@ class ExtendOptions:
 
     Args:
         to: The new length in tokens.
-        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, longrope2, llama3, drope, base, all or another registered
+        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, llama3, drope, base, all or another registered
             RoPE scaling method; linear also stretches learned absolute position embeddings. all compares the methods that
             need neither training nor a search on MODEL, by position, and writes nothing.
         factor: Factor of the RoPE scaling method; by default --to over the original length. Llama 3.1 has 8 from 8192 to
             131072.
         base: With --method base: the new base of the frequencies (rope_theta), such as 500000.
         original: The training length, if the configuration does not contain it; needed for a model that is already extended.
-        convert_layout: half or interleaved: the rotary layout to bring the weights into, from the other one.
         text: Text of the measured cost: a file, a folder, datasets:NAME, or the sources of Python's standard library.
         cost_minutes: Minutes for the measured cost, about, of both models, or of all methods: with more of them longer windows
             and more text are read.
         no_measure: Leave out the measured cost: no model is loaded, and the tokenizer may be missing.
-        budget: With --method longrope or longrope2: minutes to search, in all; 32 candidates are tried at least, however long
-            they take.
+        budget: With --method longrope: minutes to search, in all; 32 candidates are tried at least, however long they take.
         seed: Seed for the search and for fine-tuning.
         fine_tune: Text to train on after extending, full or with --lora: a file, a folder, stdlib or datasets:NAME. Without
             --to, MODEL is trained as it is.
@@ -60,7 +58,6 @@ class ExtendOptions:
     factor: Annotated[float | None, Within(above=1)] = None
     base: float | None = None
     original: Annotated[int | None, Within(2)] = None
-    convert_layout: Literal["half", "interleaved"] | None = None
     text: str = "stdlib"
     cost_minutes: Annotated[float, Within(above=0)] = 1.0
     no_measure: bool = False
@@ -81,15 +78,11 @@ class ExtendOptions:
     def check(self) -> None:
         """ValueError for options that exclude each other."""
         check_bounds(self)
-        if self.convert_layout is not None and (self.to is not None or self.fine_tune is not None):
-            raise ValueError("--convert-layout excludes --to and --fine-tune, got both; convert first")
-        if self.plan and self.convert_layout is not None:
-            raise UsageError("--plan", "--to or --fine-tune", "--convert-layout, which copies", "leave one of them out")
         self._require("--to, the new length", self.to, ("method", "factor", "base", "original"))
         tuning = ("steps", "lora", "positions", "window", "batch", "learning_rate", "gradient_checkpointing")
         self._require("--fine-tune TEXT", self.fine_tune, tuning)
-        if self.to is None and self.convert_layout is None and self.fine_tune is None:
-            raise ValueError("expected --to, the length in tokens, and --method; got neither --to nor --convert-layout")
+        if self.to is None and self.fine_tune is None:
+            raise ValueError("expected --to, the length in tokens, and --method; got neither --to nor --fine-tune")
         if self.to is not None and self.method is None:
             raise ValueError("expected --method with --to, got none; `longitude extend --help` lists the methods")
         if self.method == ALL:
@@ -111,7 +104,7 @@ class ExtendOptions:
 
 
 GROUPS = {
-    "method": "to method factor base original convert_layout budget seed",
+    "method": "to method factor base original budget seed",
     "evaluation": "text cost_minutes no_measure",
     "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing",
     "execution": "dry_run plan allow_pickle",
@@ -183,7 +176,7 @@ def _compare(model: str, config: ExtendOptions, json: bool) -> int:
 
 
 def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
-    from longitude.extend import convert, extend, fine_tune, show
+    from longitude.extend import extend, fine_tune, show
     from longitude.extend.units import staged
     from longitude.report.table import show as display
     from longitude.runs.distributed import is_first_process
@@ -204,9 +197,7 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
         display(*([] if json else show.plan_parts(plan)))
 
     result: dict[str, Any] = {}
-    if config.convert_layout is not None:
-        result["parity"] = convert(model, config.convert_layout, written, **given)
-    elif config.to is None or not is_first_process():  # processes after the first one train only
+    if config.to is None or not is_first_process():  # processes after the first one train only
         if written is not None:
             result["training"] = train(Path(model) if config.to is None else staged(written), written, text)
             result["costs"] = result["training"].costs
@@ -230,15 +221,13 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
 
 
 def _print(result: dict[str, Any], written: Path | None, config: ExtendOptions, json: bool) -> None:
-    """What was done: a conversion, an extension, a training, its cost, and how the new checkpoint is served."""
+    """What was done: an extension, a training, its cost, and how the new checkpoint is served."""
     from longitude.extend import serve, show
     from longitude.report.table import show as display
 
     if json:
         print_json(show.as_json(**result, out=None if written is None else str(written)))
         return
-    if "parity" in result:
-        display(show.parity_line(result["parity"], config.convert_layout or ""))
     trained = result.get("training")
     if trained is not None:
         display(show.training_line(trained))
@@ -270,7 +259,7 @@ def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
 
 def place_of(model: str, config: ExtendOptions) -> Path:
     """Default folder of the new checkpoint, without --out. An existing folder raises an error; it is not overwritten."""
-    words = [Path(model).resolve().name, config.method, config.to, config.convert_layout]
+    words = [Path(model).resolve().name, config.method, config.to]
     words += ["tuned"] * (config.fine_tune is not None)
     return Path("runs/extend") / "-".join(str(word) for word in words if word is not None)
 

@@ -1,10 +1,9 @@
-"""Longer contexts for trained checkpoints: `extend` writes one, `fine_tune` trains it on, `convert` changes a rotary layout."""
+"""Longer contexts for trained checkpoints: `extend` writes one, `fine_tune` trains it on."""
 
 from longitude.errors import require_extra
 
 require_extra("longitude.extend", "study")
 
-from longitude.extend.convert import Parity as Parity, convert as convert
 from longitude.extend.extend import Extension as Extension, extend as extend
 from longitude.extend.fine_tune import Training as Training, fine_tune as fine_tune
 from longitude.extend.plan import ExtendPlan as ExtendPlan
@@ -15,10 +14,8 @@ __all__ = [
     "ShortContextLoss",
     "ExtendPlan",
     "Extension",
-    "Parity",
     "SearchResult",
     "Training",
-    "convert",
     "extend",
     "fine_tune",
 ]

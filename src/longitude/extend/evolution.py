@@ -1,14 +1,13 @@
-"""The evolutionary search of LongRoPE (Ding et al. 2024) and LongRoPE2 (Shang et al. 2025): mutants and crossings of the best."""
+"""The evolutionary search of LongRoPE (Ding et al. 2024): mutants and crossings of the best."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
-from longitude.extend.factors import Candidate, ntk_below
+from longitude.extend.factors import Candidate, RotaryPairs
 
 POPULATION = 64
 ROUNDS = 40
@@ -19,8 +18,6 @@ STEP = 0.01
 """New factors are multiples of it."""
 TRIES = 20
 """Attempts to make a candidate that is new and within the bounds, before the search gives it up."""
-LAST = 4.0
-"""Largest difference of the last factor from the one before in LongRoPE2."""
 
 PUBLISHED = POPULATION + ROUNDS * POPULATION // 2
 """Candidates that the published search tries."""
@@ -28,54 +25,26 @@ PUBLISHED = POPULATION + ROUNDS * POPULATION // 2
 
 @dataclass(frozen=True)
 class Bounds:
-    """Factors within low .. high that never fall from pair to pair. Pairs below `critical` follow from it (`ntk_below`)."""
+    """Factors within low .. high that never fall from pair to pair."""
 
     low: float
     high: float
-    critical: int = 0
+
+    @classmethod
+    def of(cls, pairs: RotaryPairs) -> Bounds:
+        """From 1 to 1.25 times the extension, for every pair."""
+        return cls(1.0, 1.25 * pairs.factor)
 
     def hold(self, candidate: Candidate) -> bool:
         """Whether a candidate is within them."""
-        searched = candidate.factors[self.critical :]
-        return all(a <= b for a, b in pairwise((self.low, *searched, self.high)))
+        return all(a <= b for a, b in pairwise((self.low, *candidate.factors, self.high)))
 
     def drawn(self, factors: Sequence[float], k: int, random: Random) -> float:
         """A new factor of pair k, between those of its neighbours: a multiple of STEP, or one of theirs."""
-        low, high = self._between(factors, k)
+        low = self.low if k == 0 else factors[k - 1]
+        high = self.high if k == len(factors) - 1 else factors[k + 1]
         drawn = round(round(random.uniform(low, high) / STEP) * STEP, 10)
         return min(high, max(low, drawn))
-
-    def _between(self, factors: Sequence[float], k: int) -> tuple[float, float]:
-        low = self.low if k == self.critical else factors[k - 1]
-        high = self.high if k == len(factors) - 1 else factors[k + 1]
-        return low, high
-
-
-@dataclass(frozen=True)
-class RisingBounds(Bounds):
-    """Bounds of LongRoPE2: factors increase from pair to pair, the last by at most `LAST`."""
-
-    def hold(self, candidate: Candidate) -> bool:
-        """Whether a candidate is within them."""
-        searched = candidate.factors[self.critical :]
-        rises = [b - a for a, b in pairwise(searched)]
-        return (
-            super().hold(candidate)
-            and all(rise > 0 for rise in rises)
-            and all(rise <= LAST + STEP / 2 for rise in rises[-1:])
-        )
-
-    def drawn(self, factors: Sequence[float], k: int, random: Random) -> float:
-        """A new factor of pair k, a multiple of STEP between those of its neighbours; unchanged if there is none."""
-        low, high = self._between(factors, k)
-        first, last = math.floor(low / STEP + 1.001), math.ceil(high / STEP - 1.001)
-        if k == self.critical:
-            first = math.ceil(low / STEP - 0.001)  # the bound is one of them, a neighbour's factor is not
-        if k == len(factors) - 1:
-            last = math.floor(high / STEP + 0.001)
-            if k > self.critical:
-                last = min(last, math.floor((low + LAST) / STEP + 0.001))
-        return round(random.randint(first, last) * STEP, 10) if first <= last else factors[k]
 
 
 def evolve(
@@ -103,10 +72,8 @@ def evolve(
         return dict(zip(candidates, evaluate(candidates), strict=True))
 
     tried = losses([*dict.fromkeys(starts)])
-    size = max(8, min(POPULATION, evaluations // ROUNDS // 4 * 4))
+    size = max(8, len(tried) + 2, min(POPULATION, evaluations // ROUNDS // 4 * 4))
     parents, crossings = list(tried), 0
-    if len(parents) >= size:  # the starts are a whole population
-        parents, crossings = sorted(parents, key=tried.__getitem__)[: size // 2], size // 4
     while len(tried) < evaluations:
         children = _children(parents, size - len(parents), crossings, tried, bounds, random)
         if not children:
@@ -137,7 +104,7 @@ def _children(
 
     children: list[Candidate] = []
     for i in range(count):
-        made = new(lambda: crossing(parents, bounds, random)) if i < crossings else None
+        made = new(lambda: crossing(parents, random)) if i < crossings else None
         made = made or new(lambda: mutant(random.choice(parents), bounds, random))
         if made is not None:
             children.append(made)
@@ -147,17 +114,17 @@ def _children(
 def mutant(parent: Candidate, bounds: Bounds, random: Random) -> Candidate:
     """Each factor, with probability GENE, drawn again between its neighbours'; an attention factor of 1."""
     factors = list(parent.factors)
-    for k in range(bounds.critical, len(factors)):
+    for k in range(len(factors)):
         if random.random() < GENE:
             factors[k] = bounds.drawn(factors, k, random)
-    return Candidate(ntk_below(factors, bounds.critical), 1.0)
+    return Candidate(tuple(factors), 1.0)
 
 
-def crossing(parents: Sequence[Candidate], bounds: Bounds, random: Random) -> Candidate:
+def crossing(parents: Sequence[Candidate], random: Random) -> Candidate:
     """Crossover: a parent with some factors of another, and attention factor 1. Factors may decrease somewhere."""
     a, b = random.sample(parents, 2)
     factors = list(a.factors)
-    for k in range(bounds.critical, len(factors)):
+    for k in range(len(factors)):
         if random.random() < GENE / 2:
             factors[k] = b.factors[k]
-    return Candidate(ntk_below(factors, bounds.critical), 1.0)
+    return Candidate(tuple(factors), 1.0)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from longitude.checkpoints.declared import of_full_attention
 from longitude.checkpoints.source import Source, open_source, ropes_of
-from longitude.extend.criteria import needles, running_text
 from longitude.extend.factors import rotary_pairs
 from longitude.extend.fine_tune import Positions, Training, window_of
 from longitude.extend.plan import ROTATED_VALUES, ExtendPlan, Target, original_length, plan_extension
-from longitude.extend.search import SearchResult, search
+from longitude.extend.search import SearchResult, search, windows_of
 from longitude.extend.serve import FILE, page
 from longitude.extend.short_contexts import (
     BATCH,
@@ -29,7 +28,6 @@ from longitude.extend.short_contexts import (
     reading,
     sample_within,
 )
-from longitude.extend.spaces import longrope, longrope2
 from longitude.extend.units import staged, working
 from longitude.extend.weights import write_checkpoint
 from longitude.runs.costs import TRAINING, Cost, estimate, forward_flops, training_memory
@@ -83,16 +81,16 @@ def extend(
         model: Folder of a Hugging Face checkpoint, or a name on the hub.
         out: Folder of the new checkpoint, written whole or not at all; None: only decide (a dry run).
         to: The new length in tokens.
-        method: "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "longrope", "longrope2", "llama3", "drope", "base", or
+        method: "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "longrope", "llama3", "drope", "base", or
             a registered scheme that needs no more than a factor and the original length; a learned table is stretched with
             "linear".
         factor: The scheme's factor; by default `to` over the original length.
         base: With "base": the new rope_theta.
         original: The training length, if the configuration does not contain it.
-        text: Text on which the cost is measured, "longrope" searches, and "longrope2" hides needles: a file, a folder,
-            "datasets:NAME" or "stdlib". None: measure nothing, and do not check whether the new length fits into memory.
+        text: Text on which the cost is measured, and "longrope" searches: a file, a folder, "datasets:NAME" or "stdlib". None:
+            measure nothing, and do not check whether the new length fits into memory.
         minutes: Approximate time for measuring the cost; if windows of the original length take longer, shorter ones are used.
-        budget: With "longrope" and "longrope2": minutes to search.
+        budget: With "longrope": minutes to search.
         seed: Random seed of the search.
         allow_pickle: Read weights that are saved as a pickle.
         train: train(folder of the extended checkpoint, out) writes `out`, as `fine_tune` does; None: no training.
@@ -109,8 +107,7 @@ def extend(
 
     Source:
         The schemes, with their papers: lg.scaling. "drope": Gelberg et al. 2025, arXiv 2512.12167,
-        https://arxiv.org/abs/2512.12167. The searches: Ding et al. 2024, LongRoPE, arXiv 2402.13753,
-        https://arxiv.org/abs/2402.13753; Shang et al. 2025, LongRoPE2, arXiv 2502.20082, https://arxiv.org/abs/2502.20082.
+        https://arxiv.org/abs/2512.12167. "longrope": Ding et al. 2024, arXiv 2402.13753, https://arxiv.org/abs/2402.13753.
     """
     target = Target(to=to, method=method, factor=factor, base=base, original=original)
     source = open_source(str(model), allow_pickle)
@@ -203,7 +200,7 @@ def _search(
     on_progress: Progress,
     on_note: Callable[[str], None],
 ) -> SearchResult | None:
-    """The factors of longrope or longrope2; None if the length does not grow, or nothing rotates."""
+    """The factors of longrope; None if the length does not grow, or nothing rotates."""
     if source.kind != "rotary" or target.to <= (original := original_length(source, target)):
         return None
     if target.original is not None and of_full_attention(ropes_of(source)).scaling is not None:
@@ -222,20 +219,15 @@ def _search(
     cost.require_memory(target.to)
     checkpoint = cost.load()
     pairs = rotary_pairs(checkpoint.model, original, target.to)
-    excerpts = cost.excerpts(checkpoint.tokenizer, target.to)
-    if target.method == "longrope2":
-        texts = [text.decode(errors="replace") for text in excerpts.text]
-        space, criterion = longrope2(pairs), needles(texts, checkpoint.tokenizer, target.to)
-    else:
-        space, criterion = longrope(pairs), running_text(excerpts.ids, target.to)
+    windows = windows_of(cost.excerpts(checkpoint.tokenizer, target.to).ids, target.to)
 
     def searching(done: int, total: int | None, lowest: float) -> None:
         on_progress(f"searching, lowest perplexity {math.exp(min(lowest, 700)):.4g}", done, total or 0)
 
     return search(
         checkpoint.model,
-        space,
-        criterion,
+        pairs,
+        windows,
         store=cost.store,
         budget=budget,
         seed=seed,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,12 +42,6 @@ class RotaryPairs:
     def factor(self) -> float:
         return self.length / self.original_length
 
-    @property
-    def critical(self) -> int:
-        """ceil(log_base(original_length / 2 pi) rotary_dim / 2) - 1: the last pair that turned more than once in training."""
-        pair = math.log(self.original_length / math.tau, self.base) * self.rotary_dim / 2
-        return max(0, math.ceil(pair) - 1)
-
     def candidate(self, scaling: Scaling | None) -> Candidate:
         """A scheme as factors: the plain frequencies divided by its own."""
         plain, _, _ = rope_frequencies(self.rotary_dim, self.base)
@@ -76,12 +69,6 @@ class RotaryPairs:
             attention_factor=long.attention_factor,
             follow="sequence",
         )
-
-
-def ntk_below(factors: Sequence[float], critical: int) -> tuple[float, ...]:
-    """Factors with those below pair d = critical replaced by lambda_k = lambda_d^(k / d), which is NTK with another base."""
-    below = (factors[critical] ** (k / critical) for k in range(critical))
-    return (*below, *factors[critical:])
 
 
 def with_scheme(

@@ -54,7 +54,7 @@ class Target:
     @property
     def searched(self) -> bool:
         """Whether a search with the model chooses the factors."""
-        return bool(method_of(self.method).searched)
+        return method_of(self.method).searched
 
     def scheme(self, factor: float, original: int) -> Scaling:
         """The scheme of a method that needs no search."""

@@ -1,4 +1,4 @@
-"""`extend --method longrope` and `longrope2`: factors found by trying them. Every candidate is a unit of a store."""
+"""`extend --method longrope`: factors for each pair, found by trying them. Every candidate is a unit of a store."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from longitude.extend.criteria import Criterion
-from longitude.extend.evolution import PUBLISHED, evolve
+from longitude.extend.evolution import PUBLISHED, Bounds, evolve
 from longitude.extend.factors import Candidate, RotaryPairs, rotating_with
-from longitude.extend.spaces import Space
-from longitude.extend.units import PASSES, digest_of_weights
+from longitude.extend.short_contexts import BATCH
+from longitude.extend.units import PASSES, digest_of_tokens, digest_of_weights
+from longitude.measure.text import losses_by_length
+from longitude.measure.windows import Bounded, Resumable
 from longitude.positions.scaling import LongRoPE
 from longitude.runs.store import Store, Unit
 
+TOKENS, FEWEST_WINDOWS = 16_384, 4
+"""Approximate number of tokens by which candidates are scored, and minimum number of windows."""
 FEWEST = 32
 """Minimum number of candidates, regardless of the budget."""
 SHARE = 0.85
@@ -36,7 +39,7 @@ class SearchResult:
 
     Attributes:
         scheme: The scheme with the factors.
-        loss: Mean loss at the new length, in nats per token that counts.
+        loss: Mean loss at the new length, in nats per token.
         starts: Loss of every start, by name.
         history: (candidates tried, loss) whenever the lowest loss became lower.
         tried: Number of candidates.
@@ -56,14 +59,14 @@ class SearchResult:
         """The question, then the result, factors first; None for a loss that is not finite."""
         scheme = self.scheme.as_dict()
         names = ("short_factor", "long_factor", "attention_factor", "factor")
-        found = {name: scheme[name] for name in names} | {
+        answer = {name: scheme[name] for name in names} | {
             "nats_per_token": _finite(self.loss),
             "starts": {name: _finite(loss) for name, loss in self.starts.items()},
-            "history": [each for each in self.history if math.isfinite(each[1])],
+            "history": [(tried, loss) for tried, loss in self.history if math.isfinite(loss)],
             "tried": self.tried,
             "note": self.note,
         }
-        return {**self.question, "found": found}
+        return {**self.question, "found": answer}
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,20 @@ class Tried:
         return math.inf if self.nats is None else self.nats
 
 
+def windows_of(documents: Sequence[Tensor], length: int) -> list[Tensor]:
+    """Windows [length + 1] of tokens, spread evenly over documents, int64 [n] each. ValueError if one is too short."""
+    if (shortest := min(map(len, documents), default=0)) <= length:
+        raise ValueError(f"longrope: expected documents of {length + 1} tokens or more, got one of {shortest}")
+    places = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
+    count = min(len(places), max(FEWEST_WINDOWS, TOKENS // length))
+    chosen = [places[i * len(places) // count] for i in range(count)]
+    return [document[i * length : (i + 1) * length + 1] for document, i in chosen]
+
+
 def search(
     model: Any,
-    space: Space,
-    criterion: Criterion,
+    pairs: RotaryPairs,
+    windows: Sequence[Tensor],
     *,
     store: Store,
     budget: float = 4.0,
@@ -90,18 +103,18 @@ def search(
     on_progress: Progress = lambda tried, total, lowest: None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> SearchResult:
-    """Search the factors of a space that minimize a model's loss by a criterion.
+    """Search the factors of rotary pairs that minimize a model's loss.
 
-    The loss of the result is never above that of a start. The starts of `longrope` are: unchanged, linear, ntk, yarn,
-    ntk-by-parts, llama3. The attention factor stays 1, because it applies to short sequences as well, and the short factors are
-    all 1. Up to the original length the model's outputs are therefore bitwise unchanged. The exception is a start with another
-    attention factor (YaRN): if it stays the best, it is the result. The first paper also searches the number of first tokens
-    that are not scaled. This is not searched here, because no transformers configuration can express it.
+    The loss of the result is never above that of a start: unchanged, linear, ntk, yarn, ntk-by-parts, llama3. The attention
+    factor stays 1, because it applies to short sequences as well, and the short factors are all 1. Up to the original length
+    the model's outputs are therefore bitwise unchanged. The exception is a start with another attention factor (YaRN): if it
+    stays the best, it is the result. The paper also searches the number of first tokens that are not scaled. This is not
+    searched here, because no transformers configuration can express it.
 
     Args:
         model: An unmodified causal Transformers model in eval mode, on its device; unchanged afterwards.
-        space: Search space for the model's rotary pairs: `longrope` or `longrope2` of spaces.py.
-        criterion: Windows on which candidates are scored: `running_text` or `needles` of criteria.py.
+        pairs: The model's rotary pairs, and the lengths.
+        windows: Tokens [length + 1] on which candidates are scored: `windows_of`.
         store: Keeps the loss of every candidate. The same call continues after a kill, or beside another process. Its result is
             bitwise that of an uninterrupted call on the same machine.
         budget: Minutes of the search, converted to 32 or more candidates by the times of the starts.
@@ -117,47 +130,46 @@ def search(
         ValueError: If no start gives a finite loss, or if a unit is damaged.
 
     Source:
-        Ding et al. 2024, LongRoPE, arXiv 2402.13753, https://arxiv.org/abs/2402.13753. Shang et al. 2025, LongRoPE2, arXiv
-        2502.20082, https://arxiv.org/abs/2502.20082.
+        Ding et al. 2024, LongRoPE, arXiv 2402.13753, https://arxiv.org/abs/2402.13753.
     """
-    pairs, starts = space.pairs, space.starts
+    starts = pairs.starts()
     lengths = {"original_length": pairs.original_length, "length": pairs.length, "base": pairs.base}
     device = next(model.parameters()).device.type
-    question = {"model": digest_of_weights(model), "device": device, "text": criterion.digest(), **lengths}
+    question = {"model": digest_of_weights(model), "device": device, "text": digest_of_tokens(*windows), **lengths}
     tried: dict[Candidate, Tried] = {}
 
     def evaluate(candidates: Sequence[Candidate]) -> list[float]:
-        new = [each for each in candidates if each not in tried]
-        label = f"{space.method}-{pairs.length}"
+        new = [candidate for candidate in candidates if candidate not in tried]
 
         def attempt(i: int, folder: Path) -> Tried:
             begun = time.perf_counter()
-            loss = _loss(model, pairs, new[i], criterion, folder / PASSES)
+            loss = _loss(model, pairs, new[i], windows, folder / PASSES)
             (folder / PASSES).unlink(missing_ok=True)
             return Tried(_finite(loss), time.perf_counter() - begun)
 
         def known(i: int, result: Tried) -> None:
             tried[new[i]] = result
-            on_progress(len(tried), evaluations, min(each.loss for each in tried.values()))
+            on_progress(len(tried), evaluations, min(result.loss for result in tried.values()))
 
-        store.results([Unit("candidate", label, question | asdict(each)) for each in new], attempt, Tried, known)
-        return [tried[each].loss for each in candidates]
+        units = [Unit("candidate", f"longrope-{pairs.length}", question | asdict(candidate)) for candidate in new]
+        store.results(units, attempt, Tried, known)
+        return [tried[candidate].loss for candidate in candidates]
 
     evaluate([*dict.fromkeys(starts.values())])
     named = {name: tried[start].loss for name, start in starts.items()}
     if not math.isfinite(min(named.values())):
         weights = "before anything is extended; look for NaN or overflow in its weights"
-        raise ValueError(f"{space.method}: no loss of the model is finite, {weights}")
+        raise ValueError(f"longrope: no loss of the model is finite, {weights}")
     if evaluations is None:
-        times = [each.seconds for each in tried.values()]
+        times = [result.seconds for result in tried.values()]
         seconds = median(times)  # the first one had to warm up
         most = len(named) + affordable(budget, sum(times), seconds)
         if most < FEWEST:
             minutes = (FEWEST - len(named)) * seconds / 60
-            on_note(f"{space.method}: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes more.")
+            on_note(f"longrope: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes more.")
         evaluations = max(FEWEST, min(PUBLISHED, most))
-    losses = evolve([*starts.values()], space.bounds, evaluate, evaluations, Random(seed))
-    options = {"method": space.method, "evaluations": evaluations, "seed": seed}
+    losses = evolve([*starts.values()], Bounds.of(pairs), evaluate, evaluations, Random(seed))
+    options = {"method": "longrope", "evaluations": evaluations, "seed": seed}
     return _best(pairs, losses, named, options | question)
 
 
@@ -166,11 +178,20 @@ def affordable(budget: float, spent: float, seconds: float) -> int:
     return max(0, int((60 * SHARE * budget - spent) / seconds))
 
 
-def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, criterion: Criterion, passes: Path) -> float:
-    """Nats per token; inf if they are not finite."""
+def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, windows: Sequence[Tensor], passes: Path) -> float:
+    """Nats per token; inf if they are not finite. passes: a journal with the losses of earlier passes."""
     scheme = pairs.longrope(candidate, short=candidate.factors)  # as short factors, too: they apply at every length
     with rotating_with(model, scheme):
-        return criterion.loss(model, passes)
+        [losses] = losses_by_length(
+            model,
+            windows,
+            lengths=[pairs.length],
+            methods=["non-overlapping"],
+            batch_tokens=max(BATCH, pairs.length),
+            reader=Resumable(Bounded(model, None), passes),
+        )
+    loss = float(losses.nats.sum() / losses.tokens.sum())
+    return loss if math.isfinite(loss) else math.inf
 
 
 def _best(
@@ -179,7 +200,7 @@ def _best(
     """The best candidate with an attention factor of 1, which leaves short texts unchanged, unless a start is better."""
     best = min(losses, key=losses.__getitem__)
     note = ""
-    plain = min((each for each in losses if each.attention_factor == 1), key=losses.__getitem__)
+    plain = min((candidate for candidate in losses if candidate.attention_factor == 1), key=losses.__getitem__)
     if losses[plain] <= min(starts.values()):
         best = plain
     else:

@@ -1,4 +1,4 @@
-"""Output of extensions, conversions and trainings, for the terminal and --json."""
+"""Output of extensions and trainings, for the terminal and --json."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 from longitude.checkpoints.declared import ABSENT
 from longitude.extend import serve
 from longitude.extend.compare import UNCHANGED, Comparison
-from longitude.extend.convert import Parity
 from longitude.extend.fine_tune import Training
 from longitude.extend.plan import ExtendPlan
 from longitude.extend.short_contexts import ShortContextLoss
 from longitude.extend.weights import left_out
-from longitude.positions.scaling.base import method_of
 from longitude.report.table import table
 from longitude.report.wording import NOT_FINITE
 
@@ -35,11 +33,10 @@ def plan_parts(plan: ExtendPlan) -> Iterator[Any]:
         changes.add_row(key, _text(before), _text(after))
     yield from ("\nconfig.json", changes, "") if changes.rows else ("\nconfig.json: nothing changes\n",)
     if plan.search is not None:
-        loss_of = method_of(plan.target.method).searched
         starts = table("start", "loss")
         for name, loss in (plan.search.starts | {"found": plan.search.loss}).items():
             starts.add_row(name, f"{loss:.4f}")
-        yield from (f"{plan.search.tried} candidates tried, nats per token of {loss_of} at the new length", starts, "")
+        yield from (f"{plan.search.tried} candidates tried, nats per token of text at the new length", starts, "")
     yield from plan.notes
     if others := left_out(plan.source):
         yield f"Not copied: {', '.join(others)}."
@@ -74,18 +71,6 @@ def training_line(training: Training) -> str:
         f"\ntrained: {len(training.losses)} steps, {training.tokens} tokens, {training.parameters} parameters, "
         f"{training.seconds:.0f} s, {training.tokens_per_second:.3g} tokens/s; nats per token {training.losses[0]:.3f} at the "
         f"first step, {training.losses[-1]:.3f} at the last"
-    )
-
-
-def parity_line(parity: Parity, to: str) -> str:
-    before = "interleaved" if to == "half" else "half"
-    whose = f"is for engines that rotate as {to}, and unmodified transformers reads it wrongly"
-    if parity.native == to:
-        whose = f"is for transformers, and right if the weights were {before} before"
-    return (
-        f"parity: logits of the converted weights, rotated {to}, differ by {parity.error:.1e} of their spread from those "
-        f"before, rotated {before} (original weights rotated {to}: {parity.wrong_rotation:.1e}). Transformers rotates this "
-        f"model as {parity.native}: the written checkpoint {whose}." + "".join(f"\n{note}" for note in parity.notes)
     )
 
 
@@ -176,11 +161,10 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 def as_json(
     plan: ExtendPlan | None = None,
     training: Training | None = None,
-    parity: Parity | None = None,
     costs: Sequence[ShortContextLoss] = (),
     out: str | None = None,
 ) -> dict[str, Any]:
-    """The results of an extension, conversion or training as JSON."""
+    """The results of an extension or a training as JSON."""
     result: dict[str, Any] = {"out": out}
     if plan is not None:
         result |= {"model": plan.source.name} | plan_json(plan)
@@ -195,10 +179,6 @@ def as_json(
         result["tuned"] = {
             name: getattr(training, name) for name in ("losses", "tokens", "parameters", "seconds", "tokens_per_second")
         }
-    if parity is not None:
-        error, wrong = parity.error, parity.wrong_rotation
-        result["parity"] = {"error": error, "wrong_rotation": wrong, "transformers": parity.native}
-        result["parity"] |= {"notes": list(parity.notes)} if parity.notes else {}
     result["cost"] = [
         {
             "length": cost.length,

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.errors import UsageError
-from longitude.extend.evolution import evolve
+from longitude.extend.evolution import Bounds, evolve
 from longitude.extend.factors import Candidate, RotaryPairs
-from longitude.extend.spaces import longrope
 from longitude.measure import losses_by_length
 from longitude.measure.windows import Progress, Reader
 from longitude.models.configuration import mixer_class
@@ -64,10 +63,10 @@ class Method:
 
 
 def list_schemes() -> list[str]:
-    """Methods of `longitude extend` that need no training and no instruction-following model, and `TEMPERATURES`."""
+    """Methods of `longitude extend` that need no training, and `TEMPERATURES`."""
     SCHEMES.load()
     rows = [row for row in scaling.METHODS.values() if row.extends and not row.needs_training]
-    return [*(row.name for row in rows if row.searched in ("", "text")), TEMPERATURES]
+    return [*(row.name for row in rows), TEMPERATURES]
 
 
 def method_of(name: str) -> Method:
@@ -234,8 +233,8 @@ def searched(
         nats = float(found.nats.sum())
         return nats if math.isfinite(nats) else math.inf
 
-    space = longrope(pairs)
-    losses = evolve([*space.starts.values()], space.bounds, lambda some: [*map(loss, some)], CANDIDATES, Random(0))
+    starts = [*pairs.starts().values()]
+    losses = evolve(starts, Bounds.of(pairs), lambda some: [*map(loss, some)], CANDIDATES, Random(0))
     return pairs.longrope(min(losses, key=losses.__getitem__))
 
 

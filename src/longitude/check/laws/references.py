@@ -133,7 +133,7 @@ def rotary_layout(subject: Subject) -> Measurement:
             if agrees:
                 cause = (
                     f"the weights are {OTHER[to]} in a {to} model: with the rows of queries and keys reordered the logits are "
-                    f"the reference's; longitude extend --convert-layout {to} writes that"
+                    f"the reference's; lg.positions.convert_layout(..., to='{to}') makes that"
                 )
     return Measurement(error, subject.threshold, cause=cause, whose=FILE)
 
@@ -151,7 +151,7 @@ def repeated_tokens(subject: Subject) -> Measurement:
         raise DoesNotApply("random tokens read twice do not tell its layout; a reference does, --reference MODEL")
     cause = (
         f"the weights are {OTHER[best]} in a {best} model: random tokens that are read a second time cost {own:.2g} nats, and "
-        f"{others[best]:.2g} with the rows of queries and keys reordered; longitude extend --convert-layout {best} writes that"
+        f"{others[best]:.2g} with the rows of queries and keys reordered; lg.positions.convert_layout(..., to='{best}')"
     )
     return Measurement(own / others[best], CLEARLY, "by random tokens read twice", cause, whose=FILE)
 

@@ -117,7 +117,7 @@ class Method:
         name: Its name in `longitude extend`.
         note: For the user.
         make: (factor, training length) -> the scheme, or None if it needs more; by default `extending` of the scheme.
-        searched: Loss by which a search with the model chooses the factors; empty if nothing is searched.
+        searched: Whether a search with the model chooses the factors.
         needs_training: Whether the model must be trained on afterwards.
         raises_length: Whether max_position_embeddings becomes the new length.
         starts: Whether a search of factors starts from it.
@@ -126,7 +126,7 @@ class Method:
     name: str
     note: str
     make: Callable[[float, int], Scaling | None] | None = None
-    searched: str = ""
+    searched: bool = False
     needs_training: bool = False
     raises_length: bool = True
     starts: bool = False

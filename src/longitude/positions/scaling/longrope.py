@@ -13,7 +13,6 @@ from torch import Tensor
 from longitude.errors import Positive, UsageError, check_positive
 from longitude.positions.coordinates import constants
 from longitude.positions.scaling.base import (
-    METHODS,
     ORIGINAL_LENGTH,
     ROPE_TYPES,
     Factor,
@@ -26,14 +25,6 @@ from longitude.positions.scaling.base import (
     same,
 )
 
-METHODS["longrope2"] = Method(
-    "longrope2",
-    "Chosen by the loss of the digits of hidden numbers, not by that of text. Up to the original length the short factors "
-    "are used, beyond it the long ones: a cache that crosses the border has keys rotated by the other factors. Published "
-    "with training at both lengths after it.",
-    searched="the digits of hidden numbers",
-)
-
 
 @register_scheme(
     "longrope",
@@ -41,7 +32,7 @@ METHODS["longrope2"] = Method(
         "longrope",
         "Up to the original length the short factors are used, beyond it the long ones, with one attention factor for both: "
         "a cache that crosses the border has keys rotated by the other factors.",
-        searched="text",
+        searched=True,
     ),
 )
 @dataclass(frozen=True)
