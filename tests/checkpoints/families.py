@@ -1,21 +1,11 @@
 """Every causal family of the installed transformers at toy size: how it rotates, measured, against what is read of its config.
 
-python -m tests.checkpoints.families                # all, the schemes of each, and published configs: a table
-python -m tests.checkpoints.families llama "Kimi K2"    # these alone
-python -m tests.checkpoints.families --csv sweep.csv    # and each result as a row of a file
-
 The measuring looks into no config and knows no family: attention is replaced by a recorder, and queries and keys at several
-positions, and without rotation, give the angle by which each pair turns. PYTHONPATH needs src, docs and this folder's root.
+positions, and without rotation, give the angle by which each pair turns.
 """
 
-import argparse
 import copy
-import csv
 import gc
-import multiprocessing
-import resource
-import warnings
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from itertools import product
@@ -468,57 +458,3 @@ def of_published(name: str) -> tuple[str, str]:
     except ValueError:  # then reading it is refused, too
         toy_of_it = None
     return compared(raw, toy_of_it)
-
-
-# ---- the table -------------------------------------------------------------------------------------------------------
-def of_one(task: tuple[str, str]) -> tuple[dict[str, tuple[str, str]], float]:
-    """(what is found of a family or a published config, GB of memory that this process took at most)."""
-    what, name = task
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity(50)
-    try:
-        found = swept(name) if what == "family" else {"default": of_published(name)}
-    except Exception as error:
-        found = {"default": ("unequal", f"{type(error).__name__}: {error}")}
-    return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--csv")
-    given = parser.parse_args()
-    names: list[str] = given.names
-    tasks = [("family", name) for name in FAMILIES if not names or name in names]
-    tasks += [("published", name) for name in PUBLISHED if not names or name in names]
-    table: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
-    most = 0.0
-    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:  # whose memory ends with each family
-        for task, (found, memory) in zip(tasks, pool.imap(of_one, tasks)):
-            table[task], most = found, max(most, memory)
-            for scheme, (kind, why) in found.items():
-                if kind != "equal":
-                    print(f"{task[1]}, {scheme}: {kind}, {why}", flush=True)
-    if given.csv:
-        with open(given.csv, "w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(["kind", "name", "scheme", "result", "why"])
-            rows.writerows([*task, scheme, *found] for task, each in table.items() for scheme, found in each.items())
-    of = {
-        "families": Counter(each["default"][0] for (what, _), each in table.items() if what == "family"),
-        "with schemes": Counter(
-            kind for (what, _), each in table.items() if what == "family" for kind, _ in each.values()
-        ),
-        "published": Counter(each["default"][0] for (what, _), each in table.items() if what == "published"),
-    }
-    print(f"transformers {transformers.__version__}, {most:.1f} GB at most")
-    print(f"{'':10}" + "".join(f"{name:>14}" for name in of))
-    for kind in ("equal", "refused", "unknown", "unequal"):
-        print(f"{kind:10}" + "".join(f"{counts[kind]:>14}" for counts in of.values()))
-    print(f"{'all':10}" + "".join(f"{counts.total():>14}" for counts in of.values()))
-    none_of_these = [name for (_, name), each in table.items() if any(kind == "unequal" for kind, _ in each.values())]
-    print(f"neither equal, refused nor unknown: {', '.join(none_of_these) or 'none'}")
-
-
-if __name__ == "__main__":
-    main()

@@ -20,6 +20,7 @@ YARN = [*TO, "yarn", "--no-measure"]
 TABLE = ["--to", 2 * LENGTH, "--method", "linear", "--no-measure"]
 TUNE = [*YARN, "--fine-tune", "stdlib"]
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+OTHER = {"rope_type": "yarn", "rope_theta": 2e4, "factor": 4.0, "original_max_position_embeddings": LENGTH}
 
 
 def keys(**changes):
@@ -181,6 +182,28 @@ def test_pickle(save, refused, write) -> None:
     after = weights(out)
     assert not list(out.glob("*.bin")) and config(out)["max_position_embeddings"] == 4 * LENGTH
     assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("keys", "number"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "rope_scaling": None}, "expected 1"),
+        ({"rope_parameters": OTHER, "rope_scaling": None}, " pair "),
+        ({"intermediate_size": 95}, "95"),
+    ],
+)
+def test_a_file_that_is_not_as_meant_does_not_stay(keys, number, checkpoint, command, tmp_path, monkeypatch) -> None:
+    """What is written is read again by the family's own class: here something spoils it on the way."""
+    write = writing.write_json
+
+    def spoiled(path, value, **options):
+        write(path, value, **options)
+        if path.name == "config.json":
+            edit_config(path.parent, **keys)
+
+    monkeypatch.setattr(writing, "write_json", spoiled)
+    code, _, line = command(checkpoint("llama"), *YARN, "--out", tmp_path / "out")
+    assert code == 2 and number in line and line.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
