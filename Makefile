@@ -113,7 +113,7 @@ numbers: $(VENV)/study.stamp ## put the results of benchmarks/results into READM
 	$(BIN)/python benchmarks/fill_numbers.py $(ARGS)
 	$(BIN)/python benchmarks/draw.py
 
-claims: $(VENV)/study.stamp ## make docs/claims.md and its charts from benchmarks/results/claims; ARGS=--check compares
+claims: $(VENV)/study.stamp ## make docs/claims.md from benchmarks/results/claims; ARGS=--check compares
 	PYTHONPATH=benchmarks $(BIN)/python docs/make_claims.py $(ARGS)
 
 verdicts: $(VENV)/study.stamp ## print the verdicts of the claims; ARGS="runs/claims --run" runs their studies first (hours; --plan says how many)

@@ -11,9 +11,8 @@ from draw_choice import CHOICE
 from draw_keeps import KEEPS
 from draw_study import STUDY
 from draw_terminal import TERMINAL
-from draw_verdicts import VERDICTS
 
-PICTURES = {each.name: each for each in (STUDY, VERDICTS, CHOICE, KEEPS, TERMINAL)}
+PICTURES = {each.name: each for each in (STUDY, CHOICE, KEEPS, TERMINAL)}
 
 
 def main(asked: list[str]) -> int:

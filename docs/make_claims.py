@@ -1,71 +1,48 @@
-"""The page of claims, docs/claims.md, and its charts, docs/claims/*.svg, made from the results in benchmarks/results/claims.
+"""The page of claims, docs/claims.md, made from the results in benchmarks/results/claims; and the site's page for each claim.
 
-PYTHONPATH=benchmarks python docs/make_claims.py            # write them
-PYTHONPATH=benchmarks python docs/make_claims.py --check    # exit code 1 where one is not what this would write
+PYTHONPATH=benchmarks python docs/make_claims.py            # write docs/claims.md
+PYTHONPATH=benchmarks python docs/make_claims.py --check    # exit code 1 if it is not what this would write
 """
 
 import sys
-from html import escape, unescape
+from collections.abc import Iterator
 from pathlib import Path
 
+from claims import page
 from claims.base import list_claims
 from claims.evidence import KEPT, Evidence
-from claims.page import Chart, charts, page
-from draw_verdicts import VERDICTS
 from longitude.report.figure import save
 
 PAGE = Path(__file__).with_name("claims.md")
-FOLDER = PAGE.with_suffix("")
 WIDTH = 640
-"""Of a chart, in pixels."""
-BEGIN, END = "<metadata>", "</metadata>"
+"""Width of a chart, in pixels."""
 
 
-def made(root: Path = KEPT) -> tuple[str, dict[str, Chart]]:
-    """The page and its charts by name."""
-    evidence = Evidence(root)
+def index() -> str:
+    """The text of docs/claims.md."""
+    evidence = Evidence(KEPT)
+    return page.index([claim.judged(evidence) for claim in list_claims()])
+
+
+def pages(folder: Path) -> Iterator[tuple[str, str]]:
+    """("claims/2a-alibi-holds", its Markdown), ... for the site; their charts are written to its folder of claims."""
+    evidence = Evidence(KEPT)
     judged = [claim.judged(evidence) for claim in list_claims()]
-    drawn = charts(judged, evidence)
-    return page(judged, evidence, drawn), drawn
-
-
-def write(text: str, drawn: dict[str, Chart], path: Path = PAGE) -> None:
-    """The page, and the charts in the folder of its name, each with its numbers inside; charts of before are removed."""
-    path.write_text(text, encoding="utf-8")
-    folder = path.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    for old in folder.glob("*.svg"):
-        old.unlink()
+    drawn = page.charts(judged, evidence)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, chart in drawn.items():
-        svg = folder / f"{name}.svg"
-        save(chart.figure.sized(WIDTH), svg)
-        drawing = svg.read_text(encoding="utf-8").rstrip().removesuffix("</svg>")
-        svg.write_text(f"{drawing}{BEGIN}{escape(chart.numbers)}{END}</svg>\n", encoding="utf-8")
-
-
-def numbers_in(svg: Path) -> str:
-    """The numbers that a chart was drawn from."""
-    return unescape(svg.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0])
-
-
-def differing(text: str, drawn: dict[str, Chart], path: Path = PAGE) -> list[str]:
-    """Files that are not what `write` would write: the page by its text, charts by their numbers."""
-    found = [] if path.exists() and path.read_text(encoding="utf-8") == text else [path.name]
-    there = {svg.stem: numbers_in(svg) for svg in path.with_suffix("").glob("*.svg")}
-    expected = {name: chart.numbers for name, chart in drawn.items()}
-    return found + [f"{name}.svg" for name in {**there, **expected} if there.get(name) != expected.get(name)]
+        save(chart.figure.sized(WIDTH), folder / f"{name}.svg")
+    yield from ((f"claims/{name}", text) for name, text in page.pages(judged, evidence, drawn))
 
 
 def main() -> int:
     """Write, or with --check compare."""
-    result = made()
     if "--check" not in sys.argv[1:]:
-        write(*result)
-        VERDICTS.write()
+        PAGE.write_text(index(), encoding="utf-8")
         return 0
-    found = differing(*result)
-    print("\n".join(found) or "docs/claims.md is what the results say")
-    return int(bool(found))
+    same = PAGE.read_text(encoding="utf-8") == index()
+    print("docs/claims.md is what the results say" if same else "docs/claims.md differs: run `make claims`")
+    return int(not same)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
 """What the site does beyond Sphinx: links from `lg.attend` to its docstring and pictures in two colorings."""
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from sphinx.util.nodes import make_refnode
 
-from claims import page
-from claims.base import list_claims
 from longitude.report.figure import DARK
 
 WIDE = '<span class="picture" tabindex="0" role="group" aria-label="Picture">'
@@ -61,14 +58,8 @@ def short_types(app: Any, doctree: Any, page: str) -> None:
 
 # ---- anchors -----------------------------------------------------------------------------------------------------------
 def slug(heading: str) -> str:
-    """Where links to a heading lead: as on GitHub, and for a claim its own anchor, whatever its heading says."""
-    return claims().get(heading) or re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-
-
-@cache
-def claims() -> dict[str, str]:
-    """Heading of a claim -> its anchor."""
-    return {page.heading(claim): page.anchor(claim) for claim in list_claims()}
+    """Where links to a heading lead: as on GitHub."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------

@@ -230,7 +230,7 @@ def counted(laws: list[tuple[str, str, dict[str, Any] | None]]) -> str:
 
 
 # ---- what papers say -------------------------------------------------------------------------------------------------
-VERDICT = re.compile(r"\]\(#([\w-]+)\) \| \*\*(.+?)\*\* \|")
+VERDICT = re.compile(r'<a id="([\w-]+)"></a>.*? \| \*\*(.+?)\*\* \|')
 
 
 @cache

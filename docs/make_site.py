@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import make_claims
 import make_pages
 import make_reference
 
@@ -30,7 +31,6 @@ SECTIONS = {
     "performance": ["properties", "gpu"],
     "claims": ["claims/*"],
     "errata": [],
-    "decisions": [],
     "CHANGELOG": [],
     "CONTRIBUTING": [],
 }  # fmt: skip
@@ -62,9 +62,11 @@ def pages() -> dict[Path, Path]:
     """Every file that the site shows as it stands -> its place in the source of the site."""
     files = [each for each in DOCS.rglob("*") if each.suffix in (".md", ".svg", ".png")]
     elsewhere = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    protocol = ROOT / "benchmarks" / "claims" / "protocol.md"
     elsewhere += [*(ROOT / "examples").glob("*.ipynb"), *(ROOT / "benchmarks" / "results").glob("*.svg")]
     return {each: each.relative_to(DOCS) for each in files if not each.relative_to(DOCS).parts[0].startswith("_")} | {
-        each: each.relative_to(ROOT) for each in elsewhere
+        **{each: each.relative_to(ROOT) for each in elsewhere},
+        protocol: Path("claims", protocol.name),
     }
 
 
@@ -93,46 +95,14 @@ def indexed(text: str, kind: str) -> str:
     return "\n".join(map(row, text.split("\n")))
 
 
-TOPICS = {
-    1: "sinusoids and learned tables", 2: "ALiBi", 3: "RoPE past its training length", 4: "RoPE scaling without training",
-    5: "RoPE scaling after training", 6: "Shaw's vectors and the T5 bias", 7: "clipped biases", 8: "KERPLE, Sandwich and FIRE",
-    9: "NoPE and randomized positions", 10: "PaTH and FoX", 11: "attention against recurrences", 12: "hierarchical attention",
-    14: "exact distance", 15: "errata of a book", 16: "RoPE and distance", 17: "perplexity and retrieval", 18: "addition",
-    19: "short windows first", 20: "windows of mixed lengths", 21: "gates",
-}  # fmt: skip
-"""Of the claims of a number."""
-CLAIM = re.compile(r"^## (\d+)\w* .*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-ANCHOR = re.compile(r'^<a id="[\w-]+"></a>\n+', re.MULTILINE)
-TO_CLAIM = re.compile(r"(?<=[(\"])(/?)claims\.md#(\d+|study)(?=[\w-]*[)\"])")
+TO_CLAIM = re.compile(r"(?<=\()/claims\.md#(\d[\w-]*|the-studies)(?=\))")
+CLAIM_ROW = re.compile(r'<a id="([\w-]+)"></a>(\w+)')
+"""The first cell of a claim's row: where links lead on GitHub."""
 
 
-def by_topic(text: str) -> dict[str, str]:
-    """The page of claims -> an index of them, and a page for all that share a number, and one for the studies."""
-    text = ANCHOR.sub("", text)  # make_html.slug gives headings the same ones
-    pages, studies = {}, text.index("## The studies\n")
-    for found in CLAIM.finditer(text[:studies]):
-        place = f"claims/{int(found[1]):02}.md"  # pages of a folder stand in the order of their names
-        pages[place] = pages.get(place, f"# {found[1]} {_capital(TOPICS[int(found[1])])}\n\n") + found[0]
-    index = CLAIM.sub("", text[:studies])
-    return {
-        "claims.md": index,
-        **pages,
-        "claims/studies.md": "# The studies of the claims\n" + text[studies:].partition("\n")[2],
-    }
-
-
-def _capital(words: str) -> str:
-    return words[0].upper() + words[1:]
-
-
-def to_topic(text: str) -> str:
-    """Links into the page of claims, as links to the pages of their topics."""
-
-    def moved(found: re.Match[str]) -> str:
-        page = "studies" if found[2] == "study" else f"{int(found[2]):02}"
-        return f"{found[1]}claims/{page}.md#{found[2]}"
-
-    return TO_CLAIM.sub(moved, text)
+def to_claim(text: str) -> str:
+    """Links to rows of docs/claims.md, as links to the site's page of each claim."""
+    return TO_CLAIM.sub(lambda found: f"/claims/{found[1].removeprefix('the-')}.md", text)
 
 
 def put(path: Path, content: str | bytes) -> None:
@@ -169,18 +139,18 @@ def stage(source: Path) -> None:
     for path, place in places.items():
         if path.suffix == ".md":
             texts[place.as_posix()] = linked(path.read_text(encoding="utf-8"), path, places)
-        elif path.suffix == ".svg":
-            put(source / place, to_topic(path.read_text(encoding="utf-8")))
         else:
             put(source / place, path.read_bytes())
-    texts |= by_topic(texts["claims.md"].replace("](#", "](/claims.md#"))
+    texts["claims.md"] = CLAIM_ROW.sub(r"[\2](/claims/\1.md)", texts["claims.md"])
+    for name, text in make_claims.pages(source / "claims"):
+        texts[f"{name}.md"] = linked(text, DOCS / "claims.md", places)
     texts |= {f"{name}.md": text for name, text in make_pages.pages(source)}
     texts |= {f"{name}.rst": text for name, text in make_reference.pages()}
     for kind in ("encodings", "mixers"):
         head, cut, rest = texts[f"{kind}.md"].partition("\n## ")  # later tables are of other things
         texts[f"{kind}.md"] = indexed(head, kind) + cut + rest
     texts["encodings.md"] = texts["encodings.md"].replace("\n|", f"\n{GALLERY}\n|", 1)
-    texts = {name: to_topic(text) for name, text in texts.items()}
+    texts = {name: to_claim(text) for name, text in texts.items()}
     made = {*texts, *(place.as_posix() for place in places.values() if place.suffix == ".ipynb")}
     names = {name.rpartition(".")[0] for name in made}
     for name, end in sections(names):

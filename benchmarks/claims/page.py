@@ -1,9 +1,8 @@
-"""docs/claims.md: every claim with its source, our protocol, what was found and the verdict, and charts of it."""
+"""docs/claims.md: one screen, a row for each claim; and for the site a page for each, with statements, protocol and charts."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -16,7 +15,7 @@ from claims.tables import false_discovery
 from longitude.report.figure import SLACK, Figure
 from longitude.report.wording import count, legible, paper, short_papers, with_base
 from longitude.statistics.comparisons import orders_kept
-from longitude.statistics.estimates import level
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, level
 from longitude.study.analysis import CRITERIA, Analysis
 from longitude.study.answers import SOLVED
 from longitude.study.config import option
@@ -33,20 +32,35 @@ SHOWN = (
     "learning_rates", "layers", "hidden", "heads", "documents", "seeds",
 )  # fmt: skip
 """Options of a study that the page lists."""
-INTRODUCTION = Path(__file__).with_name("introduction.md")
-MADE = """`make claims` makes this page from the results in `benchmarks/results/claims/`, and a test compares. `make verdicts`
-prints the verdicts; with `ARGS="runs/claims --run --only NAME"` it runs the studies of one claim first, and with `--plan` it
-says how long they take. `benchmarks/claims/again.ipynb` computes
-five of them again with pandas alone, and a test compares both."""
-
-
-NAMES = {
-    "There": "In the paper",
-    "Here": "Our test",
-    "Varied": "Varied",
-    "Corrected on 2026-11-26": "Corrected on 2026-11-26",
-    "Changed on 2026-11-28": "Changed on 2026-11-28",
+QUESTIONS = {
+    "Does the loss stay flat past the training length?": "1b 2a 2b 3a 3b 3c 3d 7a 7b 8a 8b 8c 9b 10c",
+    "What do RoPE-scaling methods gain?": "4a 4b 4c 5 17 21",
+    "What differs at the training length?": "1a 6a 6b 12a 16 19 20",
+    "Which tasks can be solved?": "9a 9c 10a 10b 11a 14 18a 18b",
+    "What costs less?": "6c 11b 12b",
+    "Errata: sentences of one text, counted apart": "1c 15a 15b",
 }
+"""Groups of the page: question -> numbers of its claims."""
+RANK = {LOST: 0, None: 1, UNCLEAR: 2, HOLDS: 3}
+"""Verdicts of statements, the one that decides a claim first."""
+OPENING = """# Claims of the literature, tested
+
+Look up whether a small test that you can repeat supports what papers say about position encodings and token mixers.
+
+{counts}
+
+**A verdict is about the sentence at this size, not about the paper.** Our models have 0.1 to 0.4 million parameters: they show
+that an encoding breaks, and cannot rank large models. *Undecided* means at this size.
+
+`make verdicts` prints every statement, from [committed results](../benchmarks/results/claims), in a minute.
+`make verdicts ARGS="runs/claims --run --only alibi-holds"` trains and judges one claim again.
+`make docs` builds a page for each claim. [How claims are tested](../benchmarks/claims/protocol.md) has the limits.
+
+Each row links the paper. Its number, with the 95% interval, is of the statement that decides: the first contradicted or
+undecided one, if there is one."""
+
+
+NAMES = {"There": "In the paper", "Here": "Our test", "Varied": "Varied"}
 PARTS = re.compile(rf"\s*\b({'|'.join(NAMES)}): ")
 """The parts of a protocol, which begin paragraphs."""
 
@@ -58,71 +72,67 @@ class Chart(NamedTuple):
     numbers: str
 
 
-def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart]) -> str:
-    """The whole page as Markdown; drawn: its `charts`."""
+def index(judged: Sequence[Judged]) -> str:
+    """docs/claims.md: two counts, then a row for each claim, by question."""
     claims, errata = ([each for each in judged if each.claim.erratum == wanted] for wanted in (False, True))
-    verdicts = [each.verdict for each in claims]
-    counts = ", ".join(f"{verdicts.count(each)} {each}" for each in (CONFIRMED, REFUTED, UNDECIDED, NOT_RUN))
+    parts = [OPENING.format(counts=f"{_counted('claims', claims)} {_counted('errata', errata)}")]
+    for question, numbers in QUESTIONS.items():
+        rows = [_row(each) for each in judged if each.claim.number in numbers.split()]
+        parts += [f"## {question}", as_markdown(["", "claim", "verdict", "number"], rows)] if rows else []
+    parts += ["## The studies", "The rows of each study are in `benchmarks/results/claims/NAME`."]
+    return _joined(parts)
 
-    def thumbnail(each: Judged) -> str:
-        names = [name for name in drawn if name.startswith(f"{_group(each)}-")]
-        return f"![Chart of claim {each.claim.number} by length, small](claims/{names[0]}.svg)" if names else ""
 
-    lines, mistakes = (
-        [
-            [
-                each.claim.number,
-                f"[{each.claim.claimed}](#{anchor(each.claim)})",
-                f"**{each.verdict}**",
-                thumbnail(each),
-            ]
-            for each in part
-        ]
-        for part in (claims, errata)
-    )
-    head, _, rest = INTRODUCTION.read_text(encoding="utf-8").partition("\n## ")
-    parts = [
-        "# Claims of the literature, tested",
-        head.strip(),
-        f"{count(len(claims), 'claim')}: {counts}.",
-        f"![A square for each claim, by its verdict; the table below has the same: {counts}](verdicts.svg)",
-        as_markdown(["", "claim", "verdict", "chart"], lines),
-        "Errata are sentences of one text that nobody else claims; they are tested in the same way, and are counted apart.",
-        as_markdown(["", "erratum", "verdict", "chart"], mistakes),
-        f"## {rest}",
-        MADE,
+def _counted(noun: str, judged: Sequence[Judged]) -> str:
+    verdicts = [each.verdict for each in judged]
+    words = [f"{verdicts.count(v)} {short(v)}" for v in (CONFIRMED, REFUTED, UNDECIDED, NOT_RUN) if v in verdicts]
+    return f"{len(judged)} {noun}: {', '.join(words)}."
+
+
+def short(verdict: str) -> str:
+    """A verdict without its size, which the page names once."""
+    return verdict.removesuffix(" at this size")
+
+
+def _row(each: Judged) -> list[str]:
+    """A claim's anchor and number, its sentence with a link to the paper, the verdict and its number."""
+    claim, worst = each.claim, min((RANK[outcome.verdict] for outcome in each.outcomes), default=0)
+    numbers = [outcome.number for outcome in each.outcomes if RANK[outcome.verdict] == worst and outcome.estimate]
+    number = next(iter(numbers or [outcome.number for outcome in each.outcomes]), "")
+    return [
+        f'<a id="{anchor(claim)}"></a>{claim.number}',
+        f"[{claim.claimed}]({claim.link})",
+        f"**{short(each.verdict)}**",
+        re.sub(r" (bits|points)(?=[,\]])", "", number.partition(" (time")[0].partition(" at ")[0]),
     ]
+
+
+def pages(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart]) -> Iterator[tuple[str, str]]:
+    """(name, Markdown) of the site's page for each claim, and of the page of studies; drawn: its `charts`."""
     chances = iter(map(p_words, false_discovery(judged)))
-    for place, each in enumerate(judged):
-        parts += _claim(each, chances, evidence)
-        last = place + 1 == len(judged) or _group(judged[place + 1]) != _group(each)
-        parts += [_chart(name, chart) for name, chart in drawn.items() if last and name.startswith(f"{_group(each)}-")]
-    parts += [*order(evidence), "## The studies", *(_study(name, evidence) for name in list_studies())]
+    for each in judged:
+        own = [(name, chart) for name, chart in drawn.items() if name.startswith(f"{each.claim.number}-")]
+        yield anchor(each.claim), _joined([*_claim(each, chances, evidence), *(_chart(*pair) for pair in own)])
+    head = "The committed results of every study that a claim reads, each by its first method."
+    studies = (_study(name, evidence) for name in list_studies())
+    yield "studies", _joined(["# The studies of the claims", head, *order(evidence), *studies])
+
+
+def _joined(parts: Sequence[str]) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
 # ---- a claim ---------------------------------------------------------------------------------------------------------
-def heading(claim: Claim) -> str:
-    """Heading of a claim on the page."""
-    return f"{claim.number} {claim.title}"
-
-
 def anchor(claim: Claim) -> str:
-    """Where links lead, whatever the heading says."""
+    """Where links lead: its row on docs/claims.md, and its page of the site."""
     return f"{claim.number}-{claim.name}"
-
-
-def _group(each: Judged) -> str:
-    """Claims of one number, with letters or without, share their charts."""
-    return re.sub(r"\D", "", each.claim.number)
 
 
 def _claim(each: Judged, chances: Iterator[str], evidence: Evidence) -> list[str]:
     claim = each.claim
-    studies = ", ".join(f"[{name}](#study-{name})" for name in claim.studies)
+    studies = ", ".join(f"[{name}](studies.md#study-{name})" for name in claim.studies)
     parts = [
-        f'<a id="{anchor(each.claim)}"></a>',
-        f"## {heading(claim)}",
+        f"# {claim.number} {claim.title}",
         f"Verdict: **{each.verdict}**{_sizes(each, evidence)}.",
         f"**{claim.claimed}**",
     ]
@@ -131,7 +141,7 @@ def _claim(each: Judged, chances: Iterator[str], evidence: Evidence) -> list[str
     parts += [
         f"Source: [{claim.source}]({claim.link}).",
         PARTS.sub(lambda found: f"\n\n**{NAMES[found[1]]}**: ", claim.protocol).strip(),
-        *([f"**Studies**: {studies}."] if studies else []),
+        *([f"**Studies**: {studies}. [How claims are tested](protocol.md)."] if studies else []),
     ]
     if claim.varied:
         parts += [
@@ -175,16 +185,16 @@ def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[O
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
 def charts(judged: Sequence[Judged], evidence: Evidence) -> dict[str, Chart]:
-    """By name: for each number of claims and each study, the labels and methods that they read, by length."""
+    """By name: for each claim and each study, the labels and methods that it reads, by length."""
     read: dict[tuple[str, str], dict[tuple[str, str | None], None]] = {}
     for each in judged:
         for reading in (reading for statement in each.claim.statements for reading in statement.reads):
-            read.setdefault((_group(each), reading.study), {})[reading.label, reading.method] = None
+            read.setdefault((each.claim.number, reading.study), {})[reading.label, reading.method] = None
     found = {}
-    for (group, study), lines in read.items():
+    for (number, study), lines in read.items():
         chart = _drawn(study, [*lines], evidence)
         if chart is not None:
-            found[f"{group}-{study}"] = chart
+            found[f"{number}-{study}"] = chart
     return found
 
 
@@ -245,7 +255,7 @@ def _with_levels(chart: Any, guessing: Collection[float]) -> Any:
 def _chart(name: str, chart: Chart) -> str:
     study = name.partition("-")[2]
     words = f"{chart.figure.title}, study {study}. {chart.figure.alt.partition(';')[0]}."
-    image = f"![{words}](claims/{name}.svg)"
+    image = f"![{words}]({name}.svg)"
     return f"{image}\n\n<details><summary>The numbers of the chart</summary>\n\n{chart.numbers}\n\n</details>"
 
 
@@ -281,7 +291,7 @@ def order(evidence: Evidence) -> list[str]:
 
 # ---- a study ---------------------------------------------------------------------------------------------------------
 def _study(name: str, evidence: Evidence) -> str:
-    head = f"### Study {name}\n\n{about(preset_name(name))}"
+    head = f"## Study {name}\n\n{about(preset_name(name))}"
     try:
         run = evidence.run(name)
     except NotRun:

@@ -18,7 +18,7 @@ SCORE_RATE = 10.0
 
 Adam moves every number by about the learning rate in a step. A score moves by far more, because it is a sum of products over
 head_dim, and the factors are sums over the width. A table entry moves only by the learning rate, and over a short training
-ends within half a logit of its start. docs/decisions.md has the measurement.
+ends within half a logit of its start. DECISIONS.md has the measurement.
 """
 RULE = (
     "weight decay of matrices; none of vectors, norms, tables of encodings and rates of recurrences; tables of scores learn at "
