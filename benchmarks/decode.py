@@ -18,6 +18,7 @@ import torch
 
 import decode_chart
 import longitude as lg
+from charts import write
 from fill_numbers import decoding
 from longitude.attention.mixer import list_mixers
 from longitude.bench import report
@@ -161,7 +162,7 @@ def main() -> int:
         found = decode(asked.mixers, asked.contexts, session)
     options = {"mixers": asked.mixers, "contexts": asked.contexts, "repeats": asked.repeats}
     measured = report.document(options, PROTOCOL, **found)
-    report.write(asked.out, measured, decode_chart.chart(measured))
+    write(asked.out, measured, decode_chart.chart(measured))
     print(f"{decoding(measured)}\nchart: {asked.out.with_suffix('.html')}")
     return 0
 

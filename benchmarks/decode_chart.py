@@ -5,7 +5,7 @@ from typing import Any
 
 import altair as alt
 
-from longitude.bench.figures import chart_title, styled
+from charts import chart_title, styled
 from longitude.report.figure import COLORS, apart
 from longitude.report.wording import count
 

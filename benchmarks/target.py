@@ -19,6 +19,7 @@ import transformers
 from torch import Tensor
 
 import target_chart
+from charts import write
 from fill_numbers import RESULTS, promises
 from longitude.bench import report
 from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, ours, plain
@@ -215,6 +216,6 @@ def main(targets: Sequence[Target], description: str | None, name: str) -> int:
     documented = [asdict(row) for row in rows]
     measured = report.document(session.as_json(), report.PROTOCOL, targets=outcomes, rows=documented)
     measured["versions"] |= {peer.package: version_of(peer.package) for peer in PEERS}
-    report.write(asked.out, measured, target_chart.chart(measured))
+    write(asked.out, measured, target_chart.chart(measured))
     print("\n".join([promises(measured), *report.remarks(rows), f"chart: {asked.out.with_suffix('.html')}"]))
     return int(report.has_failed(measured))

@@ -4,7 +4,7 @@ from typing import Any
 
 import altair as alt
 
-from longitude.bench.figures import STEP, chart_title, name_axis, point, ratio_axis, ratio_domain, styled
+from charts import STEP, chart_title, name_axis, point, ratio_axis, ratio_domain, styled
 from longitude.bench.rows import Row
 from longitude.report.figure import COLORS, GREY, INK
 from longitude.report.wording import count

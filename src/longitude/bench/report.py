@@ -1,4 +1,4 @@
-"""Output of measurements: a table for the terminal, JSON with protocol and machine, and a chart."""
+"""Output of measurements: a table for the terminal, and JSON with protocol and machine."""
 
 import os
 import platform
@@ -6,16 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import vl_convert
 from rich.table import Table
 
 from longitude.bench.cases import PLAIN
 from longitude.bench.rows import FAILED, Row
-from longitude.report.figure import save
-from longitude.report.page import vega_notice
 from longitude.report.table import table
 from longitude.report.wording import count
-from longitude.runs.files import atomic, require_writable, write_json
+from longitude.runs.files import require_writable
 from longitude.runs.memory import available_memory, total_memory
 from longitude.runs.provenance import provenance
 
@@ -47,16 +44,6 @@ def document(configuration: dict[str, Any], protocol: str, **results: Any) -> di
     return {"schema": SCHEMA, "made": made, "protocol": protocol, "configuration": configuration, **origin, **results}
 
 
-def write(out: Path, measured: dict[str, Any], chart: Any) -> None:
-    """Write the JSON, and the chart as .svg and as a self-contained page, each atomically."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, measured)
-    save(chart, out.with_suffix(".svg"))
-    with atomic(out.with_suffix(".html")) as unfinished:
-        page = vl_convert.vegalite_to_html(chart.to_dict(), bundle=True)
-        unfinished.write_text(page.replace("<head>", f"<head>\n<!--\n{vega_notice()}-->", 1), encoding="utf-8")
-
-
 def require_place(out: Path) -> None:
     """ValueError unless a JSON can be written there."""
     if out.suffix != ".json" or out.is_dir():
@@ -71,8 +58,7 @@ def parts(measured: dict[str, Any]) -> list[Any]:
     first = rows[0]
     size = f"{first.batch} x {first.heads} heads x {first.head_dim}, {first.dtype}"
     clock = f"{count(first.threads, 'thread')}, {first.clock} time, medians of {first.turns}"
-    heading = f"time over plain causal attention; {size}, {clock}"
-    return [heading, ratios(rows), *remarks(rows)]
+    return [f"time over plain causal attention; {size}, {clock}", ratios(rows), *remarks(rows)]
 
 
 def ratios(rows: list[Row]) -> Table:
@@ -81,14 +67,10 @@ def ratios(rows: list[Row]) -> Table:
     weighed = any(row.memory_mib is not None for row in rows)
     heads = [f"{short(passed)}\n{length}" for passed, length in columns]
     shown = table("", "backend", *heads, *[f"MiB more\n{max(row.length for row in rows)}"] * weighed, words=2)
-    lines: dict[tuple[str, str, str], dict[tuple[str, int], Row]] = {}
+    lines: dict[tuple[str, str], dict[tuple[str, int], Row]] = {}
     for row in rows:
-        lines.setdefault((row.kind, row.name, row.asked), {})[row.passed, row.length] = row
-    before = PLAIN
-    for (kind, name, _), cells in lines.items():
-        if kind != before:
-            shown.add_row()
-            before = kind
+        lines.setdefault((row.name, row.asked), {})[row.passed, row.length] = row
+    for (name, _), cells in lines.items():
         where = ", ".join(dict.fromkeys(row.backend for row in cells.values()))
         memory = next((_memory(row) for row in cells.values() if row.memory_mib is not None), "")
         shown.add_row(name, where, *(_cell(cells[column]) for column in columns), *[memory] * weighed)

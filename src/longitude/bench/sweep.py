@@ -2,12 +2,12 @@
 
 from dataclasses import asdict, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from longitude.bench import memory
-from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, built, ours, plain, verdict
+from longitude.bench.cases import PLAIN, AttentionShape, Inputs, built, ours, plain, verdict
 from longitude.bench.clock import CLOCKS, interleaved
 from longitude.bench.config import BenchConfig
 from longitude.bench.rows import FAILED, Row, timed
@@ -19,17 +19,6 @@ TENSORS = 16
 """Tensors [batch, heads, length, head_dim] that a step allocates at once: inputs, output, gradients, what attention keeps."""
 BOTH = "forward+backward"
 SMALLER = "choose shorter --lengths, a smaller --batch, or another of --backends"
-
-
-class Line(NamedTuple):
-    """A line of the table: an encoding on a backend."""
-
-    name: str
-    backend: str
-
-    @property
-    def key(self) -> str:
-        return self.name if self.backend in ("", "auto") else f"{self.name} on {self.backend}"
 
 
 def shape_of(config: BenchConfig, length: int) -> AttentionShape:
@@ -57,25 +46,28 @@ def require_room(config: BenchConfig) -> None:
             require_memory(linear + needed, free, where, SMALLER)
 
 
-def timed_rows(config: BenchConfig, lines: list[Line], inputs: Inputs, passed: str, progress: Progress) -> list[Row]:
-    """The rows of one length and pass."""
-    both = passed == BOTH
-    cases: dict[str, Case | str] = {PLAIN: plain(inputs)}
-    cases |= {line.key: case_of(line, inputs, both) for line in lines}
-    steps = {name: case.step(both) for name, case in cases.items() if isinstance(case, Case)}
-    progress.advance(by=(len(cases) - len(steps)) * (config.repeats + 1))
-    words = f"{passed} at {inputs.shape.length}"
-    on_call = lambda name: progress.advance(f"{words}: {name}")  # noqa: E731
+def timed_rows(config: BenchConfig, inputs: Inputs, passed: str, progress: Progress) -> list[Row]:
+    """The rows of one length and pass: plain attention first."""
+    both, cases = passed == BOTH, {(PLAIN, ""): plain(inputs)}
+    refusals: dict[tuple[str, str], str] = {}
+    for line in product(config.encodings, config.backends):
+        try:
+            cases[line] = ours(*line, inputs, both)
+        except ValueError as error:
+            refusals[line] = str(error)
+    progress.advance(by=len(refusals) * (config.repeats + 1))
+    on_call = lambda name: progress.advance(f"{passed} at {inputs.shape.length}: {name}")  # noqa: E731
+    steps = {" ".join(line).strip(): case.step(both) for line, case in cases.items()}
     timings = interleaved(steps, PLAIN, config.repeats, CLOCKS[config.clock], on_call)
     protocol: dict[str, Any] = {"threads": torch.get_num_threads(), "clock": config.clock, "turns": config.repeats}
     protocol |= {"passed": passed, **asdict(inputs.shape)}
     rows = []
-    for line in (Line(PLAIN, ""), *lines):
-        case = cases[line.key]
-        done = isinstance(case, Case)
-        numbers: dict[str, Any] = timed(timings[line.key], PLAIN) if done else {"note": case}
-        backend, kind = case.backend if done else line.backend, "plain" if line.name == PLAIN else "ours"
-        rows.append(Row(name=line.name, kind=kind, asked=line.backend, backend=backend, **protocol, **numbers))
+    for name, asked in ((PLAIN, ""), *product(config.encodings, config.backends)):
+        case = cases.get((name, asked))
+        timing = timings.get(f"{name} {asked}".strip())
+        numbers: dict[str, Any] = {"note": refusals[name, asked]} if timing is None else timed(timing, PLAIN)
+        backend, kind = asked if case is None else case.backend, "plain" if name == PLAIN else "ours"
+        rows.append(Row(name=name, kind=kind, asked=asked, backend=backend, **protocol, **numbers))
     return rows
 
 
@@ -92,15 +84,15 @@ def weighed(row: Row, base: float | None, shape: AttentionShape) -> Row:
 def sweep(config: BenchConfig, progress: Progress) -> list[Row]:
     """Measure everything that a checked configuration names."""
     require_room(config)
-    lines, rows = [Line(*names) for names in product(config.encodings, config.backends)], []
+    rows, cases = list[Row](), len(config.encodings) * len(config.backends) + 1
     weighs = not config.no_memory and can_measure_peak() and BOTH in config.passes
-    per_length = len(config.passes) * (len(lines) + 1) * (config.repeats + 1)
-    progress.update("starting", 0, len(config.lengths) * per_length + (len(lines) + 1) * weighs)
+    per_length = len(config.passes) * cases * (config.repeats + 1)
+    progress.update("starting", 0, len(config.lengths) * per_length + cases * weighs)
     with threads(config.threads):
         for length in config.lengths:
             inputs = Inputs.of(shape_of(config, length))
             for passed in config.passes:
-                rows += timed_rows(config, lines, inputs, passed, progress)
+                rows += timed_rows(config, inputs, passed, progress)
     base, shape = None, shape_of(config, config.lengths[-1])
     for i, row in enumerate(rows):
         if weighs and row.length == shape.length and row.passed == BOTH and row.seconds is not None:
@@ -108,11 +100,3 @@ def sweep(config: BenchConfig, progress: Progress) -> list[Row]:
             rows[i] = weighed(row, base, shape)
             base = rows[i].memory_mib if row.kind == "plain" else base
     return rows
-
-
-def case_of(line: Line, inputs: Inputs, backward: bool) -> Case | str:
-    """Case of a line, or the reason why it is not timed."""
-    try:
-        return ours(line.name, line.backend, inputs, backward)
-    except ValueError as error:
-        return str(error)

@@ -27,7 +27,7 @@ def bench(
 
     Args:
         config: What to measure.
-        out: The JSON; the chart is written next to it as .svg and .html.
+        out: The file of the JSON.
         json: Print the JSON instead of the table.
     """
     from longitude.bench.config import checked
@@ -36,9 +36,10 @@ def bench(
     with waiting("loading"):
         import transformers
 
-        from longitude.bench import figures, report
+        from longitude.bench import report
         from longitude.bench.sweep import sweep
         from longitude.report.table import show
+        from longitude.runs.files import write_json
         from longitude.runs.progress import Progress
     transformers.utils.logging.set_verbosity_error()
     report.require_place(out)
@@ -49,9 +50,10 @@ def bench(
         print("longitude: interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
     measured = report.document(asdict(config), report.PROTOCOL, rows=[asdict(row) for row in rows])
-    report.write(out, measured, figures.chart(measured))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(out, measured)
     if json:
         print_json(measured)
     else:
-        show(*report.parts(measured), f"chart: {out.with_suffix('.html')}")
+        show(*report.parts(measured), f"rows: {out}")
     return FAILURES if report.has_failed(measured) else DONE
