@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 COMPILERS = {"x86_64": ("gcc", "x86_64-linux-gnu-gcc"), "aarch64": ("gcc", "aarch64-linux-gnu-gcc")}
-EXTRAS = ("models", "study", "gpu", "peft", "ray")
+EXTRAS = ("models", "study", "gpu", "peft")
 LIMIT = 3 * 2**20
 
 

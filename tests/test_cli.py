@@ -72,7 +72,7 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         ("--vresion", ["'--version'"]),
         ("study --encoding rope", ["'--encoding'", "'--encodings'"]),
         ("study --step=3", ["'--steps'"]),
-        ("study --executr ray", ["'--executr'", "'--executor'"]),
+        ("study --wokers 2", ["'--wokers'", "'--workers'"]),
         ("study --match flops", ["'flops'"]),
         ("study --steps many", ["--steps", "'many'"]),
         ("study --steps", ["'--steps'"]),

@@ -1,11 +1,8 @@
 """Where trials run changes no row: side by side, killed in the middle, or with the process that waits for them killed."""
 
-import importlib.util
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,11 +14,8 @@ import psutil
 import pytest
 import torch
 
-from longitude.study import ray_cluster
 from longitude.study.config import StudyConfig
-from longitude.study.execution import Execution
-from longitude.study.executors import InProcess, Workers
-from longitude.study.ray_cluster import RayCluster
+from longitude.study.executors import InProcess, Workers, executor_of
 from longitude.study.run_trial import TrialRunner
 from tests.study.conftest import NUMBERS, TINY, OneTrial, assert_same_runs, process, run, trial_of
 from tests.support import refused
@@ -108,18 +102,18 @@ def on(device: str, threads: int) -> StudyConfig:
 
 
 def test_as_many_workers_as_the_cores_hold(monkeypatch):
-    monkeypatch.setattr("longitude.study.execution.cores", lambda: 8)
-    assert Execution().of(on("cpu", 2), 20) == Workers(4)
-    assert Execution().of(on("cpu", 2), 3) == Workers(3)
-    assert Execution().of(on("cpu", 16), 3) == Execution(workers=1).of(on("cpu", 1), 3) == InProcess()
+    monkeypatch.setattr("longitude.study.executors.cores", lambda: 8)
+    assert executor_of(on("cpu", 2), 20) == Workers(4)
+    assert executor_of(on("cpu", 2), 3) == Workers(3)
+    assert executor_of(on("cpu", 16), 3) == executor_of(on("cpu", 1), 3, workers=1) == InProcess()
     with refused("--workers", "0"):
-        Execution(workers=0).of(on("cpu", 1), 3)
+        executor_of(on("cpu", 1), 3, workers=0)
 
 
 def test_one_gpu_for_each_worker(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert Execution().of(on("cuda", 1), 20) == Workers(2, ("2", "5"))
-    assert Execution(workers=4).of(on("cuda", 1), 20) == Workers(4, ("2", "5"))
+    assert executor_of(on("cuda", 1), 20) == Workers(2, ("2", "5"))
+    assert executor_of(on("cuda", 1), 20, workers=4) == Workers(4, ("2", "5"))
 
 
 def test_a_trial_has_the_threads_of_the_study(tmp_path, data, monkeypatch):
@@ -130,79 +124,14 @@ def test_a_trial_has_the_threads_of_the_study(tmp_path, data, monkeypatch):
     assert seen == [3] and torch.get_num_threads() == before
 
 
-# ---- Ray ---------------------------------------------------------------------------------------------------------------
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra ray is not installed")
-
-
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_process_that_waits_for_ray_is_killed_and_nothing_of_it_stays(plain, tmp_path):
-    code = "from longitude.study.ray_cluster import RayCluster\n"
-    code += "def on_progress(words, done, total):\n    if done >= 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-    code += "planned = plan(replace(config, steps=4), Path(sys.argv[1]))\n"
-    code += "runner.study(planned, on_progress=on_progress, executor=RayCluster())\n"
-    started: set[psutil.Process] = set()
-    with process(code, str(tmp_path)) as study:
-        while study.poll() is None:
-            with suppress(psutil.NoSuchProcess):
-                started |= {*psutil.Process(study.pid).children(recursive=True)}
-            time.sleep(0.2)
-    assert study.returncode == -signal.SIGKILL and len(started) > 2
-    assert len([*tmp_path.glob("units/measure-*/results.parquet")]) >= 1  # what had ended is there
-    assert run(TINY, tmp_path)[0].complete
-    assert_same_runs(plain, tmp_path)
-    assert not psutil.wait_procs(started, timeout=120)[1]
-
-
-@needs_ray
-@pytest.mark.slow
-def test_a_worker_that_does_not_see_the_folder_is_refused(tmp_path, monkeypatch):
-    questions = iter([b"the folder of this process"])
-    monkeypatch.setattr(ray_cluster, "_question", lambda store: next(questions))
-    with refused("--executor", str(tmp_path)):
-        run(replace(TINY, encodings=("rope",)), tmp_path, executor=RayCluster())
-
-
-@needs_ray
-@pytest.mark.slow
-def test_an_address_that_does_not_answer_as_ray(tmp_path):
-    """A clear line after ten seconds, and no process or thread that keeps the command from ending."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        arguments = "study --executor ray --steps 2 --seeds 0 --encodings rope --documents 2 --test-lengths 64".split()
-        command = [sys.executable, "-m", "longitude", *arguments, "--ray-address", address, "--out", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    [line] = [line for line in done.stderr.splitlines() if line.startswith("longitude: ")]
-    assert line.startswith(f"longitude: --ray-address {address}: no answer as Ray within 10 seconds")
-
-
-@needs_ray
-def test_options_of_ray():
-    assert Execution(executor="ray").of(on("cuda", 2), 9) == RayCluster(cpus=2, gpus=1)
-    assert Execution(executor="ray", cpus_per_trial=3).of(on("cpu", 2), 9) == RayCluster(cpus=3)
-
-
-def test_options_of_another_executor_are_refused():
-    with refused("--ray-address", "--executor"):
-        Execution(ray_address="auto").of(on("cpu", 1), 1)
-    with refused("--workers", "--executor"):
-        Execution(executor="ray", workers=2).of(on("cpu", 1), 1)
-    with refused("--gpus-per-trial", got="-1"):
-        Execution(executor="ray", gpus_per_trial=-1).of(on("cpu", 1), 1)
-
-
 # ---- killed at any moment ------------------------------------------------------------------------------------------------
 MANNERS = {
     "shared": ("InProcess()", 2),
     "workers": ("Workers(2)", 1),
-    "ray": ("RayCluster()", 1),
 }
 """Executor, and how many processes give the same command."""
 LONG = """
 from longitude.study.executors import InProcess, Workers
-from longitude.study.ray_cluster import RayCluster
 planned = plan(replace(config, steps=200, encodings=("nope", "rope", "alibi")), Path(sys.argv[1]))
 sys.exit(not runner.study(planned, executor={}).complete)
 """
@@ -210,7 +139,7 @@ sys.exit(not runner.study(planned, executor={}).complete)
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("manner", [pytest.param(name, marks=[needs_ray] * (name == "ray")) for name in MANNERS])
+@pytest.mark.parametrize("manner", MANNERS)
 def test_no_row_is_lost_in_twenty_kills(manner, tmp_path):
     """Of the process that waits, or of one that works for it; each folder ends with the files of an undisturbed study."""
     executor, number = MANNERS[manner]
@@ -220,14 +149,13 @@ def test_no_row_is_lost_in_twenty_kills(manner, tmp_path):
         return process(LONG.format(executor), str(tmp_path / folder))
 
     def alive(studies: list[subprocess.Popen]) -> list[psutil.Process]:
-        """Processes that wait or work: of Ray's others (raylet, dashboard) none."""
+        """Processes that wait or work."""
         found = []
         for study in studies:
             with suppress(psutil.NoSuchProcess):
                 if study.poll() is None:
                     waiting = psutil.Process(study.pid)
-                    below = waiting.children(recursive=True)
-                    found += [waiting, *(one for one in below if manner != "ray" or one.name().startswith("ray::"))]
+                    found += [waiting, *waiting.children(recursive=True)]
         return found
 
     begun = time.monotonic()

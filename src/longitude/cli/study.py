@@ -14,14 +14,13 @@ from longitude.cli.shared import FAILURES, keep_threads_from_spinning, waiting
 from longitude.errors import UsageError
 from longitude.runs.distributed import launched
 from longitude.study.config import StudyConfig
-from longitude.study.execution import Execution
 
 GROUPS = {
     "data": "task data tokenizer train_length train_lengths positions position_range documents",
     "model": "encodings layers hidden heads block",
     "training": "steps match seeds batch_size accumulation precision learning_rates warmup weight_decay start",
     "evaluation": "test_lengths methods stride",
-    "execution": "device threads workers executor ray_address cpus_per_trial gpus_per_trial",
+    "execution": "device threads workers",
 }
 EXAMPLES = """  longitude study --encodings rope alibi rope+fox --data notes/ --out runs/mine
   longitude study --preset classic --plan"""
@@ -67,7 +66,7 @@ def _of_preset_or_task(arguments: list[str]) -> dict[str, Any]:
 
 def study(
     config: Annotated[StudyConfig, tyro.conf.arg(name="")],
-    execution: Annotated[Execution, tyro.conf.arg(name="")] = Execution(),  # noqa: B008 - frozen
+    workers: int | None = None,
     preset: str = "quick",
     out: Path = Path("runs/study"),
     fresh: bool = False,
@@ -80,7 +79,8 @@ def study(
 
     Args:
         config: What to study.
-        execution: Where.
+        workers: Models to train in parallel on this machine, each in a separate process; by default one per GPU, or as many
+            as the cores allow with --threads each.
         preset: Where the defaults of all options come from: quick (four minutes), classic (the protocol of ALiBi's paper),
             everything (all encodings), or ladder-a, ladder-b, ladder-c and ladder-gpu (growing sizes). claims/NAME are the
             studies of docs/claims.md. Your own .toml file works as well, written like those in longitude/study/presets.
@@ -95,30 +95,32 @@ def study(
     if launched():
         raise ValueError(
             "a study trains each model in one process: expected the command without torchrun or accelerate launch, got a "
-            "launched process; --workers N trains N models side by side, --executor ray uses several machines"
+            "launched process; --workers N trains N models side by side, and several machines may share --out"
         )
     with waiting("reading the text, building the models"):
         from longitude.runs.device import there
         from longitude.runs.progress import Progress
+        from longitude.study.executors import executor_of
         from longitude.study.plan import plan as checked
         from longitude.study.runner import study as run
 
         elsewhere = plan and not there(config.device)
         planned = checked(config, out, elsewhere)
-        executor = execution.of(planned.config, len(planned.trials))
+        executor = executor_of(planned.config, len(planned.trials), workers)
     if plan:
-        return _print_costs(planned, execution, json, elsewhere)
+        return _print_costs(planned, workers, json, elsewhere)
     with Progress() as bar:
         found = run(planned, fresh, bar.update_each, bar.note, executor, shlex.join(["longitude", *sys.argv[1:]]))
     code = show(found, json)
     return code if found.complete else FAILURES
 
 
-def _print_costs(planned: Any, execution: Execution, json: bool, elsewhere: bool) -> int:
+def _print_costs(planned: Any, workers: int | None, json: bool, elsewhere: bool) -> int:
     """Print the estimated costs of the study; elsewhere: without times, because this machine lacks its device."""
     from longitude.cli.shared import print_costs
     from longitude.report.wording import count
     from longitude.runs.progress import Progress
+    from longitude.study.executors import executor_of
     from longitude.study.plan import costs, wall_seconds
     from longitude.study.rates import models_trained
 
@@ -126,12 +128,9 @@ def _print_costs(planned: Any, execution: Execution, json: bool, elsewhere: bool
         step = lambda *now: bar.update(f"a few steps of {now[0]}", *now[1:])  # noqa: E731
         by_part = [costs(part, step, timed=not elsewhere) for part in planned.parts]
     config, trials = planned.config, sum(models_trained(part.config) for part in planned.parts)
-    on_ray = execution.executor == "ray"
-    workers = 1 if on_ray else getattr(execution.of(config, trials), "workers", 1)
-    minutes = sum(wall_seconds(part, len(config.seeds), workers, len(config.learning_rates)) for part in by_part) / 60
-    whole = f"{workers} at once: about {minutes:.1f} minutes on this machine as busy as now"
-    if on_ray:
-        whole = f"{minutes:.1f} minutes of work on a machine like this one"
+    at_once = getattr(executor_of(config, trials, workers), "workers", 1)
+    minutes = sum(wall_seconds(part, len(config.seeds), at_once, len(config.learning_rates)) for part in by_part) / 60
+    whole = f"{at_once} at once: about {minutes:.1f} minutes on this machine as busy as now"
     if elsewhere:
         whole = f"without times: --device {config.device} is not on this machine"
     sizes = [part.config.size for part in planned.parts]

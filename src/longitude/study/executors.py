@@ -1,4 +1,4 @@
-"""Executors of the trials of a study: in this process, in parallel processes on this machine, or on a Ray cluster.
+"""Executors of the trials of a study: in this process, or in parallel processes on this machine.
 
 An executor maps trials to statuses. It decides where and when a trial runs, but not its result: a trial fixes its seed and
 number of threads, so all executors give equal rows on machines of the same type. Importing this does not load torch.
@@ -14,7 +14,10 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Protocol
 
 from longitude import plugins
+from longitude.errors import UsageError
+from longitude.runs.device import cores
 from longitude.runs.store import BusyError, Ends
+from longitude.study.config import StudyConfig
 from longitude.study.trial import Status
 
 if TYPE_CHECKING:
@@ -68,6 +71,25 @@ def attempted(
         return runner.run(units, on_progress, note)
     except BusyError as busy:
         return busy
+
+
+def executor_of(config: StudyConfig, trials: int, workers: int | None = None) -> "Executor":
+    """The executor for this many trials; by default a worker for each GPU, or as many as the cores allow. UsageError below 1."""
+    if workers is not None and workers < 1:
+        raise UsageError("--workers", "at least 1", workers)
+    gpus = _gpus() if config.device == "cuda" else ()
+    if workers is None:
+        workers = len(gpus) or (max(1, cores() // config.threads) if config.device == "cpu" else 1)
+    workers = min(workers, trials)
+    return Workers(workers, gpus) if workers > 1 else InProcess()
+
+
+def _gpus() -> tuple[str, ...]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(visible.split(",") if visible else map(str, range(torch.cuda.device_count())))
 
 
 # ---- side by side on this machine ------------------------------------------------------------------------------------
