@@ -25,7 +25,6 @@ from longitude.report.wording import by_layer, legible, named, papers, percent, 
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.analysis import Analysis, conclude, notes, ranked, state
 from longitude.study.answers import SOLVED
-from longitude.study.compare import SideBySide
 from longitude.study.config import option
 from longitude.study.losses import GAIN, LEARNED, LOSS_MARGIN, TOLERANCE, LossCriterion
 from longitude.study.pictures import figures
@@ -33,7 +32,6 @@ from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
 from longitude.study.results import Run
 from longitude.study.tables import (
-    comparison_lines,
     csv,
     findings,
     floor_lines,
@@ -187,21 +185,6 @@ def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
 def part_tables(analysis: Analysis) -> list[Table]:
     """Tables of ceilings and sizes, if a study has several training lengths or sizes."""
     return [folding(*heads, lines=lines, title=f"\n{title}") for title, heads, lines in tables_of_parts(analysis.run)]
-
-
-def studies_table(found: SideBySide) -> Table:
-    """Table of several studies; the name of each is in its first line only."""
-    criterion = next(iter(found.analyses.values())).criterion
-    caption = "±  half the 95% interval, over seeds and documents where there are several seeds"
-    names = ["", *(name for name, *_ in found.lines)]
-    lines = [[name * (name != before), *cells] for before, (name, *cells) in zip(names, found.lines, strict=False)]
-    return folding(*found.heads, lines=lines, words=2, title=criterion.title(), caption=caption)
-
-
-def differences_table(found: SideBySide) -> Table:
-    """Table of the comparisons of several studies at their longest common length."""
-    heads, lines = comparison_lines(found.comparisons, next(iter(found.analyses.values())).criterion)
-    return folding(*heads, lines=lines, words=2, title=f"paired differences at {found.lengths[-1]}")
 
 
 def folding(*heads: str, lines: Iterable[Sequence[str | Text]] = (), **more: Any) -> Table:

@@ -119,11 +119,6 @@ def floor_lines(run: Run, digits: int = 2) -> list[list[str]]:
     return [*bits, *([[RULE, *shares]] if run.guessing else [])]
 
 
-def comparisons(pairs: Sequence[Comparison], criterion: Criterion) -> str:
-    """Comparisons of one length as Markdown."""
-    return as_markdown(*comparison_lines(pairs, criterion))
-
-
 def comparison_lines(pairs: Sequence[Comparison], criterion: Criterion) -> tuple[list[str], list[list[str]]]:
     """Comparisons of one length in words: heads and lines."""
     by = f"by, {criterion.points}"

@@ -1,0 +1,66 @@
+"""Tables of a study as CSV, Markdown and LaTeX."""
+
+import csv
+import io
+import re
+
+import pytest
+
+from longitude.cli import main
+from tests.study.conftest import summary, write_run
+
+BOTH = {"test_lengths": (256, 512), "seeds": (0, 1, 2), "noise": 0.002}
+A = {"rope": (2.27, 4.39), "alibi": (2.48, 2.45)}
+
+
+def test_a_table_as_csv_is_the_summary(tmp_path, capsys):
+    run = write_run(tmp_path, A, **BOTH)
+    assert main(["report", str(run), "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    expected = summary(run)
+    assert [(row["label"], int(row["length"])) for row in rows] == list(
+        zip(expected["label"], expected["length"], strict=True)
+    )
+    assert [float(row["value"]) for row in rows] == list(expected["value"])
+    assert len(rows[0]["values"].split()) == 3 and {row["failed"] for row in rows} == {"", "holding"}
+    assert {row["label"]: row["effective_length"] for row in rows} == {"rope": "256", "alibi": "512"}
+
+
+@pytest.mark.slow
+def test_a_table_as_markdown(capsys, tmp_path):
+    run = write_run(tmp_path / "floor", A | {"nope": (3.1, 3.1)}, ngrams={"2": 3.49, "3": 2.67}, **BOTH)
+    assert main(["report", str(run), "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {(row["label"], row["loss"], row["context"]) for row in rows} == {
+        ("rope", "enough", "enough"), ("alibi", "enough", "enough"), ("nope", "too little", "too little"),
+    }  # fmt: skip
+    assert main(["report", str(run), "--markdown"]) == 0
+    text = capsys.readouterr().out
+    assert "| unclear (learned too little) | ≥ 512 |" in text and "| rises |" in text
+    assert "| < 0.001 | yes |" in text
+    assert "| trigram counts | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text
+    assert "3 seeds, 24 documents |" in text
+    tables = [part for part in text.split("\n\n") if part.startswith("|")]
+    for table in tables:
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+@pytest.mark.slow
+def test_comparisons_of_every_length_as_csv_and_tables_as_latex(tmp_path, capsys):
+    run = str(write_run(tmp_path / "one", A | {"nope": (3.1, 3.1)}, **BOTH))
+    assert main(["report", run, "--csv", "--comparisons"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 2 * 3 and {row["length"] for row in rows} == {"256", "512"}
+    for row in rows:
+        low, value, high = (float(row[name]) for name in ("low", "value", "high"))
+        assert low <= float(row["seed_low"]) <= value <= float(row["seed_high"]) <= high and float(row["q"]) <= float(
+            row["p"]
+        )
+    assert main(["report", run, "--latex"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(r"\toprule") == text.count(r"\end{tabular}") >= 2
+    for line in text.splitlines():
+        if line.endswith(r"\\"):
+            assert not re.search(r"(?<!\\)[%_#]|[−±]|(?<!\$)[<>]", line)
+    for wrong in (["--comparisons"], ["--csv", "--latex"]):
+        assert main(["report", run, *wrong]) == 2
