@@ -20,7 +20,7 @@ real-*          a real model, whole: results/DATE-real.json (examples/real_check
 properties      three properties of every encoding: results/DATE-properties.json (`make properties`)
 gpu-kernels     what the assembler says of the kernels in Triton: DATE-gpu-kernels.json (benchmarks/gpu_kernels.py --json)
 gpu             targets on a GPU: results/DATE-gpu.json (`make gpu`); gpu-ratios, gpu-times: its ratios and milliseconds
-study, study-*  the table of a study: results/DATE-study.json, DATE-study-reverse.json, ... (--keep study-reverse runs/reverse)
+study, study-*  the table of a study: results/DATE-study.json, DATE-study-mixers.json, ... (--keep study-mixers runs/mixers)
 """
 
 import argparse

@@ -1,10 +1,9 @@
 """Tasks for `longitude study --plugin examples/tasks.py --task NAME`, and how to write one.
 
-A task is a class with a name, under which `--task` finds it. The simplest is a subclass of `Questions`, `Written` or `Sequences`:
+A task is a class with a name, under which `--task` finds it. The simplest is a subclass of `Questions` or `Written`:
 
 * `Questions`: a decoder reads symbols, and answers some of them. Write `sample`, which draws examples of one length.
 * `Written`: a decoder reads a question and a mark, and writes an answer. Write `pairs`, which draws questions and answers.
-* `Sequences`: an encoder reads a word, and a decoder writes an answer. Write `answer`, from the drawn symbols.
 
 Each has `floor`, the share of right answers of the best rule that does not use the places of symbols, and `defaults` for the
 options of `longitude study`. The docstring's first line describes an example in the report. `ceiling` names an encoding that
@@ -27,7 +26,6 @@ from longitude.study.tasks.base import register_task
 from longitude.study.tasks.languages import Parity, WordProblem, cyclic
 from longitude.study.tasks.questions import NOT_ASKED, Questions, Sample
 from longitude.study.tasks.recall import distinct
-from longitude.study.tasks.sequences import Sequences
 from longitude.study.tasks.written import PLUS, CopyDecoder, Written
 
 
@@ -173,43 +171,6 @@ class SelectiveCopy(Questions):
 
 
 # ---- whole answers ---------------------------------------------------------------------------------------------------
-@register_task("reverse")
-class Reverse(Sequences):
-    """A word of letters, written from its end."""
-
-    ceiling = "rope"
-
-    def answer(self, draws: np.ndarray, length: int) -> np.ndarray:
-        return draws[:, ::-1]
-
-
-@register_task("sort")
-class Sort(Sequences):
-    """The letters of a word in the order of the alphabet."""
-
-    ceiling = "rope"
-
-    def answer(self, draws: np.ndarray, length: int) -> np.ndarray:
-        return np.sort(draws, axis=1)
-
-    def floor(self, length: int) -> float:
-        return 1.0  # counting letters, also those written, needs no positions
-
-
-@register_task("add")
-class Add(Sequences):
-    """Two numbers, their digits alternating, and their sum, all from the least digit on."""
-
-    ceiling = "rope"
-    unit = "digits"
-    defaults = {**Sequences.defaults, "train_length": 6, "test_lengths": (3, 6, 7, 8, 9, 12), "steps": 2000}
-    alphabet = b"0123456789"
-    drawn = 2
-
-    def answer(self, draws: np.ndarray, length: int) -> np.ndarray:
-        return sums(draws[:, ::2], draws[:, 1::2])
-
-
 @register_task("reverse-decoder")
 class ReverseDecoder(CopyDecoder):
     """A word of letters, written from its end."""

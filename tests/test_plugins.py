@@ -31,7 +31,7 @@ MINE = '''"""Position as the root of the distance."""
 import longitude as lg
 from longitude.positions.base import Encoding, OffsetBias
 from longitude.study.tasks.base import register_task
-from longitude.study.tasks.sequences import Sequences
+from longitude.study.tasks.written import CopyDecoder
 
 
 @lg.register("{name}")
@@ -52,12 +52,8 @@ class Mine(Encoding):
 
 
 @register_task("{name}_again")
-class Again(Sequences):
+class Again(CopyDecoder):
     """A word, written again."""
-
-
-    def answer(self, draws, length):
-        return draws
 '''
 
 

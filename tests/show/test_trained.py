@@ -8,7 +8,7 @@ from longitude.positions.buckets import T5Bias
 from longitude.show.trained import biases, opened
 from longitude.study.results import read_run
 from longitude.study.train import build_model, save
-from tests.study.conftest import sealed_again, units_in, write_answers, write_run
+from tests.study.conftest import sealed_again, units_in, write_run
 
 LENGTH = 16
 
@@ -53,15 +53,6 @@ def test_the_bias_of_alibi_falls_by_its_slopes(tmp_path):
     for slope, (offsets, bias) in zip(ALiBi(2).slopes, found.lines.values(), strict=True):
         assert bias == pytest.approx([-slope * offset for offset in offsets], abs=1e-4)
         assert offsets[0] == 0 and offsets[-1] == 63
-
-
-def test_a_forbidden_side_is_not_drawn_and_a_decoder_has_no_future(tmp_path):
-    label, shape = "alibi:future=one-sided", {"layers": 1, "hidden": 16, "heads": 2, "train_length": 4}
-    run = read_run(write_answers(tmp_path, {label: (1.0,)}, test_lengths=(8,), documents=4, **shape))
-    save(build_model(run.config, label, 0), run.of(label)[0].folder)
-    sealed_again(run.of(label)[0].folder)
-    encoder, decoder = ([offsets for offsets, _ in each.lines.values()] for each in biases(run, run.of(label)[0]))
-    assert encoder == [list(range(9)), list(range(-8, 1))] and decoder == [list(range(9)), [0]]
 
 
 def test_runs_that_lack_what_is_asked_for(study, command):

@@ -328,7 +328,7 @@ def test_values_of_answers_are_shares_with_wilsons_interval(tmp_path):
     verdicts = {label: list(part["verdict"]) for label, part in frame.groupby("label")}
     assert verdicts == {
         "rope": [HOLDS, HOLDS, LOST, LOST],
-        "alibi:future=one-sided": [HOLDS] * 4,
+        "alibi": [HOLDS] * 4,
         "t5": [HOLDS, HOLDS, UNCLEAR, LOST],
         "learned": [HOLDS, HOLDS, None, None],
     }
@@ -371,7 +371,7 @@ def test_several_seeds_widen_the_interval():
 
 def test_the_three_lines_of_answers(tmp_path):
     found = conclusion(write_answers(tmp_path, states={("t5", 0): {"status": "failed", "step": 0}}))
-    assert groups(found.result) == {"Solved": ["alibi:future=one-sided"], "Not solved": ["rope"]}
+    assert groups(found.result) == {"Solved": ["alibi"], "Not solved": ["rope"]}
     assert "97" in found.best and "[94, 99]" in found.best and "rope" in found.best
     assert "learned" in found.caution and "failed: t5" in found.caution
 
@@ -381,7 +381,7 @@ def test_the_table_of_answers(tmp_path):
     shown = printed(write_answers(tmp_path), 100)
     rows = {words[0]: words[1:] for words in map(str.split, shown.splitlines()) if words}
     assert rows["rope:base=10000"] == ["100", "±1", "99", "±2", "2", "±2", "0", "±1", "16"]
-    assert rows["alibi:future=one-sided"][-1] == "32" and rows["learned"][-3:] == ["-", "-", "16"]
+    assert rows["alibi"][-1] == "32" and rows["learned"][-3:] == ["-", "-", "16"]
     assert "solved to" in printed(tmp_path, 80)
     styles = [str(getattr(cell, "style", "")) for cell in table(analyse(tmp_path)).columns[-1].cells]
     assert styles == ["green", "red", "red", ""]

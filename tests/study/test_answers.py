@@ -35,8 +35,8 @@ def test_a_share_and_its_ends_are_from_0_to_1():
 @pytest.mark.parametrize(
     ("data", "shares", "advice"),
     [
-        ({"ceiling": "rope"}, (0.5, 0.5), "known to learn copy at its defaults: rope"),
-        ({"ceiling": None}, (0.5, 0.5), "known to learn copy at its defaults: no label"),
+        ({"ceiling": "rope"}, (0.5, 0.5), "known to learn copy-decoder at its defaults: rope"),
+        ({"ceiling": None}, (0.5, 0.5), "known to learn copy-decoder at its defaults: no label"),
         ({"ceiling": "rope"}, (0.5, 1.0), None),
         ({"ceiling": "t5"}, (0.5, 0.5), None),
         ({}, (0.5, 0.5), None),

@@ -387,8 +387,8 @@ def test_tokenizers_that_are_none(tmp_path):
         reader(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match=r"^--tokenizer .*/nope: there is no such file or folder"):
         reader(str(tmp_path / "nope"))
-    with pytest.raises(ValueError, match="--tokenizer is of --task text, and --task is masked; leave it out"):
-        checked(of_task("masked", tokenizer="gpt2"))
+    with pytest.raises(ValueError, match="--tokenizer is of --task text, and --task is recall; leave it out"):
+        checked(of_task("recall", tokenizer="gpt2"))
 
 
 def test_windows_of_a_pass_are_shuffled_and_excerpts_begin_where_their_names_say(data):

@@ -85,15 +85,6 @@ def test_no_ngrams_of_other_tasks_and_of_too_much_text(config, data):
     assert ngrams_of(config, data) == {}
 
 
-def test_masked_bytes_are_compared_with_counts_of_bytes_alone(data):
-    """Bigrams look at one side only; a model that fills in bytes without any context has the entropy of one byte."""
-    config = replace(TINY, task="masked", steps=400)
-    [(order, bits)] = ngrams_of(config, data).items()
-    text = np.concatenate([document.numpy() for document in data.validation])
-    share = np.bincount(text) / len(text)
-    assert order == 1 and bits == pytest.approx(-(share[share > 0] * np.log2(share[share > 0])).sum(), rel=0.1)
-
-
 def test_losses_at_the_quarters_of_training_windows(data):
     config = replace(TINY, methods=("non-overlapping", "per-position"))
     model = build_model(config, "rope", 0)

@@ -101,7 +101,7 @@ def test_what_cannot_be_compared_is_refused(options, what):
 
 def test_drawn_examples_have_one_training_length():
     with pytest.raises(UsageError) as refused:
-        checked(StudyConfig(task="copy", data=("generated",), methods=("greedy",), train_lengths=(4, 8)))
+        checked(StudyConfig(task="copy-decoder", data=("generated",), methods=("forward",), train_lengths=(4, 8)))
     assert refused.value.what == "--train-lengths"
 
 

@@ -7,16 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from longitude.measure import Row, read_rows
+from longitude.measure import read_rows
 from longitude.measure.rows import from_frame
 from longitude.study import report
 from longitude.study.analysis import analyse
 from longitude.study.pictures import PICTURES, by_position
 from longitude.study.results import read_run
-from longitude.study.tasks.base import TASKS, Measuring, register_task, rows_by_distance
-from longitude.study.tasks.sequences import Copy
+from longitude.study.tasks.base import TASKS, Measuring
+from longitude.study.tasks.questions import rows_by_distance
 from longitude.study.train import build_model
-from tests.study.conftest import COPY, TINY, put_rows, run, values, write_answers, write_run
+from tests.study.conftest import TINY, put_rows, run, values, write_answers, write_run
 
 
 def drawn(name, analysis):
@@ -100,25 +100,27 @@ def test_answers_by_length_and_distance(tmp_path):
     assert drawn("by-distance", analyse(tmp_path)) == []
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
     for seed, exact in ((0, [1, 1, 0]), (1, [1, 0, 0])):
-        answers = pd.DataFrame({"method": "greedy", "length": 8, "distance": [1, 4, 7], "exact": exact})
+        answers = pd.DataFrame({"method": "forward", "length": 8, "distance": [1, 4, 7], "exact": exact})
         rows += rows_by_distance(
-            answers, "exact_match", {"task": "copy", "label": "rope", "seed": seed, "learning_rate": 4e-3}
+            answers, "exact_match", {"task": "copy-decoder", "label": "rope", "seed": seed, "learning_rate": 4e-3}
         )
     put_rows(tmp_path, rows)
     [figure] = drawn("by-distance", analyse(tmp_path))
     spec = figure.chart.to_dict()
     [rope] = spec["concat"]  # t5 has no distances
     assert [(each["place"], each["value"], each["count"]) for each in values(spec, "rect", rope)] == [
-        ("1", 1, 2), ("4", 0.5, 2), ("7", 0, 2),
+        ("1", 1, 2), ("4 to 7", 0.25, 4),
     ]  # fmt: skip
-    assert figure.table.to_numpy().tolist() == [["rope", 8, "100%", "50%", "0%"]]
+    assert figure.table.to_numpy().tolist() == [["rope", 8, "100%", "25%"]]
     assert figure.title.endswith(" 50%")  # all answers at the longest length, each once
 
 
 def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
     write_answers(tmp_path, {"rope": (1.0,)}, test_lengths=(8,), documents=4)
-    answers = pd.DataFrame({"method": "greedy", "length": 64, "distance": range(1, 64), "exact": [1] * 7 + [0] * 56})
-    rows = rows_by_distance(answers, "exact_match", {"task": "copy", "label": "rope", "seed": 0, "learning_rate": 4e-3})
+    answers = pd.DataFrame({"method": "forward", "length": 64, "distance": range(1, 64), "exact": [1] * 7 + [0] * 56})
+    rows = rows_by_distance(
+        answers, "exact_match", {"task": "copy-decoder", "label": "rope", "seed": 0, "learning_rate": 4e-3}
+    )
     put_rows(tmp_path, rows)
     [figure] = drawn("by-distance", analyse(tmp_path))
     spec = figure.chart.to_dict()
@@ -133,40 +135,3 @@ def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
     assert len(analyse(tmp_path).run.rows) == 5  # of whatever method
     [figure] = drawn("by-distance", analyse(tmp_path))  # of a task that names the least of several distances
     assert list(figure.table) == ["label", "length", "1", "2 to 3", "4 to 7", "32 to 63", "64 to 127"]
-
-
-@pytest.mark.slow
-def test_a_task_that_writes_a_distance_has_rows_and_a_heat_map(tmp_path, monkeypatch):
-    monkeypatch.setattr(TASKS, "factories", dict(TASKS.factories))
-
-    @register_task("toy")
-    class Toy(Copy):
-        """As of a plugin."""
-
-        def measure(self, of):
-            rows, tables = super().measure(of)
-            return rows, [table.assign(distance=table["document"] % 3 + 1) for table in tables]
-
-    assert run(replace(COPY, task="toy", documents=6), tmp_path)[0].complete
-    rows = [row for row in from_frame(read_rows(tmp_path / "results.parquet")) if row.distance is not None]
-    assert {(row.length, row.distance, row.count) for row in rows} == {(n, d, 2) for n in (2, 4, 6) for d in (1, 2, 3)}
-    [figure] = drawn("by-distance", analyse(tmp_path))
-    assert list(figure.table) == ["label", "length", "1", "2", "3"] and len(figure.table) == 6
-
-
-def test_right_symbols_by_length_and_place(tmp_path):
-    write_answers(tmp_path, {"rope": (1.0, 1.0)}, test_lengths=(16, 20), documents=4)
-    rows = [
-        Row(task="copy", label="rope", seed=0, length=length, metric="symbol_accuracy", method="greedy", count=4,
-            position_from=place, position_to=place + 1, value=float(place < 16), learning_rate=4e-3)
-        for length in (16, 20) for place in range(length)
-    ]  # fmt: skip
-    put_rows(tmp_path, rows)
-    [figure] = drawn("by-length-and-position", analyse(tmp_path))
-    spec = figure.chart.to_dict()
-    squares = values(spec, "rect", spec["concat"][0])
-    assert [(each["length"], each["place"]) for each in squares if each["value"] == 0] == [
-        (20, "17"), (20, "18"), (20, "19"), (20, "20"),
-    ]  # fmt: skip
-    assert values(spec, "rule", spec["concat"][0]) == [{"left": 16.5}]
-    assert figure.title.endswith(" 80%")

@@ -62,18 +62,14 @@ sampled = partial(tiny, positions="randomized")
         (["--position-range", "--positions"], tiny(position_range=48)),
         (["--position-range", "mixed"], tiny(positions="mixed", position_range=48)),
         (["--positions", "mixed", "copy"], copying(positions="mixed")),
-        (["--positions", "mixed", "masked"], of_task("masked", positions="mixed")),
         (["--position-range", "16", "15"], sampled(position_range=15)),
         (["max_length=40", "0 .. 39"], sampled(encodings=("learned:max_length=40",))),
-        (["--position-range", "4", "5"], copying(positions="skipped", position_range=4)),
-        (["'cop'", "'copy'"], copying(task="cop")),
-        (["--data", "--task", "copy"], copying(data=("stdlib",))),
+        (["--position-range", "4", "9"], copying(positions="skipped", position_range=4)),
+        (["'recal'", "'recall'"], copying(task="recal")),
+        (["--data", "--task", "copy-decoder"], copying(data=("stdlib",))),
         (["--data", "--task", "text"], copying(task="text", methods=("sliding",))),
-        (["'sliding'", "greedy"], copying(methods=("sliding",))),
-        (["--encodings", "FoX", "future"], copying(encodings=("fox",))),
-        (["--encodings", "'mamba'"], of_task("masked", encodings=("mamba",))),
+        (["'sliding'", "forward"], copying(methods=("sliding",))),
         (["--block", "qwen3", "--encodings", "mamba", "qk_norm"], tiny(encodings=("mamba",), block="qwen3")),
-        (["--block", "inkling", "--encodings", "rope"], of_task("masked", encodings=("rope",), block="inkling")),
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_written(words, config, tmp_path):
@@ -105,15 +101,13 @@ def test_names_and_defaults():
         config = checked(of_task(name))
         assert config.task == name and set(config.methods) <= set(task.methods)
         assert len(config.encodings) >= 3 and max(config.test_lengths) > config.train_length
-    assert of_task("copy", steps=3).steps == 3
+    assert of_task("recall", steps=3).steps == 3
 
 
 def test_all_is_every_encoding_with_a_meaning_for_the_model():
     of_digits = {"abacus", "coupled"}
     assert checked(tiny(encodings=("all",))).encodings == tuple(n for n in list_encodings() if n not in of_digits)
     assert of_digits < {*checked(of_task("addition-reversed", encodings=("all",))).encodings}
-    everything = checked(copying(encodings=("all",))).encodings
-    assert "fox" not in everything and {"rope", "t5", "shaw", "nope"} <= set(everything)
 
 
 SAME = [

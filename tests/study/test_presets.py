@@ -70,7 +70,7 @@ def test_a_file_of_ones_own(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("""
         about = "mine"
-        task = "copy"
+        task = "copy-decoder"
         encodings = ["rope"]
         train_length = 4
         test_lengths = [4, 6]
@@ -81,7 +81,7 @@ def test_a_file_of_ones_own(tmp_path):
         documents = 5
     """)
     config = of_preset(str(path))
-    assert (config.task, config.methods, config.encodings) == ("copy", ("greedy",), ("rope",))
+    assert (config.task, config.methods, config.encodings) == ("copy-decoder", ("forward",), ("rope",))
     assert (config.learning_rates, config.position_range, config.seeds) == ((1.0,), 9, (3,))
     assert plan(replace(config, hidden=16, heads=2), tmp_path / "run").config.test_lengths == (4, 6)
 
@@ -108,7 +108,7 @@ def test_on_the_command_line(capsys, tmp_path):
     for wrong, words in {
         "clasic": ["'clasic'", "'classic'"],
         str(tmp_path / "no.toml"): ["no.toml"],
-        "classic --task copy": ["--preset", "--task", "copy"],
+        "classic --task recall": ["--preset", "--task", "recall"],
     }.items():
         assert main(["study", "--preset", *wrong.split()]) == 2
         require_words(capsys.readouterr().err, *words)

@@ -101,8 +101,8 @@ def test_selection_examples_are_of_the_training_length_and_nobody_elses():
     task = task_for(COPY)
     examples = task.selection(COPY, None)
     assert len(examples) == COPY.documents
-    assert {tuple(examples[i]["input_ids"].shape) for i in range(len(examples))} == {(COPY.train_length + 1,)}
-    tested, _ = task.tests(COPY.train_length, COPY.documents)
+    assert {tuple(examples[i]["input_ids"].shape) for i in range(len(examples))} == {(2 * COPY.train_length + 1,)}
+    tested = torch.from_numpy(task.tests(COPY.train_length, COPY.documents).tokens)
     assert not any((tested == examples[i]["input_ids"]).all(1).any() for i in range(len(examples)))
 
 

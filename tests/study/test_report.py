@@ -197,7 +197,7 @@ def test_the_page_speaks_of_answers_alone(tmp_path):
     assert not re.search(
         r"bits per byte|does not hold|validation documents|non-overlapping windows", text, re.IGNORECASE
     )
-    assert "longitude study --task copy --encodings rope alibi:future=one-sided t5 learned --test-lengths" in text
+    assert "longitude study --task copy-decoder --encodings rope alibi t5 learned --test-lengths" in text
     chart = figures(analyse(tmp_path))[0].chart.to_dict()
     points = values(chart, "line")
     assert [point["value"] for point in points if point["label"] == "t5"] == [1.0, 0.96, 0.9, 0.4]

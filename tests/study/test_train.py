@@ -81,9 +81,9 @@ def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("task", ["text", "recall", "flip-flop", "copy"])
+@pytest.mark.parametrize("task", ["text", "recall", "flip-flop"])
 def test_a_step_in_parts_is_the_step(task, data, tmp_path):
-    """Also where parts have different numbers of targets (flip-flop), and where the Trainer counts them (encoder-decoders)."""
+    """Also where parts have different numbers of targets (flip-flop)."""
     config = replace(TINY, encodings=("rope",), steps=3, batch_size=4)
     if task != "text":
         short = {"train_length": 16, "test_lengths": (16,)} if task == "flip-flop" else {}
@@ -164,10 +164,10 @@ def killed(patched, kill: str, trial: OneTrial) -> None:
 @pytest.mark.parametrize("kill", ["before the first save", "before the rows are written"])
 @pytest.mark.parametrize(
     ("task", "positions"),
-    [*product(("text", "copy"), ("contiguous", "randomized", "skipped")), ("text", "mixed")],
+    [*product(("text", "copy-decoder"), ("contiguous", "randomized", "skipped")), ("text", "mixed")],
 )
 def test_a_killed_trial_of_every_kind(task, positions, kill, data, tmp_path, monkeypatch):
-    config = replace(COPY if task == "copy" else replace(TINY, steps=8), positions=positions)
+    config = replace(COPY if task == "copy-decoder" else replace(TINY, steps=8), positions=positions)
     config = checked(replace(config, encodings=("rope",)))
     whole, trial = (OneTrial(tmp_path / name, "rope", 1, config, data) for name in ("whole", "killed"))
     notes = []

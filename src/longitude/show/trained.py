@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from longitude.errors import unknown
+from longitude.models import LongitudeForCausalLM
 from longitude.positions.base import Encoding
 from longitude.positions.bias import FORBIDDEN
 from longitude.positions.composed import Composed
@@ -76,20 +77,18 @@ def biases(run: Run, trial: TrialResult) -> Iterator[Lines]:
     number = count(1)
     before = _encodings(build_model(run.config, trial.label, trial.seed))
     with quiet():
-        after = _encodings(run.task.model.from_pretrained(trial.folder).eval())
-    for (stack, kind), layers in before.items():
-        causal = run.task.stack == "decoder" or "decoder" in stack
+        after = _encodings(LongitudeForCausalLM.from_pretrained(trial.folder).eval())
+    for kind, layers in before.items():
         for place in sorted({0, len(layers) - 1}):
-            first, trained = layers[place], after[stack, kind][place]
-            lines = _lines(trained, run, causal)
+            first, trained = layers[place], after[kind][place]
+            lines = _lines(trained, run)
             learns = any(True for _ in trained.parameters())
             if learns and not run.config.start:  # with --start, another study trained the initial weights
-                lines |= {f"{head}, before": line for head, line in _lines(first, run, causal).items()}
+                lines |= {f"{head}, before": line for head, line in _lines(first, run).items()}
             if not lines:
                 continue
             layer = f"layer {place + 1} of {len(layers)}" if len(layers) > 1 else ""
-            where = kind * (len({each for _, each in before}) > 1) + stack
-            which = ", ".join(filter(None, (where, layer)))
+            which = ", ".join(filter(None, (kind * (len(before) > 1), layer)))
             yield Lines.by_offset(
                 name=f"bias-{next(number)}",
                 title="What each head adds to the score of a key, by offset" + (f": {which}" if which else ""),
@@ -102,23 +101,20 @@ def biases(run: Run, trial: TrialResult) -> Iterator[Lines]:
             )
 
 
-def _encodings(model: Any) -> dict[tuple[str, str], list[Encoding]]:
-    """(" in the encoder" or so, class) -> modules in the order of layers; one that all layers share is there once."""
+def _encodings(model: Any) -> dict[str, list[Encoding]]:
+    """Class -> modules in the order of layers; one that all layers share is there once."""
     modules = defaultdict(list)
-    for name, module in model.named_modules():
+    for module in model.modules():
         if isinstance(module, Encoding) and not isinstance(module, Composed):
-            stack = next((f" in the {part}" for part in name.split(".") if part in ("encoder", "decoder")), "")
-            modules[stack, type(module).__name__].append(module)
+            modules[type(module).__name__].append(module)
     return modules
 
 
 @torch.no_grad()
-def _lines(module: Encoding, run: Run, causal: bool) -> dict[str, Line]:
+def _lines(module: Encoding, run: Run) -> dict[str, Line]:
     """Biases for the last query of the longest window, a line for each head; none if they depend on tokens or do not exist."""
     longest = max(run.task.positions(length) for length in (run.lengths[-1], run.train_length))
     offsets = np.unique(np.geomspace(1, longest, POINTS).astype(int) - 1)
-    if not causal:
-        offsets = np.unique([*-offsets, *offsets])
     try:
         bias = module.bias(torch.tensor([longest - 1]), longest - 1 - torch.from_numpy(offsets))
     except ValueError:

@@ -34,9 +34,9 @@ class StudyConfig:
     The base of rope fits the training length: about as many pairs as in Llama 2 never complete a turn within it.
 
     Args:
-        task: What the models learn: text (the next byte), masked (encoders: masked bytes), or an exact answer. Decoders:
-            addition-reversed, copy-decoder, flip-flop, lookback, parity, passkey, recall. Encoder-decoders: copy.
-            Each has other defaults: --task copy --help. More are in examples/tasks.py, for --plugin.
+        task: What the models learn: text (the next byte), or an exact answer: addition-reversed, copy-decoder, flip-flop,
+            lookback, parity, passkey, recall. Each has other defaults: --task recall --help. More are in examples/tasks.py,
+            for --plugin.
         encodings: Models to compare. Encodings (see `longitude list`), variants such as "rope:base=500000", compositions
             such as rope+fox, or "all" that are defined for the task's models. With other mixers than attention:
             rope+window:size=64, mamba, rope+attention+mamba (alternating layers). With a short causal convolution: nope+conv.
@@ -71,7 +71,7 @@ class StudyConfig:
             seeds are trained at that rate.
         warmup: Share of the steps in which the learning rate rises.
         weight_decay: Weight decay of AdamW, for matrices only: vectors, norms, tables and rates do not decay.
-        layers: Transformer blocks; an encoder-decoder has this many of each. Several numbers train every model with each of them.
+        layers: Transformer blocks. Several numbers train every model with each of them.
         hidden: Width of the model. Several numbers train every model at each of them, with --layers at every pair.
         heads: Attention heads at the first width, which must be a multiple of them; at another width heads have the same size.
         block: Block of every model: Longitude's (default), or that of a family, with its norms, activation, grouped heads,

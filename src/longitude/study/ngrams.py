@@ -103,5 +103,5 @@ def ngrams_of(config: StudyConfig, data: StudyData) -> dict[int, float]:
             size += int(data.token_bytes[i][1 : n * length + 1].sum()) if data.token_bytes else n * length
     if not held_out:
         return {}
-    bits = ngram_bits(training, held_out, task.ngrams, task.vocabulary(config)["vocab_size"])
+    bits = ngram_bits(training, held_out, task.ngrams, task.vocabulary(config))
     return {order: each * tokens / size for order, each in bits.items()}

@@ -139,7 +139,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     if config.positions not in RANGED and config.position_range is not None:
         ranged = f"--position-range is of {' and '.join(RANGED)} positions"
         raise ValueError(f"{ranged}, and --positions is {config.positions}; leave it out")
-    if config.positions == "mixed" and (task.generated or task.stack != "decoder"):
+    if config.positions == "mixed" and task.generated:
         raise ValueError(f"--positions mixed is of --task text, and --task is {task.name}; leave it out")
     if task.generated != (GENERATED in config.data) or (task.generated and len(config.data) > 1):
         expected = "generated" if task.generated else "a text"
@@ -148,7 +148,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
         raise ValueError(f"--tokenizer is of --task text, and --task is {task.name}; leave it out")
     labels = with_all(config.encodings, lambda: _meaningful(task))
     for label in labels:
-        _require_digits(label, task, task.vocabulary(config)["vocab_size"])
+        _require_digits(label, task, task.vocabulary(config))
     require_distinct("encodings", labels)
     config = replace(config, encodings=labels)
     if config.positions in RANGED and config.position_range is None:
@@ -204,10 +204,8 @@ def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
 
 
 def _meaningful(task: Task) -> Iterator[str]:
-    """Every registered encoding except, for encoders, causal-only ones, and those that count digits by ids of other tasks."""
-    for name, kind in ENCODINGS.items():
-        if (task.stack == "decoder" or not getattr(kind, "causal_only", False)) and _counts(name, task):
-            yield name
+    """Every registered encoding except those that count digits by ids of other tasks."""
+    return (name for name in ENCODINGS if _counts(name, task))
 
 
 def _counts(name: str, task: Task) -> bool:

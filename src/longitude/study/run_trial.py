@@ -13,7 +13,8 @@ import pandas as pd
 import torch
 import transformers
 
-from longitude.measure import write_rows
+from longitude.measure.rows import write_rows
+from longitude.models import LongitudeForCausalLM
 from longitude.report.wording import and_
 from longitude.runs.costs import TRAINING
 from longitude.runs.device import device_of, threads
@@ -23,7 +24,7 @@ from longitude.runs.training import drop_unfinished, remove_checkpoints
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
 from longitude.study.results import DOCUMENTS, FAILURE, NOTHING_MEASURED, ROWS, STATUS, WINDOW, read_status
-from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_distance, task_for
+from longitude.study.tasks.base import Measuring, OnProgress, Task, task_for
 from longitude.study.tokens import reader
 from longitude.study.train import (
     first_model,
@@ -148,7 +149,7 @@ class TrialRunner:
     ) -> Status:
         """Write rows and documents of a trained model into a folder."""
         try:
-            model = self.task.model.from_pretrained(model_folder)
+            model = LongitudeForCausalLM.from_pretrained(model_folder)
         except Exception as error:
             reason = " ".join(str(error).split())
             remedy = f"move {model_folder} away, and the same `longitude study` trains it again"
@@ -187,7 +188,6 @@ class TrialRunner:
             others = and_(list(dict.fromkeys(row.method or "" for row in rows if row.length in missing)))
             at = ", ".join(map(str, missing)) + (f" but by {others}" if others else "")
             left_out.append(f"{trial.label} has no positions from {limit} on, so it was not measured at {at}")
-        rows += [row for table in tables for row in rows_by_distance(table, self.task.metric, labels)]
         documents = pd.concat(tables, ignore_index=True) if tables else NOTHING_MEASURED
         with atomic(folder / DOCUMENTS) as unfinished:
             documents.to_parquet(unfinished, index=False)

@@ -20,7 +20,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 from longitude.attention.mixer import Mixer
 from longitude.hf import Trainer
 from longitude.measure.windows import evaluating
-from longitude.models import LongitudeConfig
+from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.models.loss import IGNORED
 from longitude.positions.base import Encoding
 from longitude.runs.costs import TRAINING, products_per_token
@@ -61,7 +61,7 @@ def recipe(config: StudyConfig) -> dict[str, Any]:
     """Settings for building and training every model of a study, besides the options of the study."""
     sizes: Any = {"hidden_size": config.width, "num_hidden_layers": config.depth, "num_attention_heads": config.heads}
     block = block_options(config)
-    model = LongitudeConfig(**sizes | block | dict(task_of(config.task).vocabulary(config)), encoding="nope")
+    model = LongitudeConfig(**sizes | block, vocab_size=task_of(config.task).vocabulary(config), encoding="nope")
     initial = "normal with standard deviation 1/sqrt(width of a layer's input)"
     built = {name: getattr(model, name) for name in MODEL}
     built["initializer_range"] = built["initializer_range"] or initial
@@ -76,7 +76,7 @@ def model_config(config: StudyConfig, label: str) -> LongitudeConfig:
         num_hidden_layers=config.depth,
         num_attention_heads=config.heads,
         max_position_embeddings=task.trained_positions(config),
-        **task.vocabulary(config),
+        vocab_size=task.vocabulary(config),
         **in_block(config, label),
     )
 
@@ -86,7 +86,7 @@ def build_model(config: StudyConfig, label: str, seed: int) -> Any:
     shape = model_config(config, label)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return task_of(config.task).model(shape)
+        return LongitudeForCausalLM(shape)
 
 
 def on_meta(config: StudyConfig, label: str) -> Any:
@@ -97,9 +97,7 @@ def on_meta(config: StudyConfig, label: str) -> Any:
 
 def flops_per_token(config: StudyConfig, model: Any) -> float:
     """FLOPs of matrix products per training token, forward and backward: three times those of the forward pass."""
-    task = task_of(config.task)
-    length = task.positions(config.train_length)
-    keys = length / 2 if task.stack == "decoder" else length  # per query, on average
+    keys = task_of(config.task).positions(config.train_length) / 2  # per query, on average
     return TRAINING * 2 * products_per_token(model, keys)
 
 
@@ -209,7 +207,7 @@ def selection_loss(model: Any, examples: Examples) -> float:
     with evaluating(model):
         for some in (items[i : i + rows] for i in range(0, len(items), rows)):
             batch = {name: torch.stack([item[name] for item in some]).to(model.device) for name in some[0]}
-            scored = int((batch.get("shift_labels", batch.get("labels")) != IGNORED).sum())
+            scored = int((batch["shift_labels"] != IGNORED).sum())
             total, targets = total + model(**batch).loss.double().item() * scored, targets + scored
     return total / targets
 

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
-from longitude.measure import from_frame, read_rows
+from longitude.measure.rows import from_frame, read_rows
+from longitude.models import LongitudeForCausalLM
 from longitude.study.plan import checked
 from longitude.study.tasks import languages
 from longitude.study.tasks.base import TASKS, of_task, task_of
@@ -213,7 +214,7 @@ def test_a_study_of_questions(tmp_path, numbers):
     every = from_frame(read_rows(tmp_path / "results.parquet"))
     rows = {(r.method, r.length, r.metric): r for r in every if r.distance is None}
     assert len(rows) == 3 * 2 * 2 and {r.method for r in every if r.distance} == {"by-distance"}
-    model = task_of("flip-flop").model.from_pretrained(units_in(tmp_path, "rope", 0)["train"]).eval()
+    model = LongitudeForCausalLM.from_pretrained(units_in(tmp_path, "rope", 0)["train"]).eval()
     tables = pd.read_parquet(units_in(tmp_path, "rope", 0)["measure"] / "documents.parquet")
     for method in ("forward", "sparse", "dense"):
         sample, shares, exact = task_of("flip-flop").tests(16, 6, method), [], []

@@ -150,9 +150,6 @@ def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> 
 
 def counted(task: Task) -> str:
     """Sentence on which parts of an answer count."""
-    if task.stack == "encoder-decoder":
-        right = "An answer counts when every symbol and its end are right"
-        return f"{right}, as the model writes it by itself, taking the likeliest symbol each time."
     if task.metric == "exact_match":
         return "An answer counts when every symbol of it is the likeliest one, given the right ones before it."
     return "A symbol that is asked for is right when it is the likeliest one."

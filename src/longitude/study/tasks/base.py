@@ -1,29 +1,22 @@
 """Base classes of tasks: data, examples and model for training, measurement, and names of the metrics."""
 
-import hashlib
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
-import numpy as np
 import pandas as pd
 import torch
 
-from longitude import models
-from longitude.measure import Row
+from longitude.measure.rows import Row
 from longitude.positions.samplers import Sampler, sampler
 from longitude.registry import Registry
-from longitude.statistics import proportions
-from longitude.study.config import BYTE, GENERATED, RANGED, StudyConfig
+from longitude.study.config import BYTE, RANGED, StudyConfig
 from longitude.study.data import Examples, StudyData, prepare
 from longitude.study.tokens import reader
 
 BYTES = 256
-"""Ids of bytes are below it; a task's own tokens follow."""
-TEST_SEED, SELECTION_SEED = 2**32, 2**32 + 1
-"""Above every seed of a study: no model is trained on examples drawn from them."""
+"""Number of ids of bytes."""
 OnProgress = Callable[[int, int], None]
 """Callback with done and total work, in any unit."""
 
@@ -67,10 +60,8 @@ class Task(ABC):
         unit: Unit of lengths.
         loss_unit: Unit that a training loss is per.
         methods: Ways to measure.
-        stack: Kind of model: "decoder", "encoder" or "encoder-decoder".
-        model_class: Name of its model class in longitude.models.
         ngrams: Orders of the n-grams that its models must beat to have learned anything.
-        tokens: Options of LongitudeConfig that the task sets: the vocabulary and special tokens.
+        symbols: Size of the vocabulary.
         tokenized: Whether it supports --tokenizer.
         digits: Ids of digits, if it writes numbers least significant digit first: encodings with an option `digits` count them.
         defaults: Options of the study with defaults that differ from `StudyConfig`.
@@ -84,10 +75,8 @@ class Task(ABC):
     unit: str = "bytes"
     loss_unit: str
     methods: ClassVar[tuple[str, ...]]
-    stack: ClassVar[Literal["decoder", "encoder", "encoder-decoder"]] = "decoder"
-    model_class: ClassVar[str] = "LongitudeForCausalLM"
     ngrams: ClassVar[tuple[int, ...]] = ()
-    tokens: ClassVar[Mapping[str, int]] = {"vocab_size": BYTES}
+    symbols: ClassVar[int] = BYTES
     tokenized: ClassVar[bool] = False
     digits: ClassVar[tuple[int, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -96,20 +85,15 @@ class Task(ABC):
     @property
     def generated(self) -> bool:
         """Whether its examples are drawn from a seed; else it reads --data."""
-        return self.defaults.get("data") == (GENERATED,)
-
-    @property
-    def model(self) -> Any:
-        """The class that is trained."""
-        return getattr(models, self.model_class)
+        return self.kind == "answers"
 
     def valid_methods(self) -> tuple[str, ...]:
         """`methods`, and those that plugins add."""
         return self.methods
 
-    def vocabulary(self, config: StudyConfig) -> Mapping[str, int]:
-        """`tokens`, or the vocabulary of a --tokenizer. ValueError if that cannot be loaded."""
-        return self.tokens if config.tokenizer == BYTE else {"vocab_size": reader(config.tokenizer).vocabulary}
+    def vocabulary(self, config: StudyConfig) -> int:
+        """`symbols`, or the size of the vocabulary of a --tokenizer. ValueError if that cannot be loaded."""
+        return self.symbols if config.tokenizer == BYTE else reader(config.tokenizer).vocabulary
 
     def positions(self, length: int) -> int:
         """How many positions a model needs for a length."""
@@ -167,71 +151,6 @@ class Task(ABC):
         """Work of measuring a model, in tokens read, for the progress bar and the estimates of --plan."""
         passes = 3 if "sliding" in config.methods else 1
         return config.documents * config.longest * len(config.test_lengths) * passes
-
-
-class Generated(Task):
-    """A task whose examples are drawn from a seed, and whose answers are right or wrong; its first line says what is drawn.
-
-    Attributes:
-        version: Version of the generated data; another version makes another study.
-        grows: Whether training examples have all lengths from 1 to the training length, or that length alone.
-    """
-
-    kind, unit, loss_unit = "answers", "symbols", "symbol"
-    version: ClassVar[int] = 1
-    grows: ClassVar[bool] = True
-
-    @abstractmethod
-    def drawn_tests(self, config: StudyConfig) -> Iterator[np.ndarray]:
-        """Test examples, int64."""
-
-    @abstractmethod
-    def floor(self, length: int) -> float:
-        """The share of right answers of the best rule that does not know where the tokens are."""
-
-    def prepare(self, config: StudyConfig) -> StudyData:
-        digest = hashlib.sha256()
-        for part in self.drawn_tests(config):
-            digest.update(part.astype("<i8").tobytes())
-        drawn, _, _ = (inspect.getdoc(type(self)) or "").partition("\n")
-        lengths = f"1 to {config.train_length}, from 1 on over the first half of the steps"
-        description = {
-            "source": f"generated: {drawn.rstrip('.')}",
-            "version": self.version,
-            "sha256": digest.hexdigest(),
-            "training_sha256": None,
-            "training_lengths": lengths if self.grows else f"{config.train_length}",
-            "test_examples_of_each_length": config.documents,
-            "floor": {str(length): self.floor(length) for length in config.test_lengths},
-            "ceiling": self.ceiling,
-        }
-        return StudyData([], [], description)
-
-
-def scored(of: Measuring, scores: torch.Tensor, **columns: Any) -> Row:
-    """The row of a mean of scores from 0 to 1, one for each example, with Wilson's interval."""
-    value, low, high = proportions.mean(scores.tolist())
-    columns = {"count": len(scores), **of.labels, **columns}
-    dtype = str(of.model.dtype).removeprefix("torch.")
-    same = {"weighting": "example", "truncation": "none", "dtype": dtype, "documents": len(scores)}
-    return Row(**same, **columns, value=value, low=low, high=high)
-
-
-def growing(longest: int, steps: int) -> np.ndarray:
-    """Maximum length at each step: from 1 evenly to `longest` over the first half (Zaremba and Sutskever 2014)."""
-    return np.minimum(longest, 1 + 2 * longest * np.arange(steps) // steps)
-
-
-def rows_by_distance(answers: pd.DataFrame, metric: str, labels: dict[str, Any]) -> Iterator[Row]:
-    """The share of exact answers at each distance, of a table `Measuring.per_document`; none if it has no distances."""
-    if "distance" not in answers:
-        return
-    groups: Any = answers.groupby(["method", "length", "distance"])["exact"]
-    for (method, length, distance), exact in groups:
-        value, low, high = proportions.mean(exact.tolist())
-        counted = {"documents": len(exact), "count": len(exact), "value": value, "low": low, "high": high}
-        place = {"method": method, "length": int(length), "distance": int(distance)}
-        yield Row(**labels, metric=metric, weighting="example", **place, **counted)
 
 
 TASKS = Registry("task of --task", "`longitude study --help`", ("longitude.study.tasks",))

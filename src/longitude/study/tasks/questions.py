@@ -5,6 +5,8 @@ examples on the length alone. An answer is scored given the right symbols before
 this way, greedy decoding gives the same answer.
 """
 
+import hashlib
+import inspect
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -14,13 +16,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from longitude.measure import Row
+from longitude.measure.rows import Row
 from longitude.measure.windows import evaluating
 from longitude.positions.samplers import Sampler
+from longitude.statistics import proportions
 from longitude.study.config import GENERATED, StudyConfig
 from longitude.study.data import Examples, Fixed, StudyData, sampled
-from longitude.study.tasks.base import SELECTION_SEED, TEST_SEED, Generated, Measuring, growing, sampler_of, scored
+from longitude.study.tasks.base import Measuring, Task, sampler_of
 
+TEST_SEED, SELECTION_SEED = 2**32, 2**32 + 1
+"""Above every seed of a study: no model is trained on examples drawn from them."""
 NOT_ASKED = -100
 """Label of a symbol after which nothing is asked."""
 BY_DISTANCE = "by-distance"
@@ -43,17 +48,19 @@ class Sample(NamedTuple):
     distances: np.ndarray
 
 
-class Questions(Generated):
-    """Accuracy of symbols. A subclass draws the examples.
+class Questions(Task):
+    """Accuracy of symbols. A subclass draws the examples, and the first line of its docstring says what is drawn.
 
     Attributes:
-        symbols: Size of the vocabulary.
+        version: Version of the generated data; another version makes another study.
+        grows: Whether training examples have all lengths from 1 to the training length, or that length alone.
         whole: Whether an example counts only if all its answers are right; else the share of right answers counts.
     """
 
+    kind, unit, loss_unit = "answers", "symbols", "symbol"
     methods = ("forward",)
-    symbols: ClassVar[int]
-    grows = False
+    version: ClassVar[int] = 1
+    grows: ClassVar[bool] = False
     whole: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {
         "data": (GENERATED,),
@@ -71,8 +78,6 @@ class Questions(Generated):
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
-        if "symbols" in vars(cls):
-            cls.tokens = {"vocab_size": cls.symbols}
         cls.metric, cls.words = ("exact_match", "exact answers") if cls.whole else ("accuracy", "right symbols")
 
     @abstractmethod
@@ -83,13 +88,32 @@ class Questions(Generated):
         """Test examples of a length, the same in every study."""
         return self.sample(np.random.default_rng([seed, length]), examples, length, method)
 
+    @abstractmethod
+    def floor(self, length: int) -> float:
+        """The share of right answers of the best rule that does not know where the tokens are."""
+
     def require_length(self, length: int) -> None:
         self.sample(np.random.default_rng(0), 1, length)
 
-    def drawn_tests(self, config: StudyConfig) -> Iterator[np.ndarray]:
+    def prepare(self, config: StudyConfig) -> StudyData:
+        digest = hashlib.sha256()
         for length in config.test_lengths:
             for method in config.methods:
-                yield from self.tests(length, config.documents, method)[:2]
+                for part in self.tests(length, config.documents, method)[:2]:
+                    digest.update(part.astype("<i8").tobytes())
+        drawn, _, _ = (inspect.getdoc(type(self)) or "").partition("\n")
+        lengths = f"1 to {config.train_length}, from 1 on over the first half of the steps"
+        description = {
+            "source": f"generated: {drawn.rstrip('.')}",
+            "version": self.version,
+            "sha256": digest.hexdigest(),
+            "training_sha256": None,
+            "training_lengths": lengths if self.grows else f"{config.train_length}",
+            "test_examples_of_each_length": config.documents,
+            "floor": {str(length): self.floor(length) for length in config.test_lengths},
+            "ceiling": self.ceiling,
+        }
+        return StudyData([], [], description)
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         return Drawn(self, config.train_length, config.steps, config.batch_size, seed, sampler_of(config))
@@ -120,7 +144,34 @@ class Questions(Generated):
                     )
                 done += length
                 of.on_progress(done, total)
+        rows += [row for table in tables for row in rows_by_distance(table, self.metric, of.labels)]
         return rows, tables
+
+
+def scored(of: Measuring, scores: Tensor, **columns: Any) -> Row:
+    """The row of a mean of scores from 0 to 1, one for each example, with Wilson's interval."""
+    value, low, high = proportions.mean(scores.tolist())
+    dtype = str(of.model.dtype).removeprefix("torch.")
+    same = {
+        "weighting": "example",
+        "truncation": "none",
+        "dtype": dtype,
+        "documents": len(scores),
+        "count": len(scores),
+    }
+    return Row(**same, **of.labels, **columns, value=value, low=low, high=high)
+
+
+def rows_by_distance(answers: pd.DataFrame, metric: str, labels: dict[str, Any]) -> Iterator[Row]:
+    """The share of exact answers at each distance, of a table `Measuring.per_document`; none if it has no distances."""
+    if "distance" not in answers:
+        return
+    groups: Any = answers.groupby(["method", "length", "distance"])["exact"]
+    for (method, length, distance), exact in groups:
+        value, low, high = proportions.mean(exact.tolist())
+        counted = {"documents": len(exact), "count": len(exact), "value": value, "low": low, "high": high}
+        place = {"method": method, "length": int(length), "distance": int(distance)}
+        yield Row(**labels, metric=metric, weighting="example", **place, **counted)
 
 
 def answers(model: Any, tokens: Tensor) -> Tensor:
@@ -142,6 +193,11 @@ def by_distance(right: Tensor, asked: Tensor, distances: Tensor, whole: bool) ->
             share = share.floor() if whole else share
             found.append((int(document), int(distance), float(share), int(asks[document])))
     return dict(zip(("document", "distance", "exact", "symbols"), map(np.array, zip(*found, strict=True)), strict=True))
+
+
+def growing(longest: int, steps: int) -> np.ndarray:
+    """Maximum length at each step: from 1 evenly to `longest` over the first half (Zaremba and Sutskever 2014)."""
+    return np.minimum(longest, 1 + 2 * longest * np.arange(steps) // steps)
 
 
 class Drawn(Examples):

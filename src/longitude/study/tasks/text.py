@@ -80,7 +80,7 @@ class Text(Task):
 
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         losses = self.losses(of)
-        rows = [replace(each.row(**of.labels), metric=self.metric) for each in losses]
+        rows = [each.row(**of.labels) for each in losses]
         tables = [
             of.per_document(each.method, each.window, nats=each.nats, tokens=each.tokens, bytes=each.bytes)
             for each in losses
@@ -89,7 +89,7 @@ class Text(Task):
         return rows, [*tables, *self.quarters(of, losses)]
 
     def window(self, of: Measuring) -> pd.DataFrame | None:
-        if self.stack != "decoder" or not of.lengths:
+        if not of.lengths:
             return None
         documents = of.data.validation
         ids = documents[typical(documents, of.config.longest)][: of.lengths[-1] + 1]
