@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from safetensors.torch import load_file, save_file
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -126,6 +128,16 @@ def test_chunks_padding_and_packing(kind, name, mode, ids, mask, placed):
 @pytest.mark.parametrize("name", [*WORKING, "rope:layout=half,learned_frequencies=true+t5+fox"])
 def test_offloaded_to_memory_or_disk(name, ids, placed):
     require_same_offloaded(placed("llama", spec(name) if name in WORKING else name), ids[:, :9])
+
+
+def test_layers_on_other_devices(placed, ids):
+    """accelerate moves what a model passes to its layers, whole."""
+    model = placed("llama", "rope:layout=half+t5").base_model
+    embeddings = model.rotary_emb(torch.zeros(2, 17, 16), 2 * torch.arange(17)[None])
+    moved = send_to_device(embeddings, "meta")
+    tensors = [leaf for leaf in tree_leaves((*moved, moved.positions, moved.tables)) if leaf is not None]
+    assert len(tensors) > 3 and {tensor.device.type for tensor in tensors} == {"meta"}
+    assert [*moved.tables] == [*embeddings.tables]
 
 
 def test_rotated_values_in_a_stock_model(ids, placed, stock):

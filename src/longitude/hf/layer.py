@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.documents import places_in
@@ -38,14 +40,28 @@ def attach(attention: nn.Module, encoding: Composed) -> None:
     attention.__dict__[ENCODING] = encoding  # not as a module: the model has its parameters, once
 
 
-class PositionEmbeddings(tuple):
+@dataclass(eq=False)
+class PositionEmbeddings:
     """Position embeddings that a model passes to its layers: (cos, sin) of the identity rotation, with positions and tables.
 
-    positions: positions of the call's tokens. tables: tables of each encoding for these positions.
+    No tuple, though layers unpack it: hooks of DeepSpeed and accelerate make every tuple anew, from its members alone.
+
+    cos_sin: each [1, 1, 1]. positions: those of the call's tokens. tables: those of each encoding for these positions.
     """
 
+    cos_sin: tuple[Tensor, Tensor]
     positions: Positions
     tables: dict[Encoding, Any]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.cos_sin)
+
+    def to(self, device: torch.device | str | int, **how: Any) -> PositionEmbeddings:
+        """A copy on a device: accelerate calls it where a model's layers are on several."""
+        parts = tree_map_only(
+            Tensor, partial(Tensor.to, device=device, **how), (self.cos_sin, self.positions, self.tables)
+        )
+        return PositionEmbeddings(*parts)
 
 
 @dataclass

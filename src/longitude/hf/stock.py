@@ -104,11 +104,9 @@ class IdentityRotary(nn.Module):
             raise UsageError("position_ids", "[B, L]", list(position_ids.shape))
         positions = as_int(canonical("position_ids", position_ids, x.shape[0], x.shape[1]))
         of_tokens = explicit(positions, x.shape[1], x.device)
-        embeddings = PositionEmbeddings((x.new_ones(1, 1, 1), x.new_zeros(1, 1, 1)))
-        embeddings.positions = positions
         shared = [m for m in self.members if m.stable_keys and not m.learns_frequencies]
-        embeddings.tables = {m: m(partial(m.prepare, of_axes(m, of_tokens), None, x.dtype)) for m in shared}
-        return embeddings
+        tables = {m: m(partial(m.prepare, of_axes(m, of_tokens), None, x.dtype)) for m in shared}
+        return PositionEmbeddings((x.new_ones(1, 1, 1), x.new_zeros(1, 1, 1)), positions, tables)
 
 
 # ---- which models, which encodings -----------------------------------------------------------------------------------
