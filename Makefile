@@ -119,7 +119,7 @@ claims: $(VENV)/study.stamp ## make docs/claims.md from benchmarks/results/claim
 verdicts: $(VENV)/study.stamp ## print the verdicts of the claims; ARGS="runs/claims --run" runs their studies first (hours; --plan says how many)
 	PYTHONPATH=benchmarks $(BIN)/python -m claims $(ARGS)
 
-api: $(VENV)/study.stamp ## make docs/api.md, the page of every public name, from the docstrings
+api: $(VENV)/study.stamp ## make docs/api.md, the index of public names
 	$(BIN)/python docs/make_api.py
 
 freeze-api: $(VENV)/study.stamp ## write docs/public_api.txt, the names and signatures that a test holds: only when you mean to change them

@@ -1,4 +1,4 @@
-"""The page of the API, docs/api.md, made from the docstrings: a row for every public name.
+"""The index of public names, docs/api.md; the site has a page with the docstrings of each section.
 
 python docs/make_api.py            # write the page
 python docs/make_api.py --check    # exit code 1 where the page is not what this would write
@@ -13,14 +13,18 @@ from types import ModuleType
 from typing import Any
 
 import longitude as lg
-from longitude.catalogue import source_of
+from markdown_tables import markdown
 
 PAGE = Path(__file__).with_name("api.md")
-OPENING = """# Every public name
+OPENING = """# Public names
 
-Made from the docstrings by `make api`; a test compares this page with them. `lg` is `import longitude as lg`; `help(lg.attend)`
-shows a whole docstring.
+Look up what `import longitude as lg` has. Most programs need these; `help(lg.attend)` shows arguments, shapes and units.
 """
+FIRST = (
+    "attend", "encoding", "list_encodings", "mixer", "MultiHeadAttention", "explain", "LongitudeConfig", "LongitudeForCausalLM",
+    "from_hugging_face", "check", "measure", "testing",
+)  # fmt: skip
+"""Names that the page begins with."""
 OTHERS = "more"
 """The section of single files of the package."""
 
@@ -78,18 +82,17 @@ def home(name: str, value: Any) -> str:
 
 
 def page() -> str:
-    sections: dict[str, list[str]] = {name: [] for name in ("attention", "positions", "models", OTHERS, "modules")}
-    for name, value in public_names():
-        if isinstance(value, ModuleType):
-            cells = [f"`{name}`", first_line(value), ""]
-        elif callable(value):
-            cells = [f"`{name}{signature(value)}`", first_line(value), source_of(value) or ""]
-        else:
-            continue
-        row = "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-        sections.setdefault(home(name, value), []).append(row)
-    head = "| name | what it is | source |\n| --- | --- | --- |\n"
-    tables = [f"## {name}\n\n{head}" + "\n".join(rows) for name, rows in sections.items() if rows]
+    """A table of the first names, then all names by section; modules with what they have."""
+    names = dict(public_names())
+    first = [[f"`lg.{name}`", first_line(names[f"lg.{name}"])] for name in FIRST]
+    sections: dict[str, list[str]] = {name: [] for name in ("attention", "positions", "models", OTHERS)}
+    for name, value in names.items():
+        if callable(value) and not isinstance(value, ModuleType):
+            sections.setdefault(home(name, value), []).append(f"`{name.rpartition('.')[2]}`")
+    rows = [
+        [f"`{name}`" if name in names else name, ", ".join(sorted(below))] for name, below in sections.items() if below
+    ]
+    tables = [markdown(["name", "what it is"], first), "## All", markdown(["section", "names"], rows)]
     return "\n\n".join([OPENING.rstrip(), *tables]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The API reference: a page for each section of docs/api.md, every public name with its whole docstring, by Sphinx's autodoc."""
+"""The API reference: a page for each section, every public name with its whole docstring, by Sphinx's autodoc."""
 
 import inspect
 from collections.abc import Iterator
