@@ -9,7 +9,6 @@
 A block is `<!-- numbers: NAME -->`, a blank line, what this writes, a blank line, `<!-- end -->`. It shows the newest result:
 
 bench           what encodings promise and what was measured: results/DATE.json (`make bench`)
-bench-machines  the same, beside results of other machines: results/machines/*.json
 bench-mixers    the same of mixers and whole models: results/DATE-mixers.json (`make bench-mixers`)
 decode          a generated token with each mixer: results/DATE-decode.json (`make bench-decode`)
 ceilings        the label of each task that solves it: results/DATE-ceilings.json (`make ceilings`)
@@ -18,8 +17,7 @@ attention       where trained models look, by length and distance: results/DATE-
 retrieval       what extended models still find: results/DATE-retrieval.json (benchmarks/retrieval.py)
 real-*          a real model, whole: results/DATE-real.json (examples/real_checkpoint.py --out)
 properties      three properties of every encoding: results/DATE-properties.json (`make properties`)
-gpu-kernels     what the assembler says of the kernels in Triton: DATE-gpu-kernels.json (benchmarks/gpu_kernels.py --json)
-gpu             targets on a GPU: results/DATE-gpu.json (`make gpu`); gpu-ratios, gpu-times: its ratios and milliseconds
+gpu             targets on a GPU: results/DATE-gpu.json (`make gpu`); gpu-ratios: its ratios
 study, study-*  the table of a study: results/DATE-study.json, DATE-study-mixers.json, ... (--keep study-mixers runs/mixers)
 """
 
@@ -44,23 +42,13 @@ BLOCK = re.compile(r"(<!-- numbers: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FILES = {
     "study-glance": "-study",
     "bench": "",
-    "bench-machines": "",
     "bench-mixers": "-mixers",
     "gpu-ratios": "-gpu",
-    "gpu-times": "-gpu",
     **dict.fromkeys(("real-methods", "real-answers", "real-training", "real-times"), "-real"),
 }
 """Block -> how the name of its file ends, where that is not the block's own name."""
 PROSE = 140
 """Characters of a line of prose."""
-PROCESSORS = {
-    "AMD EPYC": "AMD Zen 5, AVX-512",
-    "AMD EPYC (family 25, model 17)": "AMD Zen 4, AVX-512",
-    "AMD EPYC (family 25, model 1)": "AMD Zen 3, AVX2",
-    "Intel(R) Xeon(R) Processor (family 6, model 207)": "Intel Emerald Rapids, AVX-512 and AMX",
-    "Intel(R) Xeon(R) Processor (family 6, model 167)": "Intel, model 167, AVX-512 and AMX",
-}
-"""Names of processors in results -> readable names; the first is from before families were recorded."""
 
 
 def ending(name: str) -> str:
@@ -136,34 +124,6 @@ def _targets(found: dict[str, Any], targets: list[dict[str, Any]], baseline: boo
         )
     heads = ["target", *(["baseline"] if baseline else []), "", "measured", "at most", "worst case", "other libraries"]
     return markdown(heads, lines)
-
-
-def every_machine(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Processor -> the newest result of it: `found`, the newest of all, last."""
-    before = [json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS / "machines").glob("*.json")]
-    every: dict[str, dict[str, Any]] = {}
-    for one in [*sorted(before, key=lambda one: one["made"]), found]:
-        name = PROCESSORS.get(cpu := one["machine"]["cpu"], cpu)
-        every.pop(name, None)  # measured again: it stands where it is newest
-        every[name] = one
-    return every
-
-
-def machines(found: dict[str, Any]) -> str:
-    """The measured number of each promise on every machine, with the code that was measured."""
-    every = every_machine(found)
-    names = {target["name"]: f"{target['limit']:.2f}" for target in found["targets"]}
-    measured = [{target["name"]: target for target in one["targets"]} for one in every.values()]
-    lines = []
-    for name, limit in names.items():
-        own = [one.get(name, {"measured": None, "met": None}) for one in measured]
-        numbers = ["-" if one["measured"] is None else f"{one['measured']:.2f}" for one in own]
-        kept = ["" if one["met"] in (True, None) else ", missed" for one in own]
-        lines.append(
-            [WORDS.get(name, name), limit, *(number + word for number, word in zip(numbers, kept, strict=True))]
-        )
-    headings = [f"{name}, code {(one['commit'] or '?')[:7]}" for name, one in every.items()]
-    return markdown(["target", "at most", *headings], lines)
 
 
 def protocol(found: dict[str, Any]) -> str:
@@ -472,11 +432,11 @@ def made(found: dict[str, Any]) -> str:
 
 KINDS: dict[str, Callable[[Any], str]] = {
     "real-methods": real_methods, "real-answers": real_answers, "real-training": real_training, "real-times": real_times,
-    "bench": promises, "bench-machines": machines, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
+    "bench": promises, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
     "properties": properties, **dict.fromkeys(("study-glance", "study", "study-mixers", "study-carriers"), at_a_glance),
     "attention": attention,
-    "extending": extending, "retrieval": retrieval, "gpu-kernels": markdown_tables.gpu_kernels, "gpu": markdown_tables.gpu,
-    "gpu-ratios": markdown_tables.gpu_ratios, "gpu-times": markdown_tables.gpu_times,
+    "extending": extending, "retrieval": retrieval, "gpu": markdown_tables.gpu,
+    "gpu-ratios": markdown_tables.gpu_ratios,
 }  # fmt: skip
 
 

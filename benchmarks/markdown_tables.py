@@ -1,4 +1,4 @@
-"""Tables in Markdown: how one is written, and those of docs/gpu.md."""
+"""Tables in Markdown: how one is written, and those of a GPU."""
 
 from __future__ import annotations
 
@@ -9,19 +9,6 @@ PASSES = {"forward": "forward", "forward + backward": "training"}
 
 def markdown(headings: list[str], lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, ["---"] * len(headings), *lines])
-
-
-def gpu_kernels(found: list[dict[str, Any]]) -> str:
-    """By chip and kernel the most registers of a thread and KiB of shared memory, over head_dims and what is added to scores."""
-    kernels, lines = list(dict.fromkeys(row["kernel"] for row in found)), []
-    for chip in dict.fromkeys(row["chip"] for row in found):
-        cells = []
-        for kernel in kernels:
-            rows = [row for row in found if (row["chip"], row["kernel"]) == (chip, kernel)]
-            registers, shared, spilled = (max(row[name] for row in rows) for name in ("registers", "shared", "spilled"))
-            cells.append(f"{registers}, {shared / 1024:.0f} KiB" + (f", {spilled} bytes spilled" if spilled else ""))
-        lines.append([f"`{chip}`", *cells])
-    return markdown(["chip", *(f"`{kernel}`" for kernel in kernels)], lines)
 
 
 def gpu(found: dict[str, Any]) -> str:
@@ -57,17 +44,6 @@ def gpu_ratios(found: dict[str, Any]) -> str:
     order = sorted(scores.items(), key=lambda each: -each[1]["forward + backward", 16384])
     lines = [[name, str(width), *(cell(own, column) for column in columns)] for (name, width), own in order]
     return markdown(["bias, mask", "head_dim", *(f"{PASSES[passed]} {n:,}" for passed, n in columns)], lines)
-
-
-def gpu_times(found: dict[str, Any]) -> str:
-    """Milliseconds and TFLOP/s of flash attention, cuDNN's and ours at one length."""
-    lines = []
-    for row in found["rows"]:
-        if row["part"] != "attention" or row["length"] != 8192 or row["mask"]:
-            continue
-        cells = [f"{row['ms'][way]:.2f} ({row['tflops'][way]:.0f})" for way in ("flash", "cudnn", "triton")]
-        lines.append([row["encoding"], str(row["head_dim"]), PASSES[row["passed"]], *cells])
-    return markdown(["bias", "head_dim", "passes", "flash attention", "cuDNN", "`triton`"], lines)
 
 
 def of_gpu(found: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ SECTIONS = {
         "schemes", "stock-models", "ecosystem", "models", "encoder-decoder", "patterns", "scaling",
     ],
     "notebooks": ["examples/*"],
-    "performance": ["properties", "gpu"],
+    "performance": ["properties"],
     "claims": ["claims/*"],
     "errata": [],
     "CHANGELOG": [],
