@@ -12,7 +12,6 @@ bench           what encodings promise and what was measured: results/DATE.json 
 bench-mixers    the same of mixers and whole models: results/DATE-mixers.json (`make bench-mixers`)
 decode          a generated token with each mixer: results/DATE-decode.json (`make bench-decode`)
 ceilings        the label of each task that solves it: results/DATE-ceilings.json (`make ceilings`)
-extending       schemes of extension over three seeds: results/DATE-extending.json (benchmarks/extending.py)
 attention       where trained models look, by length and distance: results/DATE-attention.json (benchmarks/attention.py)
 retrieval       what extended models still find: results/DATE-retrieval.json (benchmarks/retrieval.py)
 real-*          a real model, whole: results/DATE-real.json (examples/real_checkpoint.py --out)
@@ -172,31 +171,10 @@ def properties(found: dict[str, Any]) -> str:
     return f"{table}\n\n{found['protocol']['words']}"
 
 
-def extending(found: dict[str, Any]) -> str:
-    """Bits per byte of every way to extend, and the differences that are claimed, over seeds."""
-
-    def of(value: dict[str, Any], sign: str = "") -> str:
-        return f"{value['value']:{sign}.3f} ({value['low']:{sign}.3f} to {value['high']:{sign}.3f})"
-
-    rows = [[str(row["factor"]), named(row), of(row["short"]), of(row["long"])] for row in found["rows"]]
-    trained = found["protocol"]["trained"]["length"]
-    table = markdown(["factor", "method", f"at {trained}", "at the new length"], rows)
-    verdicts = []
-    for claim in found["claims"]:
-        better, worse, by = claim["better"], claim["worse"], claim["difference"]
-        verdict = "lower" if by["high"] < 0 else "higher" if by["low"] > 0 else "cannot tell"
-        verdicts.append([str(better["factor"]), f"{named(better)} against {named(worse)}", of(by, "+"), verdict])
-    claims = markdown(["factor", "comparison", "difference", "verdict"], verdicts)
-    seeds = len(found["protocol"]["seeds"])
-    words = f"Means over {seeds} seeds with t-intervals of 95%, differences paired by seed."
-    return f"{table}\n\n{claims}\n\n{words} {dated(found)}"
-
-
 def retrieval(found: dict[str, Any]) -> str:
-    """Of every way to extend: bits per byte and mean score by length, what it keeps; then the score of each task."""
+    """Of every way to extend: bits per byte and mean score by length, and what it keeps."""
     rows = found["rows"]
     lengths = list(rows[0]["bits"])
-    tasks = list(dict.fromkeys(each["task"] for each in rows[0]["scores"]))
 
     def score(of: dict[str, Any]) -> str:
         return f"{of['value']:.2f} ({of['low']:.2f} to {of['high']:.2f})"
@@ -211,18 +189,12 @@ def retrieval(found: dict[str, Any]) -> str:
         ]
         for row in rows
     ]
-    single = [
-        [named(row), length, *(f"{each['value']:.2f}" for each in row["scores"] if str(each["length"]) == length)]
-        for row in rows
-        for length in (lengths[0], lengths[-1])
-    ]
-    by_task = markdown(["method", "at", *(f"`{task}`" for task in tasks)], single)
     protocol = found["protocol"]
     words = (
         f"Bits per byte of {protocol['documents']} excerpts, mean scores of {protocol['trials']} questions of each task with "
         "Wilson's intervals of 95% over all questions."
     )
-    return f"{markdown(headings, lines)}\n\n{by_task}\n\n{words} {dated(found)}"
+    return f"{markdown(headings, lines)}\n\n{words} {dated(found)}"
 
 
 REACH = {"distance": "{:.0f}", "beyond": "{:.0%}", "entropy": "{:.1f}", "first": "{:.1%}"}
@@ -435,7 +407,7 @@ KINDS: dict[str, Callable[[Any], str]] = {
     "bench": promises, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
     "properties": properties, **dict.fromkeys(("study-glance", "study", "study-mixers", "study-carriers"), at_a_glance),
     "attention": attention,
-    "extending": extending, "retrieval": retrieval, "gpu": markdown_tables.gpu,
+    "retrieval": retrieval, "gpu": markdown_tables.gpu,
     "gpu-ratios": markdown_tables.gpu_ratios,
 }  # fmt: skip
 

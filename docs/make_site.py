@@ -25,7 +25,7 @@ SECTIONS = {
     "api": ["api/*"],
     "reference": [
         "showing", "study-tasks", "measuring", "retrieval", "checking", "families", "extending",
-        "schemes", "stock-models", "ecosystem", "models", "encoder-decoder", "patterns", "scaling",
+        "stock-models", "ecosystem", "models", "encoder-decoder", "patterns", "scaling",
     ],
     "notebooks": ["examples/*"],
     "performance": ["properties"],
