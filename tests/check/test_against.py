@@ -1,4 +1,4 @@
-"""What an engine, a second checkpoint or an adapter believes of a checkpoint."""
+"""What an engine or a second checkpoint believes of a checkpoint."""
 
 import json
 import math
@@ -299,24 +299,6 @@ def test_a_second_checkpoint(checkpoint, tmp_path):
     assert found == {"queries and keys": ("expected the same", REORDERED)}
 
 
-def test_an_adapter_is_compared_by_what_it_was_trained_on(checkpoint, tmp_path):
-    folder, base = tmp_path / "adapter", tmp_path / "base"
-    folder.mkdir()
-    llama(rope={"rope_theta": 5e5}).save_pretrained(base)
-    (folder / "adapter_config.json").write_text(
-        json.dumps({"base_model_name_or_path": str(base), "target_modules": ["q_proj", "v_proj"]})
-    )
-    facts = against(checkpoint, folder)
-    assert facts[0].there == str(base) and facts[1].there == "q_proj, v_proj"
-    found = wrong(facts)
-    assert found == {"scaling": ("yarn", "none"), "attention factor": (FACTOR, 1.0)} | {
-        "frequencies": found["frequencies"]
-    }
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "somewhere/else"}))
-    with pytest.raises(ValueError, match="'somewhere/else'"):
-        against(checkpoint, folder)
-
-
 def test_the_command(checkpoint, tmp_path, command):
     right, other = (written(checkpoint, tmp_path / f"{base}.gguf", rope_freq_base=base) for base in (5e5, 1e4))
     code, printed, error = command("check", checkpoint, "--against", right)
@@ -326,5 +308,7 @@ def test_the_command(checkpoint, tmp_path, command):
     other.write_bytes(other.read_bytes()[:40])
     code, _, line = command("check", checkpoint, "--against", other)
     assert code == 2 and "cut off" in line and line.count("\n") == 1
-    for arguments in ((checkpoint, "--against", right, "--length", 20), ("alibi", "--against", right)):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    wrong_use = ((checkpoint, "--against", right, "--length", 20), ("alibi", "--against", right))
+    for arguments in (*wrong_use, (checkpoint, "--against", tmp_path)):
         assert command("check", *arguments)[0] == 2

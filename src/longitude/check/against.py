@@ -1,4 +1,4 @@
-"""Comparison of a checkpoint's positions with a GGUF file, a second checkpoint, or an adapter."""
+"""Comparison of a checkpoint's positions with a GGUF file or a second checkpoint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from longitude.checkpoints.gguf import GGUF, LONG, SHORT, Divided
 from longitude.checkpoints.layout import layout_changes
 from longitude.checkpoints.load import shapes_of
 from longitude.checkpoints.source import Source, open_source, ropes_of
+from longitude.errors import UsageError
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import DynamicNTK, Follows, LongRoPE
-from longitude.runs.files import read_json
 
 ADAPTER = "adapter_config.json"
 FORMS = {
@@ -52,11 +52,11 @@ class Fact:
 
 
 def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False) -> list[Fact]:
-    """Compare a checkpoint's positions with those of a GGUF file, an adapter or another checkpoint.
+    """Compare a checkpoint's positions with those of a GGUF file or another checkpoint.
 
     Args:
         model: Folder of a Hugging Face checkpoint, or a name on the hub.
-        other: A .gguf file, a folder of an adapter (PEFT), or another checkpoint.
+        other: A .gguf file, or another checkpoint.
         allow_pickle: Load weights that are saved as a pickle; only if you trust where they come from.
 
     Returns:
@@ -68,7 +68,8 @@ def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False)
     """
     source, place = open_source(str(model), allow_pickle), Path(other)
     if (place / ADAPTER).is_file():
-        return of_adapter(source, place, allow_pickle)
+        expected = "a .gguf file or another checkpoint"
+        raise UsageError("--against", expected, f"the adapter {other}", "compare with the checkpoint it was trained on")
     if place.suffix == ".gguf":
         file = GGUF(place)
         facts, frequencies, weights = file.facts(), file.frequencies(), gguf_layouts(source, file)
@@ -215,20 +216,3 @@ def gguf_layouts(source: Source, file: GGUF) -> Fact:
     right = FORMS["interleaved"] if pairs == "interleaved" else "the same"
     differs = fact.there != right
     return Fact(fact.name, f"expected {right}" if differs else None, fact.there, differs)
-
-
-def of_adapter(source: Source, folder: Path, allow_pickle: bool) -> list[Fact]:
-    """Facts of an adapter: the checkpoint it was trained on, if readable, and the modules about positions that it trains."""
-    given = read_json(folder / ADAPTER, links=True)
-    base = given.get("base_model_name_or_path")
-    targets = given.get("target_modules") or []
-    facts = [
-        Fact("trained on", source.name, base, False),
-        Fact("trains", None, ", ".join(map(str, sorted(targets))), False),
-    ]
-    if base is None or not (Path(base) / "config.json").is_file():
-        raise ValueError(
-            f"{folder / ADAPTER}: its base model {base!r} is not a folder with config.json here, so its positions are unknown; "
-            "compare with that checkpoint itself"
-        )
-    return [*facts, *against(source.folder, base, allow_pickle=allow_pickle)]

@@ -53,47 +53,45 @@ class Unused:
     """Attributes of a model's modules before its first pass, besides weights, to find and undo what passes change."""
 
     def __init__(self, model: nn.Module):
-        self.numbers = {(module, name) for module, name, _ in Selection(model).numbers}
+        self.numbers = {(module, name) for module, name, _ in Selection(model).numbers}  # of keys, which laws set
         self.kept = [(module, self.state_of(module), {*module._buffers}) for module in model.modules()]
 
     def state_of(self, module: nn.Module) -> dict[str, tuple[Any, Any]]:
-        """Attribute -> its value, and a copy of one that can grow; without numbers of keys, which laws set."""
+        """Attribute -> its value, and a copy of one that can grow."""
         return {
             name: (value, copy.copy(value) if type(value) in (dict, list, set) else value)
             for name, value in vars(module).items()
             if name not in PLAIN and (module, name) not in self.numbers
         }
 
-    def left(self) -> list[str]:
-        """Names of attributes that passes have added or changed, with the class of their module."""
-        left: dict[str, None] = {}
+    def changes(self) -> Iterator[tuple[nn.Module, str]]:
+        """(module, name) of each attribute or buffer that passes have added or changed."""
         for module, before, buffers in self.kept:
             now = self.state_of(module)
-            same = [
-                name
-                for name in before.keys() & now.keys()
-                if now[name][0] is before[name][0]
-                and (type(now[name][0]) not in (dict, list, set) or len(now[name][0]) == len(before[name][1]))
-            ]
-            changed = sorted({**before, **now}.keys() - same) + sorted(module._buffers.keys() - buffers)
-            left |= dict.fromkeys(f"{type(module).__name__}.{name}" for name in changed)
-        return [*left]
+            for name in sorted(before.keys() | now.keys()):
+                (was, content), (value, _) = before.get(name, (PLAIN, None)), now.get(name, (PLAIN, None))
+                if value is not was or (type(was) in (dict, list, set) and len(was) != len(content)):
+                    yield module, name
+            yield from ((module, name) for name in sorted(module._buffers.keys() - buffers))
+
+    def left(self) -> list[str]:
+        """Names of the changed attributes, with the class of their module."""
+        return list(dict.fromkeys(f"{type(module).__name__}.{name}" for module, name in self.changes()))
 
     def restore(self) -> None:
         """Set the modules back to the state before the first pass."""
-        for module, before, buffers in self.kept:
-            for name in self.state_of(module).keys() - before:
+        states = {module: before for module, before, _ in self.kept}
+        for module, name in [*self.changes()]:
+            if name not in states[module]:
                 delattr(module, name)
-            for name, (value, copied) in before.items():
-                if type(value) is list:
-                    value[:] = copied
-                elif type(value) in (dict, set):
-                    value.clear()
-                    value.update(copied)
-                if vars(module).get(name) is not value:
-                    setattr(module, name, value)
-            for name in module._buffers.keys() - buffers:
-                delattr(module, name)
+                continue
+            value, content = states[module][name]
+            if isinstance(value, list):
+                value[:] = content
+            elif isinstance(value, dict | set):
+                value.clear()
+                value.update(content)
+            setattr(module, name, value)
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """`longitude check`."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ import tyro
 from longitude.cli.shared import DONE, FAILURES, UNTRIED, checkpoint_of, keep_threads_from_spinning, print_json
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
-COLORS = {"passed": "green", "failed": "bold red", "not applicable": "dim", "unknown": "yellow"}
-"""Status of a Result -> its color."""
+COLORS = ("green", "bold red", "dim", "yellow")
+"""Of the statuses of a Result, in their order."""
 
 GROUPS = {
     "test": "length reference against laws quick seed",
@@ -32,8 +31,8 @@ class CheckOptions:
     Args:
         length: Tokens that laws of a model compare; by default 16 beyond its training length, 256 at most.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
-        against: Compare with the positions that another file states: a .gguf file, an adapter's folder, or another
-            checkpoint. Exit code 1 where they contradict each other.
+        against: Compare with the positions that another file states: a .gguf file or another checkpoint. Exit code 1 where they
+            contradict each other.
         laws: The laws to try, by name ("left_padding"); all by default.
         quick: Try the laws that need no weights, on a small random model of the same config.json: seconds, whatever the
             checkpoint's size. MODEL may be a config.json alone.
@@ -99,14 +98,16 @@ def check(
         else:
             with or_part(model_or_part):
                 results, protocol = check_model(model_or_part, options, progress)
-    count = Counter(result.status for result in results.values())
-    failed, unknown = count["failed"], count["unknown"]
+    from longitude.testing.engine import counted
+
+    count = counted(results)
     if json:
         rows = [result.as_dict() for result in results.values()]
-        print_json({"checked": model_or_part, **protocol, "failed": failed, "unknown": unknown, "laws": rows})
+        numbers = {status: count[status] for status in ("failed", "unknown")}
+        print_json({"checked": model_or_part, **protocol, **numbers, "laws": rows})
     else:
         show(model_or_part, protocol, results)
-    return FAILURES if failed else UNTRIED if unknown else DONE
+    return FAILURES if count["failed"] else UNTRIED if count["unknown"] else DONE
 
 
 def check_model(model: str, options: CheckOptions, progress: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -149,24 +150,21 @@ def check_model(model: str, options: CheckOptions, progress: Any) -> tuple[dict[
 def compare(model: str, other: str, allow_pickle: bool, json: bool) -> int:
     """`check --against`."""
     from longitude.check.against import against
+    from longitude.report.table import show as display, table
 
     facts = against(model, other, allow_pickle=allow_pickle)
     wrong = [fact.name for fact in facts if fact.differs]
     if json:
         print_json({"checked": model, "against": other, "differ": wrong, "facts": [vars(fact) for fact in facts]})
-    else:
-        from longitude.report.table import show as display, table
+        return FAILURES if wrong else DONE
 
-        rows = [(fact.name, believed(fact.here), believed(fact.there), "differs" * fact.differs) for fact in facts]
-        verdict = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "nothing contradicts"
-        display(
-            table("", "the checkpoint", "the other", "", rows=rows, words=4), f"\n{model} against {other}: {verdict}"
-        )
+    def cell(value: Any) -> str:
+        return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+    rows = [(fact.name, cell(fact.here), cell(fact.there), "differs" * fact.differs) for fact in facts]
+    verdict = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "nothing contradicts"
+    display(table("", "the checkpoint", "the other", "", rows=rows, words=4), f"\n{model} against {other}: {verdict}")
     return FAILURES if wrong else DONE
-
-
-def believed(value: Any) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:
@@ -216,27 +214,23 @@ def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) 
     from rich.text import Text
 
     from longitude.report.table import show as display, table
+    from longitude.testing.engine import STATUSES, counted
 
+    color = dict(zip(STATUSES, COLORS, strict=True))
     laws = table("law", "status", "measured", "threshold", "what it claims, or why it is not applicable", words=5)
     laws.columns[4].no_wrap = False
+    reasons = []
     for result in results.values():
         words = result.reason if result.status == "not applicable" else result.claim
         words += f" ({result.reason})" if result.status == "passed" and result.reason else ""
-        status = Text(result.status, COLORS[result.status])
+        status = Text(result.status, color[result.status])
         laws.add_row(result.law, status, number(result.measured), number(result.threshold), Text(words))
-    reported = [result for result in results.values() if result.status in ("failed", "unknown")]
-    count = Counter(result.status for result in results.values())
-    words = ", ".join(f"{count[status]} {status}" for status in COLORS if count[status] or status != "unknown")
+        if result.status in ("failed", "unknown"):
+            words = "unknown: " * (result.status == "unknown") + result.reason
+            words += f" [{result.whose}]" if result.whose else ""
+            reasons.append(Text.assemble((f"\n{result.law}: ", color[result.status]), words))
+    words = ", ".join(f"{n} {status}" for status, n in counted(results).items() if n or status != "unknown")
     how = ", ".join(f"{key} {value}" for key, value in protocol.items() if key != "kind" and value is not None)
-    reasons = [
-        Text.assemble(
-            (f"\n{result.law}: ", COLORS[result.status]),
-            "unknown: " * (result.status == "unknown"),
-            result.reason,
-            f" [{result.whose}]" if result.whose else "",
-        )
-        for result in reported
-    ]
     display(laws, *reasons, f"\n{checked}, {len(results)} laws: {words}" + (f"  ({how})" if how else ""))
 
 

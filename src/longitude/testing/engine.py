@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -14,11 +15,12 @@ from pathlib import Path
 from pkgutil import iter_modules
 from subprocess import SubprocessError
 from traceback import walk_tb
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from longitude.errors import unknown
 
 Status = Literal["passed", "failed", "not applicable", "unknown"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 Test = TypeVar("Test", bound=Callable[..., Any])
 OnLaw = Callable[[str, int, int], None]
 """Called with the name of a law, the number of laws before it, and the number of all laws."""
@@ -180,6 +182,12 @@ class Law:
         position, whose = (found.position, found.whose) if status == "failed" else (None, "")
         numbers = finite(found.measured), finite(found.threshold)
         return Result(self.name, self.claim, status, *numbers, reason, position, whose)
+
+
+def counted(results: Mapping[str, Result]) -> dict[Status, int]:
+    """How many laws have each status, in the order of STATUSES."""
+    numbers = Counter(result.status for result in results.values())
+    return {status: numbers[status] for status in STATUSES}
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------

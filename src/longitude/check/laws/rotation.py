@@ -263,7 +263,7 @@ def given_positions(subject: Subject) -> Measurement:
 def far_positions(subject: Subject) -> Measurement:
     """Tables, biases or logits at far positions = those of float32, in the model's own dtype, in bfloat16 and under autocast.
 
-    As far as the model is declared for, and at 100,003; in bfloat16 beyond 2^24. And a short pass after it = the one before.
+    At 100,003, and in bfloat16 beyond 2^24. And a short pass after it = the one before.
     """
     tokens = subject.tokens(8)
     before, again = (subject.logits(tokens) for _ in range(2))
@@ -289,35 +289,32 @@ def far_ones(subject: Subject) -> Measurement:
     if biases:
         return far_biases(subject, biases[0])
     subject.require("position_ids", "no far position can be tried alone")
-    declared: int = getattr(subject.config, "max_position_embeddings", None) or FAR
-    starts = [FAR] if declared < 16 else sorted({FAR, declared - 8})
     try:
-        measurements = [far_tables(subject, ropes(subject.config), start) for start in starts]
-        return next((tables for tables in measurements if not tables.holds), measurements[-1])
+        return far_tables(subject, ropes(subject.config))
     except (NotShown, Unknown):
         return far_logits(subject)
 
 
-def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig], start: int) -> Measurement:
-    """Cos and sin of 8 positions from `start` on against float64.
+def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig]) -> Measurement:
+    """Cos and sin of 8 positions from 100,003 on against float64.
 
     Allowed are two roundings of a float32 angle, and one to the model's dtype.
     """
-    positions = torch.arange(start, start + 8)
+    positions = torch.arange(FAR, FAR + 8)
     tables = tables_at(subject, positions)
     require_tables(tables)
     dtype = next(subject.model.parameters()).dtype
     error, allowed, factor = 0.0, 0.0, 1.0
     for layer in read.keys() & tables.keys():
-        want = expected(subject.config, layer, read[layer], start + 8)
+        want = expected(subject.config, layer, read[layer], FAR + 8)
         pairs = tables[layer].pairs(len(want.inverse))
         factor = max(factor, want.attention_factor)
         # A position too far or too near is no rounding: cached_decoding finds it.
         off = min(float(pairs.errors(angles_at(positions + shift, want), want).max()) for shift in (0, -1, 1))
-        allowed = factor * (torch.finfo(dtype).eps + 8 * (start + 8) * 2.0**-24)
+        allowed = factor * (torch.finfo(dtype).eps + 8 * (FAR + 8) * 2.0**-24)
         error = max(error, off)
-    place = f"at position {start} in {dtype_name(dtype)}"
-    return Measurement(error, allowed, place, f"cos and sin {place} are not those of its config", start)
+    place = f"at position {FAR} in {dtype_name(dtype)}"
+    return Measurement(error, allowed, place, f"cos and sin {place} are not those of its config", FAR)
 
 
 # ---- all that is declared ------------------------------------------------------------------------------------------------

@@ -60,36 +60,33 @@ def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> t
     token = torch.arange(keys)
     bits = torch.Generator().manual_seed(r.randrange(2**31))
 
-    def chance(p: float, *shape: int) -> Tensor:
-        return torch.rand(shape, generator=bits) < p
-
-    def lead() -> tuple[int, ...]:
-        return r.choice([(keys,), (batch, keys), (1, keys)])
-
-    def valid() -> Tensor:
-        shape = lead()
-        ends = torch.tensor([[r.randint(0, keys)] for _ in range(shape[0] if len(shape) > 1 else 1)])
-        kept = r.choice([token >= ends, token < ends, chance(0.7, *shape), chance(0.0, *shape)])
-        return kept.view(shape) if kept.numel() == torch.Size(shape).numel() else kept[0]
+    def chance(p: float) -> Tensor:
+        return torch.rand(r.choice([(keys,), (batch, keys), (1, keys)]), generator=bits) < p
 
     def ids() -> Tensor:
-        found = chance(0.25, *lead()).long().cumsum(-1)
-        return found if r.random() < 0.8 else found % 2
+        return chance(0.25).long().cumsum(-1)
 
-    anywhere: list[Callable[[], Mask]] = [
+    def ends() -> Tensor:
+        return torch.randint(keys + 1, (r.choice([1, batch]), 1), generator=bits)
+
+    spans: list[Callable[[], Mask]] = [  # joined by & alone, fused backends compute them span by span
         Causal,
-        lambda: Window(r.randint(1, keys + 2)),
-        lambda: Dilated(r.randint(1, 5), r.randint(1, 6)),
-        lambda: Padding(valid()),
-        lambda: Band(r.randint(0, 4), r.randint(0, 4)),
         NoMask,
+        lambda: Window(r.randint(1, keys + 2)),
+        lambda: Padding(token >= ends()),
+        lambda: Padding(token < ends()),
+        *[lambda: Documents(ids())] * (rows <= keys),
+    ]
+    anywhere: list[Callable[[], Mask]] = [
+        *spans,
+        lambda: Dilated(r.randint(1, 5), r.randint(1, 6)),
+        lambda: Padding(chance(r.choice([0.0, 0.7]))),
+        lambda: Band(r.randint(0, 4), r.randint(0, 4)),
     ]
     among: list[Callable[[], Mask]] = [
-        lambda: Documents(ids()),
-        lambda: Prefix(r.randint(0, keys + 2)),
-        lambda: Prefix(torch.tensor([r.randint(0, keys + 1) for _ in range(batch)])),
-        lambda: Global(chance(0.2, *lead())),
-        lambda: Global([r.randrange(keys)]),
+        lambda: Documents(ids() % 2),
+        lambda: Prefix(ends()[:, 0] if r.random() < 0.5 else r.randint(0, keys + 2)),
+        lambda: Global(chance(0.2) if r.random() < 0.5 else [r.randrange(keys)]),
         lambda: Chunks(r.randint(1, keys), token % r.randint(1, keys)),
         lambda: Causal(order=torch.randperm(keys, generator=bits)),
         lambda: Window(r.randint(1, keys), order=torch.randperm(keys, generator=bits)),
@@ -102,22 +99,14 @@ def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> t
         a, b = tree(depth - 1), tree(depth - 1)
         return a & b if r.random() < 0.6 else a | b
 
-    def spans() -> Mask:
-        """A random mask that fused backends compute span by span."""
-        first, last = r.randint(0, keys), r.randint(0, keys)
-        kinds = [Causal(), Window(r.randint(1, keys + 2)), NoMask(), Padding(token >= first), Padding(token < last)]
-        if rows <= keys:
-            kinds.append(Documents(chance(0.25, *lead()).long().cumsum(-1)))
-        return r.choice(kinds) & r.choice(kinds)
-
-    mask = tree(2) if r.random() < 0.6 else spans()
+    mask = tree(2) if r.random() < 0.6 else r.choice(spans)() & r.choice(spans)()
     if rows <= keys and r.random() < 0.2:
         mask = mask | Global([r.randrange(keys)])
     if causal or r.random() < 0.5:
         mask = Causal() & mask
-    found = [part.ids for part in mask.parts() if isinstance(part, Documents)]
-    steady = found and bool((found[0].diff(dim=-1) >= 0).all())  # else documents come back, which streams do not
-    return mask, found[0].expand(batch, keys) if steady else None
+    documents = [part.ids for part in mask.parts() if isinstance(part, Documents)]
+    steady = documents and bool((documents[0].diff(dim=-1) >= 0).all())  # else they come back, which streams do not
+    return mask, documents[0].expand(batch, keys) if steady else None
 
 
 def positions(r: random.Random, batch: int, rows: int, keys: int, encoding: Any) -> dict[str, Any]:
