@@ -25,7 +25,6 @@ from longitude.check.subject import computing_in
 from longitude.checkpoints.config import from_hugging_face
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import load
-from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.testing.engine import Result
 from tests.check import broken_models as models
 from tests.check.broken_unseen import (
@@ -131,12 +130,6 @@ def test_a_number_that_is_not_finite_is_the_configs_fault_alone(key, number, eve
         model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     broken = the_broken(model, "files", every, beside=["rotary_frequencies", "far_positions", "cached_decoding"])
     assert key in broken.reason and str(number) in broken.reason and broken.whose == "the file"
-
-
-def test_lengths_and_windows_that_are_not_finite_are_refused():
-    for key in ("max_position_embeddings", "sliding_window", "rope_theta"):
-        with refused(key, "inf"):
-            from_hugging_face(llama().config.to_dict() | {key: float("inf")})
 
 
 def test_dynamic_scaling_is_broken_by_its_rule_at_any_length():
@@ -431,30 +424,6 @@ def test_longrope_needs_a_factor_for_each_pair():
     assert "long_factor of 4 numbers" in result("files", llama(rope=LONGROPE), raw=raw).reason
 
 
-OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, ORIGINAL: 4096}
-QWEN = {"type": "yarn", "factor": 4.0, ORIGINAL: 32768}
-PUBLISHED = {
-    "bloom": {"n_layer": 2, "n_embed": 32, "seq_length": 2048},  # the latter two are read by nobody
-    "llama": {"max_position_embeddings": 131072, "rope_theta": 500000.0, "rope_scaling": LLAMA3},
-    "qwen2": {"max_position_embeddings": 32768, "use_mrope": False, "rope_theta": 1e6, "rope_scaling": QWEN},
-    "gpt_neox": {"max_position_embeddings": 2048, "rotary_pct": 0.25, "rotary_emb_base": 10000},
-    "gpt_oss": {
-        "initial_context_length": 4096,
-        "max_position_embeddings": 131072,
-        "rope_theta": 150000,
-        "rope_scaling": OSS,
-    },
-}
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("kind", PUBLISHED)
-def test_configs_as_published_are_consistent(kind):
-    raw = {"model_type": kind, **PUBLISHED[kind]}
-    config = AutoConfig.for_model(kind, **copy.deepcopy(PUBLISHED[kind]))
-    assert list(contradictions(raw, config)) == []
-
-
 def test_the_pair_that_turns_otherwise_is_named():
     model = llama()
     model.model.rotary_emb.inv_freq[[1, 2]] = model.model.rotary_emb.inv_freq[[2, 1]]
@@ -701,12 +670,6 @@ def test_laws_are_chosen_by_name():
     names = list(laws())
     assert list(check(llama(), laws=["left_padding", "files"])) == ["files", "left_padding"]
     assert all(set(law.rests_on) <= set(names[: names.index(law.name)]) for law in laws().values())
-
-
-@pytest.mark.parametrize(("name", "recurrent"), [("rwkv4", True), ("mamba", True), ("gru", True), ("attention", False)])
-def test_which_of_our_models_have_states(name, recurrent):
-    config = LongitudeConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, mixer=name)
-    assert subject_of(LongitudeForCausalLM(config)).recurrent == recurrent
 
 
 @pytest.mark.slow

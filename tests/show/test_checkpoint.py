@@ -6,9 +6,7 @@ import re
 
 import numpy as np
 import pytest
-import torch
 import transformers
-from transformers import AutoModelForCausalLM
 
 import longitude as lg
 from longitude.errors import UsageError
@@ -98,26 +96,6 @@ def test_dials_of_a_scheme_that_follows_the_length_have_its_frequencies_there(sa
     np.testing.assert_allclose(own.asked, np.minimum(1, 512 * theta / (2 * math.pi)), rtol=1e-6)
 
 
-def test_dials_of_a_scheme_reach_what_the_model_declares(saved):
-    config = transformers.LlamaConfig(rope_parameters=LLAMA3, max_position_embeddings=131_072, head_dim=128)
-    plain, own = checkpoint.clocks(saved(config)[1], None)
-    assert "131072" in own.caption and "llama3" in own.title
-    assert (own.asked <= plain.asked + 1e-12).all() and own.asked.sum() < plain.asked.sum()
-    with pytest.raises(UsageError) as refused:
-        [*checkpoint.clocks(saved(transformers.BloomConfig())[1], None)]
-    assert refused.value.what == "--clocks" and refused.value.got == "bloom"
-
-
-def test_the_frequencies_are_those_that_transformers_rotates_by(saved):
-    config = transformers.LlamaConfig(
-        rope_parameters=LLAMA3, max_position_embeddings=131_072, hidden_size=64, num_attention_heads=2, head_dim=32,
-        intermediate_size=16, num_hidden_layers=1, vocab_size=32,
-    )  # fmt: skip
-    [rotation] = checkpoint.rotations(saved(config)[1])
-    theirs = AutoModelForCausalLM.from_config(config).model.rotary_emb.inv_freq
-    torch.testing.assert_close(rotation.frequencies(rotation.rope.scaling).inverse.float(), theirs)
-
-
 def test_layers_with_windows_and_rotations_of_their_own(saved):
     path, config = saved(transformers.Gemma3TextConfig(sliding_window=512))
     about = checkpoint.facts(path, config)
@@ -173,14 +151,6 @@ def test_a_table_ends(saved):
     assert words(*saved(transformers.GPT2Config()))["beyond"].startswith("positions from 1024 on do not exist")
 
 
-@pytest.mark.parametrize(("text", "reason"), [("[1]", "array"), ('{"a": 1}', "model_type")])
-def test_a_json_that_is_no_config(command, tmp_path, text, reason):
-    path = tmp_path / "some.json"
-    path.write_text(text)
-    code, out, err = command("show", path)
-    assert code == 2 and out == "" and err.count("\n") == 1 and reason in err
-
-
 def test_a_checkpoint_in_the_terminal(command, saved):
     path, _ = saved(transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64))
     code, out, _ = command("show", path)
@@ -195,13 +165,6 @@ def test_a_model_without_attention_has_no_positions(kind, saved):
     path, config = saved(kind(hidden_size=16, num_hidden_layers=2, vocab_size=32, attention_hidden_size=16))
     assert words(path, config)["model"].endswith("positions: none, without attention")
     assert checkpoint.drawings(config) == []
-
-
-def test_a_table_whose_length_no_config_declares(saved):
-    said = words(*saved(transformers.WhisperConfig(d_model=12, decoder_layers=1, encoder_layers=1)))
-    assert said["trained at"] == "unknown" and said["beyond"].startswith(
-        "positions past the end of its table do not exist"
-    )
 
 
 @pytest.mark.parametrize("kind", ["blt", "gptj"])
