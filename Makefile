@@ -26,7 +26,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test quick near test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims verdicts api freeze-api notebooks laws docs dist dist-test clean new-torch native
+.PHONY: help install study report checkpoint test quick near test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-decode bench-import gpu properties numbers claims verdicts api freeze-api notebooks laws docs dist dist-test clean new-torch native
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -87,10 +87,6 @@ format: $(VENV)/test.stamp ## let ruff format and fix what it can
 bench: $(VENV)/bench.stamp ## what each encoding costs, against our targets and other libraries (about a quarter of an hour, quiet)
 	$(BIN)/python benchmarks/targets.py --out $(OUT) $(ARGS)
 
-bench-mixers: OF := -mixers
-bench-mixers: $(VENV)/bench.stamp ## what each mixer and the whole models cost, against our targets (under ten minutes, quiet)
-	$(BIN)/python benchmarks/targets_mixers.py --out $(OUT) $(ARGS)
-
 bench-decode: OF := -decode
 bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind contexts up to 32768, for every mixer (about a quarter of an hour, quiet)
 	$(BIN)/python benchmarks/decode.py --out $(OUT) $(ARGS)
@@ -101,15 +97,11 @@ gpu: ## laws and times on a GPU, in at most nine minutes, with any PYTHON that h
 bench-import: $(VENV)/study.stamp ## what `import longitude` takes beyond torch's own import (a minute, quiet)
 	$(BIN)/python benchmarks/import_time.py $(ARGS)
 
-ceilings: OF := -ceilings
-ceilings: $(VENV)/study.stamp ## whether each task can be learned, by the label that it names (half an hour)
-	$(BIN)/python benchmarks/ceilings.py --out $(OUT) $(ARGS)
-
 properties: OF := -properties
 properties: $(VENV)/study.stamp ## three properties of every encoding, measured: codes, offsets, cost (an hour)
 	$(BIN)/python benchmarks/properties.py --out $(OUT) $(ARGS)
 
-numbers: $(VENV)/study.stamp ## put the results of benchmarks/results into README.md, its pictures and docs; ARGS="--keep study runs/study" adds one
+numbers: $(VENV)/study.stamp ## put results of studies and benches into README.md, its picture and docs; ARGS="--keep study runs/study" adds one
 	$(BIN)/python benchmarks/fill_numbers.py $(ARGS)
 	$(BIN)/python benchmarks/draw.py
 

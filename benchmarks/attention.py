@@ -9,8 +9,8 @@ scores      At the training length, the mean score (before the softmax) of keys 
             queries and keys as they are; and with both shuffled among the positions before the encoding acts, each by itself.
             What is left of a fall with distance then is due to the encoding, not to what stands where. Without biases.
 
-Prints a table and writes rows with their protocol, by default as benchmarks/results/DATE-attention.json. `make numbers` puts them
-into docs/showing.md, and claim 16 reads them.
+Prints two tables, as docs/showing.md has them, and writes rows with their protocol, by default as
+benchmarks/results/DATE-attention.json; claim 16 reads them.
 """
 
 import argparse
@@ -22,11 +22,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 import transformers
 from torch import Tensor
 
-from fill_numbers import RESULTS, attention
+from fill_numbers import RESULTS
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.errors import UsageError
 from longitude.positions.composed import Composed
@@ -141,6 +143,17 @@ def rows(run: Run, labels: list[str], texts: int) -> Iterator[dict[str, Any]]:
                 yield own | {"of": "scores", "length": run.train_length, **each}
 
 
+def tables(found: list[dict[str, Any]]) -> tuple[str, str]:
+    """Means over seeds, layers and windows: distance, share beyond, entropy and sink by length; scores by octave."""
+    every = pd.DataFrame(found)
+    near = every[every["of"] == "reach"].pivot_table(
+        index="label", columns="length", values=["distance", "beyond", "entropy", "first"]
+    )
+    octaves = every[every["of"] == "scores"].groupby(["label", "shuffled"])["octaves"]
+    falls = octaves.agg(lambda each: np.mean(np.concatenate(each.tolist()), 0)).apply(pd.Series)
+    return near.round(3).to_string(), falls.round(2).to_string()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a study of text, with its models")
@@ -158,7 +171,7 @@ def main() -> int:
     protocol = {"trained": run.train_length, "texts": options.texts, "shuffles": SHUFFLES, "steps": run.config.steps}
     whole = {"schema": 1, "made": str(date.today()), **provenance(), "protocol": protocol, "rows": found}
     write_json(options.out, whole)
-    print(attention(whole))
+    print(*tables(whole["rows"]), sep="\n\n")
     return 0
 
 

@@ -16,16 +16,15 @@ from typing import Any
 
 import torch
 
-import decode_chart
 import longitude as lg
-from charts import write
-from fill_numbers import decoding
+from fill_numbers import markdown, protocol
 from longitude.attention.mixer import list_mixers
 from longitude.bench import report
 from longitude.bench.clock import CLOCKS, Clock, interleaved
 from longitude.bench.rows import timed
 from longitude.bench.sweep import threads
 from longitude.labels import parse_label
+from longitude.runs.files import write_json
 from longitude.runs.progress import Progress
 from longitude.study.config import require_ascending, require_distinct
 from longitude.testing.mixers import bytes_held
@@ -35,8 +34,6 @@ from target import Session, parser
 CHUNK = 512
 """Tokens of one call of the prefill."""
 GROWTHS = ("O(1)", "O(log N)", "O(N)")
-TAIL = 8
-"""Exponents are of the contexts from the longest over this on: before, what costs the same at every length dominates."""
 TURNS = 5
 """A step of decoding is short: this many turns for each of --repeats."""
 LABELS = {"attention": "rope+attention", "window": "window:size=512", "chunks": "chunks:size=512"}
@@ -47,8 +44,7 @@ PROTOCOL = (
     "one process; the first turn is not counted, and a turn makes each context one token longer. seconds: the median of a step. "
     "ratio: to the step of the same label behind `against` tokens in the same turn, its median and quartiles over turns. "
     "cache_bytes: the memory behind every tensor of the cache, spare capacity included, before the first step. growth: of the "
-    "cache with the tokens N, as the mixers declare it, the steepest of a hybrid. Exponents: p of N^p, fitted to the contexts "
-    f"from the longest over {TAIL} on."
+    "cache with the tokens N, as the mixers declare it, the steepest of a hybrid."
 )
 
 
@@ -92,30 +88,10 @@ class Decoder:
         token = self.ids[:, :1]
         return torch.no_grad()(lambda: self.model(token, cache=cache, use_cache=True).logits)
 
-    def line(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """What the rows of this label have in common."""
-        late = [row for row in rows if row["context"] >= rows[-1]["context"] / TAIL]
-        contexts, specs = [row["context"] for row in late], self.config.layer_mixers()
-        return {
-            "label": self.label,
-            "mixers": specs if any(spec != specs[0] for spec in specs) else specs[:1],
-            "growth": self.growth,
-            "time_exponent": exponent(contexts, [row["seconds"] for row in late]),
-            "memory_exponent": exponent(contexts, [row["cache_bytes"] for row in late]),
-        }
-
 
 def all_labels() -> list[str]:
     """Every mixer, with the positions that it takes by itself."""
     return [LABELS.get(name, name) for name in list_mixers()]
-
-
-def exponent(contexts: list[int], values: list[float]) -> float | None:
-    """P of value ~ context^p: the slope of a line through the logarithms, by least squares; None for fewer than two."""
-    if len(contexts) < 2:
-        return None
-    x, y = (torch.tensor(numbers, dtype=torch.float64).log() for numbers in (contexts, values))
-    return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
 
 
 def decode(labels: Sequence[str], contexts: Sequence[int], session: Session) -> dict[str, list[dict[str, Any]]]:
@@ -139,8 +115,21 @@ def decode(labels: Sequence[str], contexts: Sequence[int], session: Session) -> 
     for label, context in rows:
         fields = {"label": label, "context": context, "ratio": None, "ratio_low": None, "ratio_high": None}
         rows[label, context] |= fields | timed(timings[name((label, context))], str(against)) | protocol
-    by_label = {label: [rows[label, context] for context in contexts] for label in labels}
-    return {"lines": [decoders[label].line(own) for label, own in by_label.items()], "rows": [*rows.values()]}
+    return {"lines": [{"label": label, "growth": decoders[label].growth} for label in labels], "rows": [*rows.values()]}
+
+
+def table(measured: dict[str, Any]) -> str:
+    """A token at the context length that ratios are to, and at the longest; as docs/mixers.md has it."""
+    rows = {(row["label"], row["context"]): row for row in measured["rows"]}
+    near, far = int(measured["rows"][0]["against"]), max(row["context"] for row in measured["rows"])
+    lines = []
+    for line in measured["lines"]:
+        first, last = rows[line["label"], near], rows[line["label"], far]
+        times = [f"{row['seconds'] * 1e3:.2f}" for row in (first, last)]
+        megabytes = f"{last['cache_bytes'] / 1e6:.3g}"
+        lines.append([f"`{line['label']}`", line["growth"], *times, f"{last['ratio']:.2f}", megabytes])
+    headings = ["mixer", "cache", f"ms at context {near}", f"ms at context {far}", "ratio", f"MB of cache at {far}"]
+    return f"{markdown(headings, lines)}\n\n{protocol(measured)}"
 
 
 def main() -> int:
@@ -159,11 +148,11 @@ def main() -> int:
     with threads(asked.threads) as count, Progress(total=total) as progress:
         clock = "processor" if asked.cpu_time else "wall"
         session = Session(count, clock, asked.repeats, on_progress=progress.advance)
-        found = decode(asked.mixers, asked.contexts, session)
+        steps = decode(asked.mixers, asked.contexts, session)
     options = {"mixers": asked.mixers, "contexts": asked.contexts, "repeats": asked.repeats}
-    measured = report.document(options, PROTOCOL, **found)
-    write(asked.out, measured, decode_chart.chart(measured))
-    print(f"{decoding(measured)}\nchart: {asked.out.with_suffix('.html')}")
+    measured = report.document(options, PROTOCOL, **steps)
+    write_json(asked.out, measured)
+    print(table(measured))
     return 0
 
 

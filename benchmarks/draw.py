@@ -1,30 +1,117 @@
-"""The pictures of README.md and docs, drawn from what is committed here.
+"""The picture of README.md: docs/study.svg and docs/study-dark.svg, drawn from the newest study committed here.
 
-python benchmarks/draw.py                # write all
-python benchmarks/draw.py keeps study    # some, by name
-python benchmarks/draw.py --check        # exit code 1 where one has other numbers than the results
+python benchmarks/draw.py            # write both
+python benchmarks/draw.py --check    # exit code 1 where one has other numbers than the study
 """
 
+import json
+import re
 import sys
+from typing import Any
+from xml.sax.saxutils import escape
 
-from draw_choice import CHOICE
-from draw_keeps import KEEPS
-from draw_study import STUDY
-from draw_terminal import TERMINAL
+import altair as alt
 
-PICTURES = {each.name: each for each in (STUDY, CHOICE, KEEPS, TERMINAL)}
+from fill_numbers import ROOT, newest
+from longitude.report.figure import DARK, GREY, apart, color_of, described, save, themed
+from longitude.report.wording import papers
+from longitude.study.results import ngrams_named
+
+WIDTH, HEIGHT, GAP = 360, 300, 17
+TITLE = "ALiBi and the T5 bias keep their loss past the training length, the others do not"
+FILES = {ROOT / "docs" / "study.svg": False, ROOT / "docs" / "study-dark.svg": True}
+"""Whether it is for dark pages."""
 
 
-def main(asked: list[str]) -> int:
-    """Write, or with --check compare."""
-    if "--check" not in asked:
-        for name in asked or PICTURES:
-            PICTURES[name].write()
-        return 0
-    found = [name for each in PICTURES.values() for name in each.differing()]
-    print("\n".join(found) or "the pictures are those of the results")
-    return int(bool(found))
+def study() -> dict[str, Any]:
+    """The newest result of the README's study."""
+    path = newest("study")
+    assert path is not None
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def floor(found: dict[str, Any]) -> tuple[str, float]:
+    """The best n-grams, and what they reach."""
+    order, bits = min(found["study"]["ngrams"].items(), key=lambda each: each[1])
+    return ngrams_named(int(order)), bits
+
+
+def words(found: dict[str, Any]) -> str:
+    """What the picture shows with all its numbers, for readers who do not see it."""
+    trained = found["study"]["configuration"]["train_length"]
+    labels = list(dict.fromkeys(row["label"] for row in found["rows"]))
+    names = papers(labels)
+    by_label = [[row for row in found["rows"] if row["label"] == label] for label in labels]
+    lines = [
+        f"{names[rows[0]['label']]} " + ", ".join(f"{r['value']:.2f} at {r['length']}" for r in rows)
+        for rows in by_label
+    ]
+    lines.append("{} {:.2f}".format(*floor(found)))
+    return f"Line chart of bits per byte, lower is better, by window length in bytes, trained on {trained}: {'; '.join(lines)}."
+
+
+def chart(found: dict[str, Any]) -> Any:
+    """A line for each encoding, its band over the seeds, its name at the end, and the training length."""
+    rows, trained = found["rows"], found["study"]["configuration"]["train_length"]
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    lengths = sorted({row["length"] for row in rows})
+    low, high = min(row["seed_low"] for row in rows) - 0.1, max(row["seed_high"] for row in rows) + 0.1
+    x = alt.X(
+        "length:Q",
+        title="Window length in bytes (log scale)",
+        scale=alt.Scale(type="log", base=2, domain=[lengths[0], lengths[-1]]),
+        axis=alt.Axis(values=lengths, format="d", grid=False),
+    )
+    scale, title = alt.Scale(domain=[low, high], zero=False, nice=False), "Bits per byte, lower is better"
+    y = alt.Y("value:Q", title=title, scale=scale)
+    range_ = [color_of(n) for n in range(len(labels))]
+    color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=range_), legend=None)
+    base = alt.Chart(alt.Data(values=rows)).encode(x, y, color)
+    last = sorted((row for row in rows if row["length"] == lengths[-1]), key=lambda row: row["value"])
+    gap = GAP * (high - low) / HEIGHT
+    ends = [
+        row | {"at": at, "name": papers(labels)[row["label"]]}
+        for row, at in zip(last, apart([row["value"] for row in last], gap), strict=True)
+    ]
+    names = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=10, fontSize=13, fontWeight=600)
+    name, bits = floor(found)
+    grams = alt.Chart(alt.Data(values=[{"length": lengths[-1], "value": bits, "words": name}]))
+    mark = alt.Chart(alt.Data(values=[{"length": trained, "value": high, "words": f"trained at {trained}"}]))
+    layers = [
+        mark.mark_rule(color=GREY, strokeDash=[4, 4]).encode(alt.X("length:Q")),
+        mark.mark_text(align="left", dx=6, dy=8, color=GREY, fontSize=12).encode(x, y, text="words:N"),
+        grams.mark_rule(color=GREY, strokeDash=[1, 3]).encode(y),
+        grams.mark_text(align="right", dx=-6, dy=-7, color=GREY, fontSize=12).encode(x, y, text="words:N"),
+        base.mark_area(opacity=0.15).encode(alt.Y("seed_low:Q", title=title), alt.Y2("seed_high:Q")),
+        base.mark_line(strokeWidth=2.4),
+        base.mark_circle(size=46, opacity=1),
+        names.encode(x, alt.Y("at:Q", title=title), color, text="name:N"),
+    ]
+    return themed(
+        alt.layer(*layers).properties(width=WIDTH, height=HEIGHT),
+        padding={"left": 5, "top": 12, "right": 30, "bottom": 5},
+    )
+
+
+def write() -> None:
+    """Both; the dark one is the other in the colors of dark pages."""
+    drawn = chart(study())
+    for path, dark in FILES.items():
+        save(drawn, path)
+        svg = path.read_text(encoding="utf-8")
+        if dark:
+            svg = re.sub("|".join(DARK), lambda color: DARK[color[0]], svg)
+        path.write_text(described(svg, TITLE, words(study()), path.stem).rstrip() + "\n", encoding="utf-8")
+
+
+def differing() -> list[str]:
+    """The files that were drawn from other numbers; by the words in them, as bytes depend on fonts and releases."""
+    expected = f">{escape(words(study()))}</desc>"
+    return [path.name for path in FILES if not path.exists() or expected not in path.read_text(encoding="utf-8")]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if "--check" not in sys.argv[1:]:
+        write()
+    elif names := differing():
+        sys.exit(f"not of the newest study: {', '.join(names)}")

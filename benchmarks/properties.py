@@ -16,7 +16,7 @@ cost        Time of lg.attend forward and backward with the encoding, as `longit
 Learned numbers are those of a study of all encodings, of its first seed and first layer, for codes; it is run, or continued, in
 --run. For costs they are freshly drawn. Prints a table and
 writes its rows with their protocol, by default as benchmarks/results/DATE-properties.json;
-`make numbers` puts them into docs/properties.md.
+docs/properties.md has the printed table.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fill_numbers import RESULTS, properties
+from fill_numbers import RESULTS, markdown, paper_and_label
 from longitude.bench.cases import AttentionShape, Inputs, ours, plain
 from longitude.bench.clock import CLOCKS, interleaved
 from longitude.catalogue import acts
@@ -127,6 +127,15 @@ def measured(path: Path, repeats: int, clock: Callable[[], float]) -> tuple[list
     return rows, seconds
 
 
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row as it is shown: distance of codes, relative, cost."""
+    distance = row["codes"]
+    if isinstance(distance, float):
+        distance = f"{distance:.2g}" if distance else "0"
+    relative = {True: "yes", False: "no", None: "-"}[row["relative"]]
+    return [distance or "-", relative, f"{row['cost']:.2f}"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / f"{date.today()}-properties.json")
@@ -164,7 +173,9 @@ def main() -> int:
     }  # fmt: skip
     result = {"protocol": protocol, "rows": rows}
     write_json(options.out, result)
-    print(properties(result))
+    headings = ["encoding", "distance of the two most similar positions", "relative", "time / PyTorch"]
+    rows.sort(key=lambda row: row["cost"])
+    print(markdown(headings, [[paper_and_label(row["encoding"]), *cells(row)] for row in rows]), words, sep="\n\n")
     for row in rows:
         if row["missing"]:
             print(f"{row['encoding']}: {row['missing']}")

@@ -3,110 +3,85 @@
     make checkpoint ARGS="--skills --out models/skilled"
     python benchmarks/retrieval.py --checkpoint models/skilled --out benchmarks/results/DATE-retrieval.json
 
-Text is what the checkpoint was not trained on, every 20th file of the standard library; half of it is for the search of
-factors, half for perplexity. Questions are new draws of the kinds that it was trained on. What --runs has of this checkpoint and
-protocol is not done again. `make numbers` puts the result into docs/extending.md.
+Runs `longitude extend` for each scheme and `longitude measure` over all of them, as a user would; claim 17 reads the rows. Text
+is what the checkpoint was not trained on, every 20th file of the standard library; half of it is for the search of factors, half
+for perplexity. What --runs holds is not done again, so another checkpoint needs another folder.
 """
 
 import argparse
 import json
+import runpy
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+import sysconfig
 from datetime import date
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from extending import BATCH, CANDIDATES, RATE, searched, split_text
-from longitude.checkpoints.load import load
-from longitude.extend.extend import extend
-from longitude.extend.fine_tune import fine_tune
-from longitude.extend.units import digest_of_weights
-from longitude.measure.config import MeasureConfig
-from longitude.measure.plan import plan
-from longitude.measure.retrieval import run as ask
-from longitude.measure.run import measure
-from longitude.runs.progress import Progress
+from fill_numbers import ROOT
+from longitude.runs.files import write_json
 from longitude.runs.provenance import provenance
-from longitude.runs.store import key_of
 from longitude.statistics.proportions import wilson
 
 FACTOR = 4
-UNCHANGED, SEARCHED = "unchanged", "longrope"
-METHODS = (UNCHANGED, "linear", "ntk", "dynamic", "yarn", "llama3", SEARCHED)
+METHODS = ("linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
 TUNED = ("linear", "yarn")
-STEPS = 200
+STEPS = "200"
 """Of fine-tuning on text alone, in windows of the new length."""
 TASKS = (
-    "passkey",
-    "needle-filler",
-    "needle-single",
-    "needle-multi-key",
-    "needle-multi-value",
-    "needle-city",
-    "needle-country",
+    "passkey", "needle-filler", "needle-single", "needle-multi-key", "needle-multi-value", "needle-city", "needle-country",
     "variable-tracking",
-)
+)  # fmt: skip
 """What the checkpoint learned to answer: LEARNED of examples/skills.py."""
-TRIALS = 20
-"""Questions of a task and length."""
-DOCUMENTS = 24
+QUESTIONS = {"--trials": "20", "--documents": "24", "--methods": "non-overlapping", "--dtype": "float32", "--seed": "0"}
 NEARLY = {"bits": 1.05, "score": 0.9}
 """Of the unchanged model's at its training length: bits per byte at most, mean score at least, to count as kept."""
-SEED = 0
 
 
-# ---- models ----------------------------------------------------------------------------------------------------------
-def runs_of(model: Any, parent: Path) -> Path:
-    """The folder of what is made and measured of a checkpoint: other weights, or another protocol, have their own."""
-    question = {
-        "weights": digest_of_weights(model),
-        "factor": FACTOR,
-        "trials": TRIALS,
-        "documents": DOCUMENTS,
-        "seed": SEED,
-    }
-    return parent / key_of(question | {"tuned": [STEPS, BATCH, RATE], "candidates": CANDIDATES})
+def longitude(*arguments: Any) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "longitude", *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def made(base: Path, method: str, steps: int, runs: Path, length: int) -> Path:
-    """The folder of a model, made where it is not there."""
-    out = runs / (method + (f"-{steps}" if steps else ""))
-    if method == UNCHANGED or out.exists():
-        return base if method == UNCHANGED else out
-    if steps:
-        before = made(base, method, 0, runs, length)
-        fine_tune(before, runs / "text" / "training", out=out, steps=steps, batch=BATCH, learning_rate=RATE, seed=SEED)
-    elif method == SEARCHED:
-        searched(base, out, runs / "text" / "search", (length // FACTOR, length), SEED)
-    else:
-        extend(base, out, to=length, method=method, text=None)
-    return out
+def split_text(folder: Path) -> None:
+    """The library's files into folders: training, search, held-out. The example trains on all but every 20th file."""
+    example = runpy.run_path(str(ROOT / "examples" / "train_tiny_checkpoint.py"))
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [each for each in sorted(root.rglob("*.py")) if not example["NOT_PROSE"] & {*each.relative_to(root).parts}]
+    for i, file in enumerate(files):
+        part = folder / ("training" if i % 20 else "search" if i % 40 else "held-out")
+        part.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, part / f"{i}.py")
 
 
-# ---- measured --------------------------------------------------------------------------------------------------------
-def bits(where: Path, lengths: list[int], runs: Path) -> dict[int, float]:
-    """Bits per byte at each length, in windows that do not overlap."""
-    text = str(runs / "text" / "held-out")
-    config = MeasureConfig(
-        lengths=tuple(lengths), text=text, documents=DOCUMENTS, methods=("non-overlapping",), dtype="float32"
-    )
-    with Progress() as bar:
-        rows = measure(plan(config, (str(where),)), runs / "measured" / where.name, bar).rows
-    return {int(row.length or 0): row.value for row in rows if row.metric == "bits_per_byte" and row.value is not None}
-
-
-def scores(where: Path, lengths: list[int], answers: Path) -> Iterator[dict[str, Any]]:
-    """Of each task and length: the mean score with its interval. One file per task keeps what was answered already."""
-    checkpoint = load(where)
-    for task in TASKS:
-        kept = answers / f"{where.name}-{task}.json"
-        if not kept.exists():
-            rows = list(ask(checkpoint, task, lengths=lengths, trials=TRIALS, seed=SEED))
-            columns = ("task", "length", "value", "low", "high", "count", "reason")
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps([{name: getattr(row, name) for name in columns} for row in rows]))
-        yield from json.loads(kept.read_text())
+def extended(base: Path, runs: Path, length: int) -> dict[Path, tuple[str, int]]:
+    """Folder -> method and steps: the model as it is, extended by each method, and some of them trained on after that."""
+    models = {base: ("unchanged", 0)}
+    for method in METHODS:
+        models[runs / method] = (method, 0)
+        if not (runs / method).exists():
+            search = ["--text", runs / "text" / "search"] if method == "longrope" else []
+            longitude(
+                "extend", base, "--to", length, "--method", method, "--out", runs / method, "--no-measure", *search
+            )
+    for method in TUNED:
+        models[out := runs / f"{method}-{STEPS}"] = (method, int(STEPS))
+        if not out.exists():
+            training = [
+                "--fine-tune",
+                runs / "text" / "training",
+                "--steps",
+                STEPS,
+                "--batch",
+                2,
+                "--learning-rate",
+                3e-4,
+            ]
+            longitude("extend", runs / method, *training, "--out", out, "--no-measure")
+    return models
 
 
 def mean_score(scores: list[dict[str, Any]], length: int) -> dict[str, float]:
@@ -131,32 +106,29 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/retrieval"))
     options = parser.parse_args()
-    if not options.checkpoint.exists():
-        parser.error(f'{options.checkpoint}: not there; make checkpoint ARGS="--skills --out {options.checkpoint}"')
-    model = load(options.checkpoint).model
-    runs = runs_of(model, options.runs)
-    split_text(runs / "text")
-    trained = model.config.max_position_embeddings
+    trained = json.loads((options.checkpoint / "config.json").read_text())["max_position_embeddings"]
     lengths = [trained, 2 * trained, FACTOR * trained]
-    rows = []
-    for method, steps in [*((method, 0) for method in METHODS), *((method, STEPS) for method in TUNED)]:
-        where = made(options.checkpoint, method, steps, runs, lengths[-1])
-        answered = list(scores(where, lengths, runs / "answers"))
-        row = {"method": method, "steps": steps, "bits": bits(where, lengths, runs), "scores": answered}
-        rows.append(row | {"means": {length: mean_score(answered, length) for length in lengths}})
-        print(f"{method} {steps or ''}: {row['bits']}, {rows[-1]['means']}", flush=True)
+    split_text(options.runs / "text")
+    models = extended(options.checkpoint, options.runs, lengths[-1])
+    asked = [word for option in QUESTIONS.items() for word in option]
+    text = ["--text", options.runs / "text" / "held-out", "--out", options.runs / "measured", "--json"]
+    measured = json.loads(
+        longitude("measure", *models, "--lengths", *lengths, "--tasks", *TASKS, "perplexity", *asked, *text)
+    )
+    rows: list[dict[str, Any]] = []
+    for folder, (method, steps) in models.items():
+        of_model = [row for row in measured if Path(row["model"]) == folder]
+        bits = {row["length"]: row["value"] for row in of_model if row["metric"] == "bits_per_byte"}
+        scores = [row for row in of_model if row["task"] in TASKS]
+        means = {length: mean_score(scores, length) for length in lengths}
+        rows.append({"method": method, "steps": steps, "bits": bits, "scores": scores, "means": means})
     for row in rows:
         row["kept"] = kept(row, rows[0], lengths[0], lengths[-1])
-    protocol = {
-        "factor": FACTOR,
-        "trained": trained,
-        "trials": TRIALS,
-        "documents": DOCUMENTS,
-        "nearly": NEARLY,
-        "tuned": {"steps": STEPS, "batch": BATCH, "learning_rate": RATE},
-    }
-    found = {"schema": 1, "made": str(date.today()), **provenance(), "protocol": protocol, "rows": rows}
-    options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(row["method"], row["steps"], row["bits"], row["means"], row["kept"])
+    protocol = {"factor": FACTOR, "trained": trained, "nearly": NEARLY, "questions": QUESTIONS}
+    write_json(
+        options.out, {"schema": 1, "made": str(date.today()), **provenance(), "protocol": protocol, "rows": rows}
+    )
     return 0
 
 

@@ -18,14 +18,13 @@ import torch
 import transformers
 from torch import Tensor
 
-import target_chart
-from charts import write
 from fill_numbers import RESULTS, promises
 from longitude.bench import report
 from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, ours, plain
 from longitude.bench.clock import CLOCKS, interleaved
 from longitude.bench.rows import Row, reason, timed
 from longitude.bench.sweep import threads
+from longitude.runs.files import write_json
 from longitude.runs.memory import available_memory
 from longitude.runs.progress import Progress
 from longitude.runs.provenance import version_of
@@ -176,7 +175,7 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
     """Options of every command that times: where to, how often, by which clock."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     place = RESULTS / f"{date.today()}{name}.json"
-    parser.add_argument("--out", type=Path, default=place, help="the JSON; the chart is written next to it")
+    parser.add_argument("--out", type=Path, default=place, help="the JSON")
     parser.add_argument("--threads", type=int, help="of torch; by default one per core")
     parser.add_argument(
         "--cpu-time", action="store_true", help="processor seconds: for a busy machine, with --threads 1"
@@ -216,6 +215,6 @@ def main(targets: Sequence[Target], description: str | None, name: str) -> int:
     documented = [asdict(row) for row in rows]
     measured = report.document(session.as_json(), report.PROTOCOL, targets=outcomes, rows=documented)
     measured["versions"] |= {peer.package: version_of(peer.package) for peer in PEERS}
-    write(asked.out, measured, target_chart.chart(measured))
-    print("\n".join([promises(measured), *report.remarks(rows), f"chart: {asked.out.with_suffix('.html')}"]))
+    write_json(asked.out, measured)
+    print("\n".join([promises(measured), *report.remarks(rows)]))
     return int(report.has_failed(measured))

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import make_gallery
 import make_laws
 from claims.base import list_claims
-from fill_numbers import WORDS, newest, property_cells
+from fill_numbers import WORDS, newest
 from longitude.attention.mixer import MIXERS
 from longitude.cli.check import COLORS
 from longitude.labels import parse_label
@@ -29,6 +29,7 @@ from longitude.show.charts import figure
 from longitude.show.subjects import Subject, subjects
 from longitude.testing import example
 from longitude.testing.examples import SMALL
+from properties import cells
 
 HERE = Path(__file__).parent
 ROWS = 24
@@ -43,8 +44,6 @@ BASELINES = {
     "unbiased": "PyTorch",
     "no encoding": "the same decoder without an encoding",
     "transformers Llama": "the Llama of transformers",
-    "attention": "full attention",
-    "1024": "the time at context 1,024",
 }
 """The results' own words of what a time is divided by -> words for readers; others stay."""
 SIGN = re.compile(r"(`[^`]*`|https?://\S+)|([\\*_<|\[\]])")
@@ -186,21 +185,24 @@ def results(block: str) -> dict[str, Any]:
 def property_row(name: str) -> list[str] | None:
     """Distance of codes, relative, cost; None where it was not measured."""
     rows = {row["encoding"]: row for row in results("properties")["rows"]}
-    return property_cells(rows[name])[1:] if name in rows else None
+    return cells(rows[name]) if name in rows else None
 
 
 def bench_rows(name: str) -> Iterator[list[str]]:
     """Of the performance targets, ours with this name: test, pass, shapes, and the range of times over that of the baseline."""
     tests: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for block in ("bench", "bench-mixers"):
-        for row in results(block)["rows"]:
-            if row["kind"] == "ours" and row["name"] == name and row["ratio"] is not None:
-                tests.setdefault((row["group"], row["passed"], row["against"]), []).append(row)
+    for row in results("bench")["rows"]:
+        if row["kind"] == "ours" and row["name"] == name and row["ratio"] is not None:
+            tests.setdefault((row["group"], row["passed"], row["against"]), []).append(row)
     for (group, passed, against), rows in tests.items():
         shapes = " × ".join(_range([row[side] for row in rows], ",") for side in ("batch", "length"))
         times = _range([row["ratio"] for row in rows], ".2f")
-        baseline = "its own steps" if against.endswith(", steps") else BASELINES.get(against, against)
-        yield [WORDS.get(group, group), passed.replace("+", " + "), shapes, f"{times}× {baseline}"]
+        yield [
+            WORDS.get(group, group),
+            passed.replace("+", " + "),
+            shapes,
+            f"{times}× {BASELINES.get(against, against)}",
+        ]
 
 
 def _range(numbers: list[Any], form: str) -> str:

@@ -63,7 +63,7 @@ def pages() -> dict[Path, Path]:
     files = [each for each in DOCS.rglob("*") if each.suffix in (".md", ".svg", ".png")]
     elsewhere = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
     protocol = ROOT / "benchmarks" / "claims" / "protocol.md"
-    elsewhere += [*(ROOT / "examples").glob("*.ipynb"), *(ROOT / "benchmarks" / "results").glob("*.svg")]
+    elsewhere += [*(ROOT / "examples").glob("*.ipynb")]
     return {each: each.relative_to(DOCS) for each in files if not each.relative_to(DOCS).parts[0].startswith("_")} | {
         **{each: each.relative_to(ROOT) for each in elsewhere},
         protocol: Path("claims", protocol.name),

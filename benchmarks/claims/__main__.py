@@ -28,16 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="CLAIM", help="docs/claims.md has the names")
     parser.add_argument("--run", action="store_true", help="run the studies of the claims first, or continue them")
     parser.add_argument("--plan", action="store_true", help="print how long each study takes, and run nothing")
+    parser.add_argument(
+        "--keep", action="store_true", help="commit what was run: write it to benchmarks/results/claims"
+    )
     parser.add_argument("--csv", action="store_true", help="a row for each statement")
     asked, options = parser.parse_known_args(arguments)
     if options and not (asked.run or asked.plan):
         parser.error(f"unknown without --run: {' '.join(options)}")
     try:
-        if (asked.run or asked.plan) and asked.folder == KEPT:
+        if (asked.run or asked.plan or asked.keep) and asked.folder == KEPT:
             raise ValueError(f"expected a folder for the studies, got that of the committed results: {KEPT}")
         complete = True
         if asked.run or asked.plan:
             complete = series.run(asked.only, asked.folder, [*options, *["--plan"] * asked.plan])
+        if asked.keep:
+            print(*series.keep(asked.only, asked.folder), sep="\n")
         if not asked.plan:
             evidence = Evidence(asked.folder)
             judged = [claim.judged(evidence) for claim in claims_of(asked.only)]

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from claims.base import claims_of, list_claims
+from claims.evidence import KEPT, Evidence
 from claims.protocol import LADDER, MISTAKEN, MISTAKES, SERIES, preset_name, preset_of
+from longitude.study import results
 from longitude.study.presets import list_presets, of_preset
 
 
@@ -44,3 +46,9 @@ def run(claims: Sequence[str], root: Path, options: Sequence[str]) -> bool:
         print(f"study {name}, {place} of {len(names)}", file=sys.stderr, flush=True)
         ended.append(subprocess.run(command(name, root, options)).returncode == 0)
     return all(ended)
+
+
+def keep(claims: Sequence[str], root: Path) -> list[Path]:
+    """Write the studies that are there, and that claims read, among the committed results, without their models."""
+    evidence = Evidence(root)
+    return [results.keep(evidence.run(name), KEPT / name) for name in studies_of(claims) if name in evidence.there]

@@ -1,4 +1,4 @@
-"""The promises of `make bench` and `make bench-mixers`, each measured very small, and how they are judged. Nothing is timed."""
+"""The promises of `make bench`, each measured very small, and how they are judged. Nothing is timed."""
 
 from dataclasses import replace
 
@@ -8,8 +8,6 @@ import torch
 import longitude as lg
 import rotation
 import targets
-import targets_mixers
-from longitude.attention.mixer import mixer
 from longitude.bench.cases import AttentionShape, Inputs
 from longitude.bench.rows import Row
 from peers import ROTATIONS, installed
@@ -17,7 +15,7 @@ from target import Session, Target
 
 SESSION = Session(threads=1, repeats=1, memory=False, peers=False, shrink=256)
 QUICK = [target for target in targets.TARGETS if not target.environment and not target.name.startswith("graphs")]
-SLOW = ("training", "recurren", "135M", "padded")
+SLOW = ("training", "135M", "padded")
 
 
 @pytest.mark.one_in(5)
@@ -25,7 +23,7 @@ SLOW = ("training", "recurren", "135M", "padded")
     "target",
     [
         pytest.param(each, id=each.name, marks=[pytest.mark.slow] * any(word in each.name for word in SLOW))
-        for each in (*QUICK, *targets_mixers.TARGETS)
+        for each in QUICK
     ],
 )
 def test_a_target_is_measured(target):
@@ -50,41 +48,6 @@ def test_a_peer_rotates_as_we_do(name):
     rope = lg.Rotary(head_dim=8, layout="half" if "Llama" in name else "interleaved")
     for got, x in zip(rotation.prepared(name, inputs)(), (inputs.q, inputs.k), strict=True):
         torch.testing.assert_close(got, rope.rotate(x, 0), atol=1e-5, rtol=1e-5)
-
-
-def test_a_formula_is_the_same_in_both_forms():
-    formulas = targets_mixers.formulas(37)
-    assert {*formulas} == {*targets_mixers.recurrences()}
-    for name, each in formulas.items():
-        chunks, steps = each.run("chunked"), each.run("recurrent")
-        torch.testing.assert_close(chunks, steps, atol=1e-3, rtol=1e-3, msg=lambda words, name=name: f"{name}: {words}")
-        assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(chunks.sum(), each.wanted))
-
-
-def test_the_steps_of_a_layer_are_its_chunks():
-    for name in targets_mixers.recurrences():
-        torch.manual_seed(0)
-        layer = mixer(name, **targets_mixers.of_width(name))
-        x = torch.randn(1, 9, targets_mixers.WIDTH)
-        with torch.no_grad():
-            torch.testing.assert_close(targets_mixers.token_by_token(layer, x), layer(x), atol=1e-4, rtol=1e-4)
-
-
-def test_plain_latent_attention_does_the_same_work():
-    own, plain, rope = targets_mixers.latents()
-    x = torch.randn(2, 19, targets_mixers.WIDTH)
-    got, want = plain(x, *targets_mixers.angles(19, own.rope_dim)), own(x, encoding=rope)
-    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
-    mine, theirs = (sum(p.numel() for p in model.parameters()) for model in (own, plain))
-    assert mine == theirs
-
-
-def test_plain_encoder_decoder_has_the_same_matrices():
-    own, plain = targets_mixers.seq2seqs()
-    ids = torch.zeros(1, 5, dtype=torch.long)
-    assert own(input_ids=ids, decoder_input_ids=ids, use_cache=False).logits.shape == plain(ids, ids).shape
-    matrices = [sum(p.numel() for p in model.parameters() if p.dim() > 1) for model in (own, plain)]
-    assert matrices[0] == matrices[1]
 
 
 # ---- how targets are judged and shown ------------------------------------------------------------------------------------
