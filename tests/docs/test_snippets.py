@@ -30,11 +30,10 @@ PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "d
 """Those of the project's own: CONTRIBUTING.md, whose snippets are files, is executed by tests/test_contributing.py."""
 GUIDES = ("find-a-position-bug", "from-x-transformers", "my-own-encoding")
 SLOW = {"README.md", *(f"docs/guides/{guide}.md" for guide in GUIDES)} | {
-    f"docs/{page}.md" for page in ("checking", "encoder-decoder", "extending", "retrieval")
+    f"docs/{page}.md" for page in ("checking", "extending", "measuring", "models")
 }
 """Pages whose Python takes more than a second."""
 EXPECTED: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "docs/encoder-decoder.md": lambda names: names["right"] > 0.9,
     "docs/guides/find-a-position-bug.md": lambda names: "far_positions" in names["broken"],
 }
 """What the names of a page must have come to."""

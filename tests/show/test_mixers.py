@@ -28,7 +28,7 @@ def test_blocks_are_those_that_attention_reads(window, query):
 
 
 def test_blocks_of_a_query_are_the_digits_of_its_prefix():
-    """docs/hierarchical.md: 64 tokens less a window of 22 are 42 = 32 + 8 + 2."""
+    """docs/mixers.md: 64 tokens less a window of 22 are 42 = 32 + 8 + 2."""
     sizes = block_sizes(built("hierarchical:window=22", SHAPE).mixers[0].module, 63)
     assert sizes.tolist() == [32] * 32 + [8] * 8 + [2] * 2 + [1] * 22
 

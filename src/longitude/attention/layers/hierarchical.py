@@ -323,7 +323,7 @@ class HierarchicalAttention(StateMixer, Headed):
         ValueError: for sizes that do not fit, unknown options, or an encoding that cannot be applied to blocks.
 
     Source:
-        defined here, in docs/hierarchical.md; not a published method
+        defined here, in docs/mixers.md; not a published method
     """
 
     scores = True

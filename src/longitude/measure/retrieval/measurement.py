@@ -131,7 +131,7 @@ def plan(
     """The plan of these options. ValueError for one that is not as `run` documents."""
     if not isinstance(task, Task):
         if task not in TASKS:
-            raise unknown("retrieval task", task, TASKS, "They are listed in docs/retrieval.md.")
+            raise unknown("retrieval task", task, TASKS, "They are listed in docs/measuring.md.")
         task = TASKS[task]
     check_sizes("retrieval", trials=trials)
     if text is not None and not task.text:

@@ -1,7 +1,7 @@
 """Tasks over lists of generated records, without running text: pairs, words, a conversation, edges, labelled lines.
 
 Their questions are after Liu et al. 2024, "Lost in the Middle" (key-value); Jelassi et al. 2024, "Repeat After Me" (copy);
-OpenAI's MRCR and GraphWalks; and Bertsch et al. 2025, "Oolong". docs/retrieval.md lists where ours differ and what chance scores.
+OpenAI's MRCR and GraphWalks; and Bertsch et al. 2025, "Oolong". docs/measuring.md lists where ours differ and what chance scores.
 """
 
 import re

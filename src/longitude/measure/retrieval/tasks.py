@@ -3,7 +3,7 @@
 Passkey: Mohtashami and Jaggi 2023, "Landmark Attention", the authors' llama/run_test.py. Needles without shared words: Modarressi
 et al. 2025, "NoLiMa". The others: Hsieh et al. 2024, "RULER", the authors' scripts/synthetic.yaml,
 scripts/data/synthetic/constants.py and one generator per task. Those over lists of records: records.py.
-docs/retrieval.md lists where ours differ.
+docs/measuring.md lists where ours differ.
 """
 
 import re
