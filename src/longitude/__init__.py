@@ -57,8 +57,14 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         list_encodings as list_encodings,
         register as register,
     )
-    from longitude.positions.bias import ALiBi as ALiBi, Fire as Fire, Kerple as Kerple, Sandwich as Sandwich
-    from longitude.positions.buckets import ClippedBias as ClippedBias, T5Bias as T5Bias
+    from longitude.positions.bias import (
+        ALiBi as ALiBi,
+        ClippedBias as ClippedBias,
+        Fire as Fire,
+        Kerple as Kerple,
+        Sandwich as Sandwich,
+        T5Bias as T5Bias,
+    )
     from longitude.positions.composed import Composed as Composed
     from longitude.positions.contextual import CoPE as CoPE, FoX as FoX, PaTH as PaTH
     from longitude.positions.hugging_face import RopeConfig as RopeConfig, to_hugging_face as to_hugging_face
@@ -79,9 +85,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         XPos as XPos,
     )
     from longitude.positions.scaling import rope_frequencies as rope_frequencies
-    from longitude.positions.sink import LearnedSink as LearnedSink
     from longitude.positions.temperature import (
         BeamTemperature as BeamTemperature,
+        LearnedSink as LearnedSink,
+        LearnedSink as LearnedSink,
         Llama4Temperature as Llama4Temperature,
         LogAffine as LogAffine,
         LogN as LogN,
@@ -105,15 +112,13 @@ _NAMES = {
     "positions.hugging_face": "RopeConfig to_hugging_face",
     "positions.layers": "LayerPositions",
     "checkpoints.config": "from_hugging_face",
-    "positions.bias": "ALiBi Kerple Sandwich Fire",
-    "positions.buckets": "T5Bias ClippedBias",
+    "positions.bias": "ALiBi Kerple Sandwich Fire T5Bias ClippedBias",
     "positions.relative": "Inkling Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "positions.places": "Abacus Coupled",
     "positions.polar": "PoPE",
     "positions.remapped": "ReRoPE LeakyReRoPE SelfExtend DualChunk",
-    "positions.temperature": "SSMax LogN LogAffine Llama4Temperature Ministral3Temperature BeamTemperature",
-    "positions.sink": "LearnedSink",
+    "positions.temperature": "SSMax LogN LogAffine Llama4Temperature Ministral3Temperature BeamTemperature LearnedSink",
     "attention.operation": "attend explain",
     "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
     "attention.patterns": "Prefix Global Dilated Chunks",

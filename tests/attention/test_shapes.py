@@ -9,7 +9,7 @@ from torch import Tensor
 
 import longitude as lg
 from longitude.errors import UsageError
-from longitude.positions.normalized import NormalizedOffset
+from longitude.positions.formulas import NormalizedOffset
 from longitude.positions.terms import Counted, Term
 from tests.support import heads, random
 

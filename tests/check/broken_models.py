@@ -16,7 +16,7 @@ from transformers import (
 
 from longitude.hf import set_positions
 from longitude.models import LongitudeForCausalLM
-from longitude.positions.layouts import convert_layout
+from longitude.positions.rotation import convert_layout
 from tests.check import broken_caches, broken_layers, broken_numbers, broken_running
 from tests.check.building import (
     LENGTH,

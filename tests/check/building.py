@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BloomForCausalLM, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from longitude.positions.layouts import convert_layout
+from longitude.positions.rotation import convert_layout
 
 SHAPE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LENGTH = 32

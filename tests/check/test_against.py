@@ -12,7 +12,7 @@ import longitude as lg
 from longitude.check.against import FORMS, against
 from longitude.checkpoints.gguf import GGUF, LONG, SHORT
 from longitude.checkpoints.load import load
-from longitude.positions.layouts import convert_layout
+from longitude.positions.rotation import convert_layout
 from longitude.positions.scaling import rope_frequencies
 from tests.check.building import LENGTH, YARN, by_layer, llama
 from tests.support import edit_config, refused

@@ -11,7 +11,7 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen3VL
 
 import longitude as lg
 from longitude.checkpoints.config import from_hugging_face
-from longitude.positions.multimodal import multimodal_positions
+from longitude.positions.coordinates import multimodal_positions
 from longitude.positions.rotary import AxialRotary, MultimodalRotary
 from tests.support import random_model, recorded
 

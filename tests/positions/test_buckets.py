@@ -5,7 +5,7 @@ import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import longitude as lg
-from longitude.positions.buckets import t5_bucket
+from longitude.positions.bias import t5_bucket
 from tests.support import refused_calls
 
 # Raffel et al. 2020, section 2.1 with 32 buckets up to 128; relative = key - query -> bucket.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import longitude as lg
-from longitude.positions.layouts import convert_layout, pair_order
+from longitude.positions.rotation import convert_layout, pair_order
 from tests.support import close, refused_calls
 
 OTHER = {"half": "interleaved", "interleaved": "half"}

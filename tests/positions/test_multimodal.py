@@ -1,6 +1,6 @@
 """Positions of text, images and videos: the published rule by hand; tests/models has those of transformers."""
 
-from longitude.positions.multimodal import multimodal_positions
+from longitude.positions.coordinates import multimodal_positions
 from tests.support import refused_calls
 
 

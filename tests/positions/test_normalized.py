@@ -3,7 +3,7 @@
 import torch
 
 import longitude as lg
-from longitude.positions.normalized import NormalizedOffset
+from longitude.positions.formulas import NormalizedOffset
 from tests.support import close
 
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from longitude.positions.bias import ALiBi
-from longitude.positions.buckets import T5Bias
+from longitude.positions.bias import ALiBi, T5Bias
 from longitude.show.trained import biases, opened
 from longitude.study.results import read_run
 from longitude.study.train import build_model, save

@@ -176,9 +176,9 @@ class Mixer(Checked, FullPrecision):
         rotates = kind.queries is not Encoding.queries or kind.keys is not Encoding.keys
         if rotates and not self.rotates:
             return f"{kind.__name__} rotates queries and keys, and {type(self).__name__} takes no rotations"
-        if getattr(encoding, "widens", 1) > 1 and not self.widens:
+        if encoding.widens > 1 and not self.widens:
             return f"{kind.__name__} makes queries and keys wider, and {type(self).__name__} keeps their width"
-        if getattr(encoding, "rotate_values", False) and not self.rotates_values:
+        if encoding.rotate_values and not self.rotates_values:
             return f"{kind.__name__} rotates values, and {type(self).__name__} has values without positions"
         return None
 
@@ -186,7 +186,7 @@ class Mixer(Checked, FullPrecision):
         """ValueError with the first refusal of an encoding's members."""
         for member in encoding or ():
             if (why := self.refuses(member)) is not None:
-                widened, rotated = getattr(member, "widens", 1) > 1, getattr(member, "rotate_values", False)
+                widened, rotated = member.widens > 1, member.rotate_values
                 able = [
                     name
                     for name, kind in MIXERS.items()

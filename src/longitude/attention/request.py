@@ -288,7 +288,7 @@ def transformed(
         q, k = encoding.queries(r.q, q_tables), encoding.keys(r.k, k_tables)
     r = replace(r, q=q, k=k)
     if encoding.rotate_values:
-        r.v, r.finish = encoding.values(r.v, k_tables), partial(encoding.outputs, prepared=q_tables)
+        r.v, r.finish = encoding.transform_values(r.v, k_tables), partial(encoding.restore_outputs, prepared=q_tables)
     return r
 
 

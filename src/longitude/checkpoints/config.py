@@ -14,7 +14,7 @@ from longitude.errors import UsageError, check_choice
 from longitude.positions.config_keys import FULL, WINDOWED
 from longitude.positions.hugging_face import NotUnderstood, as_mapping, not_understood, unread_words
 from longitude.positions.layers import LayerPositions, layers_of
-from longitude.positions.layouts import Layout
+from longitude.positions.rotation import Layout
 from longitude.positions.scaling.base import Follow
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.positions.layouts import convert_layout
+from longitude.positions.rotation import convert_layout
 
 Change = Callable[[Tensor], Tensor]
 

@@ -81,7 +81,7 @@ class LayerCall:
         return self.encoding.keys(key, self.tables) if self.tables is not None else key
 
     def values(self, value: Tensor) -> Tensor:
-        return self.encoding.values(value, self.tables) if self.tables is not None else value
+        return self.encoding.transform_values(value, self.tables) if self.tables is not None else value
 
     def attend(
         self,
@@ -117,7 +117,7 @@ class LayerCall:
         )  # fmt: skip
         if self.encoding.stable_keys:
             out, weights_ = run(r)
-            out = out if self.tables is None else self.encoding.outputs(out, self.tables)
+            out = out if self.tables is None else self.encoding.restore_outputs(out, self.tables)
         else:
             out, weights_ = run_parts(parted(r, self.encoding, *places))
         return out.to(dtype), weights_

@@ -1,8 +1,7 @@
 """The interface of position encodings. An encoding returns data about positions and is independent of attention.
 
 Position enters a transformer at the input (`embed`), by transforming queries and keys (`queries`, `keys`, with the tables of
-`prepare`), or through the scores (`terms`). An `Encoding` overrides the methods it needs; the others do nothing. Optional
-methods that few encodings need are in optional.py.
+`prepare`), or through the scores (`terms`). An `Encoding` overrides the methods it needs; the others do nothing.
 
 Terms: a *position* is an integer coordinate; *order* is a token's index in its sequence. An *offset* is always
 query position - key position. A bias is finite for negative offsets too: the mask hides the future.
@@ -11,15 +10,15 @@ query position - key position. A bias is finite for negative offsets too: the ma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from longitude.errors import UsageError
-from longitude.positions.coordinates import Positions, canonical, explicit, require_positions
+from longitude.positions.coordinates import Positions, canonical, explicit, floor_divide, require_positions
 from longitude.positions.linear import FullPrecision
-from longitude.positions.optional import Columns as Columns, Region as Region
 from longitude.positions.terms import (
     Drift as Drift,
     OffsetBias as OffsetBias,
@@ -34,6 +33,38 @@ from longitude.positions.terms import (
 from longitude.registry import Checked, Factory, Registry, options_of, resolve_options
 
 Result = TypeVar("Result")
+Columns = dict[str, Tensor]
+"""Content-dependent tensors of an encoding, per token: name -> [B, heads, tokens, ...]."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Pairs of queries and keys for which an encoding uses the positions queries(i) for i, and keys(j) for j.
+
+        first <= floor(i / block) - floor(j / block) <= last
+
+    The regions of an encoding are disjoint, and every pair that a causal mask allows is in one. Attention runs in each region,
+    over a part of the keys, and results are merged by their logsumexp.
+
+    Args:
+        queries: maps positions [...] to the positions used to rotate queries, integers or float64 [...].
+        keys: maps positions [...] to the positions used to rotate keys.
+        first: smallest difference; None: unbounded.
+        last: largest difference; None: unbounded.
+        block: number of consecutive positions that share an index; 1: the difference is the offset.
+    """
+
+    queries: Callable[[Tensor], Tensor]
+    keys: Callable[[Tensor], Tensor]
+    first: int | None = None
+    last: int | None = None
+    block: int = 1
+
+    def holds(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether pairs of positions, broadcast against each other, are in the region."""
+        ago = i - j if self.block == 1 else floor_divide(i, self.block) - floor_divide(j, self.block)
+        inside = torch.ones_like(ago, dtype=torch.bool) if self.first is None else ago >= self.first
+        return inside if self.last is None else inside & (ago <= self.last)
 
 
 # ---- the contract ----------------------------------------------------------------------------------------------------
@@ -57,10 +88,24 @@ class Encoding(Checked, FullPrecision):
     """Whether a single module serves all layers."""
     stable_keys: bool = True
     """Whether a transformed key stays valid as the sequence grows, so that a cache may keep it."""
+    widens: int = 1
+    """Factor by which it widens queries and keys (PoPE); the scale of the scores stays that of the original width."""
+    softmax_factor: float = 1.0
+    """Factor for the scale of the scores (DeepSeek's YaRN). Latent attention applies it; with other layers pass `scale`."""
+    rotate_values: bool = False
+    """Whether it transforms values too, and outputs back."""
     learns_frequencies: bool = False
     """Whether its angles are positions times learned numbers; `prepare` then has a keyword `center`."""
     score_tables: tuple[str, ...] = ()
     """Names of parameters that are added directly to scores, or to queries and keys (lg.parameter_groups)."""
+    columns: frozenset[str] = frozenset()
+    """Names of the columns that it computes from content; two encodings of a list have none in common."""
+    passing_columns: frozenset[str] = frozenset()
+    """Names of columns needed only for new tokens: a cache does not keep them, and rewrites its keys by them."""
+    query_columns: frozenset[str] = frozenset()
+    """Names of columns that only a token's own query reads: a cache does not keep them."""
+    carries: bool = False
+    """Whether its columns depend on a state passed from token to token, so that a cache cannot be cropped."""
     full_precision: tuple[str, ...] = ()
     """Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded."""
     source: str | None = None
@@ -76,10 +121,25 @@ class Encoding(Checked, FullPrecision):
         """
         return read()
 
+    # ---- at the input
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Add position to the model's input x [B, L, dim]; the shape stays the same."""
         return x
 
+    def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> Any:
+        """Compute from token ids the positions that `embed` gets instead of the model's (Abacus, Coupled).
+
+        Args:
+            ids: [B, L], from the first token of each row on.
+            documents: document numbers [B, L]; negative for padding.
+            random_start: whether an encoding may draw a random start, as in training.
+
+        Returns:
+            Integers [B, L]; a token's position depends only on it and earlier tokens.
+        """
+        raise NotImplementedError
+
+    # ---- by transforming queries and keys
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
         """Content-free tables, built once per forward, shared by layers, queries and keys.
 
@@ -98,24 +158,88 @@ class Encoding(Checked, FullPrecision):
         """Transform keys k [B, Hkv, L, head_dim] -> [B, Hkv, L, widens * head_dim]."""
         return k
 
+    def queries_and_keys(self, q: Tensor, k: Tensor, prepared: Any) -> tuple[Tensor, ...]:
+        """Transform q and k of the same tokens, in one pass where that is cheaper than two."""
+        return self.queries(q, prepared), self.keys(k, prepared)
+
+    def transform_values(self, v: Tensor, prepared: Any) -> Tensor:
+        """Transform values v [B, Hkv, L, head_dim] at the positions of the keys; the shape stays the same."""
+        return v
+
+    def restore_outputs(self, out: Tensor, prepared: Any) -> Tensor:
+        """Transform outputs [B, H, L, head_dim] back at the positions of the queries; the shape stays the same."""
+        return out
+
+    def length_at(self, query: Any, newest: Any) -> Any:
+        """Return the length that tables depend on, for a query at position `query` and its newest key at position `newest`.
+
+        Queries of different lengths need different tables for the same key. Keys are therefore cached untransformed, and
+        queries and keys are transformed by prepare(positions, length) once for each length. stable_keys is False then.
+
+        Args:
+            query: int, or int64 tensor.
+            newest: int, or int64 tensor of the same shape.
+
+        Returns:
+            An int or tensor, as the arguments; None: tables do not depend on length, one set serves every query and key.
+        """
+        return None
+
+    def regions(self) -> tuple[Region, ...]:
+        """Return disjoint regions of all pairs, if positions depend on the pair of query and key (ReRoPE).
+
+        `prepare` then gets a keyword `move`, the map of positions of a region; stable_keys is False.
+        """
+        return ()
+
+    # ---- through the scores
+    def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
+        """Compute the columns of the next tokens of a sequence from their content (FoX, PaTH, Inkling).
+
+        Args:
+            x: [B, L, dim].
+            carry: the carry returned by the call for the previous tokens; None for the first tokens.
+            documents: document numbers [B, L]; padding counts as a separate document.
+
+        Returns:
+            Their columns, and the carry for the tokens after them.
+        """
+        return {}, None
+
     def terms(self, context: Columns) -> tuple[Term, ...]:
         """Terms that attention adds or applies to the scores, from the columns of all tokens."""
         return ()
 
+    # ---- what it does
+    @classmethod
+    def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
+        """Options of the same class for more positions, without training.
+
+        Args:
+            options: all options of the trained encoding.
+            scheme: a scheme of lg.scaling; Linear is position interpolation, for tables too.
+            original: number of positions in training.
+            length: number of positions needed.
+
+        Returns:
+            The options; unchanged if they have no maximum length; None if the scheme does not extend the encoding.
+        """
+        return options
+
     @property
     def at_input(self) -> bool:
         """Whether it acts on the model's input."""
-        return type(self).embed is not Encoding.embed
+        return self.overrides("embed")
 
     @property
     def reads_ids(self) -> bool:
         """Whether it computes positions from the token ids."""
-        return hasattr(type(self), "places")
+        return self.overrides("places")
 
     @property
     def reads_tokens(self) -> bool:
         """Whether it computes columns from the tokens' content."""
-        return hasattr(type(self), "context")
+        return self.overrides("context")
 
     def reset_parameters(self) -> None:
         """Initialize its direct parameters; layers inside it have a reset_parameters of their own."""

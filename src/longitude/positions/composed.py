@@ -25,7 +25,6 @@ from longitude.positions.base import (
     resolved,
 )
 from longitude.positions.coordinates import Positions, explicit
-from longitude.positions.optional import FollowsLength, MovesPositions
 
 COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "relative": all,
@@ -39,6 +38,9 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "softmax_factor": math.prod,
     "rotate_values": any,
     "carries": any,
+    "reads_tokens": any,
+    "at_input": any,
+    "reads_ids": any,
     "learns_frequencies": any,
     "columns": lambda columns: frozenset().union(*columns),
     "passing_columns": lambda columns: frozenset().union(*columns),
@@ -60,16 +62,7 @@ class Composed(Encoding):
         ValueError: a member that is no encoding, two temperatures, two sinks, or two that cannot share a cache.
     """
 
-    reads_tokens = False  # type: ignore[assignment]  (no properties, because every layer reads them)
-    at_input = False  # type: ignore[assignment]
-    reads_ids = False  # type: ignore[assignment]
-    carries: bool
-    columns: frozenset[str]
-    passing_columns: frozenset[str]
-    query_columns: frozenset[str]
-    widens: int
-    softmax_factor: float
-    rotate_values: bool
+    reads_tokens = at_input = reads_ids = False  # type: ignore[assignment]  (no properties: every layer reads them)
 
     def __new__(cls, *_: Any) -> Self:
         return nn.Module.__new__(cls)  # without checks of arguments: a graph may build one
@@ -83,19 +76,14 @@ class Composed(Encoding):
         self.members = nn.ModuleList(members)
         self.each = tuple(members)  # the same, because a look-up in modules costs time in every layer
         for name, combine in COMBINED.items():
-            setattr(self, name, combine([getattr(m, name) for m in members if hasattr(m, name)]))
-        self.reads_tokens = any(m.reads_tokens for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
-        self.at_input = any(m.at_input for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
-        self.reads_ids = any(m.reads_ids for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
+            setattr(self, name, combine([getattr(m, name) for m in members]))
         self.adds_terms = any(m.overrides("terms") for m in members)
         terms = [(m, term) for m in members if m.overrides("terms") and not m.reads_tokens for term in m.terms({})]
         for kind, what in ((Temperature, "multiply queries by a temperature"), (SinkLogits, "have a sink")):
             require_one(what, [m for m, term in terms if isinstance(term, kind)])
         # Columns that pass, such as reflections, are multiplied with the queries and keys themselves.
-        readers = [m for m, term in terms if term.reads_query] + [
-            m for m in members if getattr(m, "passing_columns", ())
-        ]
-        wider = next((m for m in members if getattr(m, "widens", 1) > 1), None)
+        readers = [m for m, term in terms if term.reads_query] + [m for m in members if m.passing_columns]
+        wider = next((m for m in members if m.widens > 1), None)
         others = [m for m in members if m is not wider and (m in readers or m.overrides("queries", "keys"))]
         if wider is not None and others:
             raise ValueError(
@@ -104,7 +92,7 @@ class Composed(Encoding):
             )
         if readers and any(m.overrides("prepare") and m.overrides("queries") for m in members):
             self.relative = False  # vectors of offsets are multiplied with a query that its position has rotated
-        names = [name for m in members for name in getattr(m, "columns", ())]
+        names = [name for m in members for name in m.columns]
         require_separate_columns({name for name in names if names.count(name) > 1})
         self.sizes = tuple(
             (type(m).__name__, name, getattr(m, name))
@@ -112,10 +100,9 @@ class Composed(Encoding):
             for name in ("num_heads", "head_dim")
             if hasattr(m, name)
         )  # attention checks the shape of queries by them
-        has: Any = tuple(members)  # Any: their optional methods are those of optional.py
-        self.following: list[FollowsLength] = [m for m in has if hasattr(m, "length_at")]
+        self.following = [m for m in members if m.overrides("length_at")]
         require_one("follow a length", [m for m in self.following if m.length_at(FAR, FAR) is not None])
-        self.moving: list[MovesPositions] = [m for m in has if hasattr(m, "regions") and m.regions()]
+        self.moving = [m for m in members if m.regions()]
         require_one("move positions", self.moving)
         if self.moving:
             require_separable(type(self.moving[0]).__name__, members, terms)
@@ -163,8 +150,7 @@ class Composed(Encoding):
         return x
 
     def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> tuple:
-        each: Any = self.each
-        return tuple(m.places(ids, documents, random_start) if m.reads_ids else None for m in each)
+        return tuple(m.places(ids, documents, random_start) if m.reads_ids else None for m in self.each)
 
     def length_at(self, query: Any, newest: Any) -> Any:
         for m in self.following:
@@ -188,15 +174,12 @@ class Composed(Encoding):
         move: a region's map of positions, for the member that has regions. center: see `center`, for members that learn
         frequencies.
         """
-        if move is None and center is None:
-            return tuple(m.prepare(of_axes(m, positions), length, dtype) for m in self)
-        options: list[dict[str, Any]] = [
-            {"move": move} if m in self.moving else {"center": center} if m.learns_frequencies else {}
-            for m in self.each
-        ]
-        return tuple(
-            m.prepare(of_axes(m, positions), length, dtype, **own) for m, own in zip(self.each, options, strict=True)
-        )
+        tables = []
+        for m in self.each:
+            options: dict[str, Any] = {"move": move} if move is not None and m in self.moving else {}
+            options |= {"center": center} if center is not None and m.learns_frequencies else {}
+            tables.append(m.prepare(of_axes(m, positions), length, dtype, **options))
+        return tuple(tables)
 
     def center(self, positions: Positions, count: int, device: torch.device) -> Tensor | None:
         """The middle of the positions, from which gradients of learned frequencies may count; None if they must count from 0.
@@ -222,28 +205,24 @@ class Composed(Encoding):
 
     def queries_and_keys(self, q: Tensor, k: Tensor, prepared: tuple) -> tuple[Tensor, ...]:
         for m, tables in zip(self.each, prepared, strict=True):
-            together = getattr(m, "queries_and_keys", None)
-            q, k = (m.queries(q, tables), m.keys(k, tables)) if together is None else together(q, k, tables)
+            q, k = m.queries_and_keys(q, k, tables)
         return q, k
 
-    def values(self, v: Tensor, prepared: tuple) -> Tensor:
-        each: Any = self.each
-        for m, tables in zip(each, prepared, strict=True):
-            v = m.values(v, tables) if hasattr(m, "rotate_values") else v
+    def transform_values(self, v: Tensor, prepared: tuple) -> Tensor:
+        for m, tables in zip(self.each, prepared, strict=True):
+            v = m.transform_values(v, tables)
         return v
 
-    def outputs(self, out: Tensor, prepared: tuple) -> Tensor:
-        each: Any = self.each
-        for m, tables in reversed([*zip(each, prepared, strict=True)]):  # undone in reverse
-            out = m.outputs(out, tables) if hasattr(m, "rotate_values") else out
+    def restore_outputs(self, out: Tensor, prepared: tuple) -> Tensor:
+        for m, tables in reversed([*zip(self.each, prepared, strict=True)]):  # undone in reverse
+            out = m.restore_outputs(out, tables)
         return out
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         columns: Columns = {}
         carries = []
-        each: Any = self.each
-        for m, before in zip(each, carry or [None] * len(each), strict=True):
-            new, after = m.context(x, before, documents) if m.reads_tokens else ({}, None)
+        for m, before in zip(self.each, carry or [None] * len(self.each), strict=True):
+            new, after = m.context(x, before, documents)
             require_separate_columns(columns.keys() & new.keys())
             columns |= new
             carries.append(after)
@@ -269,9 +248,9 @@ def require_separate_columns(shared: Collection[str]) -> None:
 def require_separable(moving: str, members: Sequence[Any], terms: Sequence[tuple[Any, Term]]) -> None:
     """ValueError if a member excludes attention in separate parts of the keys, which the encoding named `moving` needs."""
     for m in members:
-        if hasattr(m, "length_at") and m.length_at(0, 0) is not None:
+        if m.length_at(0, 0) is not None:
             raise ValueError(f"{moving} moves positions, and {type(m).__name__} follows a length; use one of them")
-        if getattr(m, "rotate_values", False):
+        if m.rotate_values:
             raise ValueError(
                 f"{moving} moves positions by pairs, and {type(m).__name__} rotates values; use one of them"
             )

@@ -13,7 +13,7 @@ from longitude.not_finite import lost_after, not_finite
 from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import require_width, wide
-from longitude.positions.counted import Counted
+from longitude.positions.formulas import Counted
 
 
 @register("cope")

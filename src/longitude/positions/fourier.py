@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from longitude.errors import Positive, Seed, UsageError, Within
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import require_positions, wide
-from longitude.positions.layouts import Layout
-from longitude.positions.rotation import Angles, by_heads, rotate_by_formula
+from longitude.positions.rotation import Angles, Layout, by_heads, rotate_by_formula
 
 Zero = Literal["paper", "code"]
 

@@ -30,8 +30,8 @@ from longitude.positions.config_keys import (
     is_foreign,
     value_of,
 )
-from longitude.positions.layouts import Layout
 from longitude.positions.rotary import MultimodalRotary, Rotary
+from longitude.positions.rotation import Layout
 from longitude.positions.scaling import NTK, DynamicNTK, Linear, LongRoPE, Scaling
 from longitude.positions.scaling.base import ORIGINAL_LENGTH, ROPE_TYPES, Follow
 

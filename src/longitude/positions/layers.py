@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from longitude.errors import UsageError
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.layouts import Layout
+from longitude.positions.rotation import Layout
 
 WINDOWS_ON_FULL = ("minimax",)
 """Model types with sliding_window in their "full_attention" layers, because their other layers are linear attention."""

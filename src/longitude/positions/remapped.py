@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from longitude.errors import Positive, UsageError
-from longitude.positions.base import register
+from longitude.positions.base import Region, register
 from longitude.positions.coordinates import floor_divide, require_positions, wide
-from longitude.positions.layouts import Layout
-from longitude.positions.optional import Region
 from longitude.positions.rotary import Rotary
-from longitude.positions.rotation import RotaryTable
+from longitude.positions.rotation import Layout, RotaryTable
 
 Variant = Literal["paper", "code"]
 
@@ -53,9 +51,6 @@ class Remapped(Rotary):
         """Cos and sin in float32 or wider, of positions [L] or [B, L], or of those to which a region maps them by `move`."""
         require_positions(positions, who=self.registered_name)
         return self.tables(positions if move is None else move(positions), length, dtype, center)
-
-    def regions(self) -> tuple[Region, ...]:
-        raise NotImplementedError
 
     def offset(self, i: Tensor, j: Tensor) -> Tensor:
         """The offset m(i, j) by which a query at i and a key at j <= i are rotated, float64.

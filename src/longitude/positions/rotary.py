@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from longitude.errors import Positive, Share, UsageError
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import by_axis, constants, require_positions, wide
-from longitude.positions.layouts import Layout
-from longitude.positions.rotation import RotaryTable, apply_rotary, by_heads, inverse, rotated
+from longitude.positions.rotation import Layout, RotaryTable, apply_rotary, by_heads, inverse, rotated
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 AngleDtype = Literal["float64", "float32"]
@@ -199,10 +198,10 @@ class Rotary(Encoding):
             return self.queries(q, prepared), self.keys(k, prepared)
         return rotated((q, k), prepared, self.layout)
 
-    def values(self, v: Tensor, prepared: RotaryTable) -> Tensor:
+    def transform_values(self, v: Tensor, prepared: RotaryTable) -> Tensor:
         return self.queries(v, prepared) if self.rotate_values else v
 
-    def outputs(self, out: Tensor, prepared: RotaryTable) -> Tensor:
+    def restore_outputs(self, out: Tensor, prepared: RotaryTable) -> Tensor:
         return self.queries(out, inverse(prepared)) if self.rotate_values else out
 
     def extra_repr(self) -> str:

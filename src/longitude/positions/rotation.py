@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from longitude.errors import UsageError, check_choice, check_sizes
 from longitude.native import load
 from longitude.native.derivatives import in_forward_mode
 from longitude.native.gpu import switched_off, why_no_triton, why_not_on
@@ -26,6 +27,10 @@ FEW = 2**13  # numbers; for fewer, torch's complex product is faster than a call
 IN_CACHE = 2**18  # numbers that two passes of `rotate_halves` process at a time
 KINDS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
 """Dtypes that rotate.c supports, with float32 tables, and their macros there."""
+
+
+Layout = Literal["half", "interleaved"]
+"""Which dimensions of a head are a pair: (k, k + rotary_dim/2), or (2k, 2k+1)."""
 
 
 class Angles(NamedTuple):
@@ -248,3 +253,52 @@ def empty_like_heads(x: Tensor) -> Tensor:
     """An empty tensor in the memory order of x, but with the numbers of each head contiguous."""
     out = torch.empty_like(x)
     return out if out.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+# ---- the other layout --------------------------------------------------------------------------------------------------
+def pair_order(rotary_dim: int, to: str) -> Tensor:
+    """The permutation of a rotary block [rotary_dim]: dimension d of layout `to` is dimension pair_order[d] of the other.
+
+    to="half": 0, 2, 4, ..., 1, 3, 5, ...    to="interleaved", its inverse: 0, n, 1, n+1, ..., where n = rotary_dim/2.
+    """
+    check_sizes("pair_order", rotary_dim=rotary_dim)
+    check_choice("pair_order", Layout, to=to)
+    if rotary_dim % 2:
+        raise UsageError("pair_order", "an even rotary_dim", rotary_dim, "dimensions rotate in pairs")
+    return torch.arange(rotary_dim).view((-1, 2) if to == "half" else (2, -1)).T.flatten()
+
+
+def convert_layout(weight: Tensor, head_dim: int, to: str, rotary_dim: int | None = None) -> Tensor:
+    """Convert a projection weight of queries or keys to the other rotary layout. Exactly a permutation of rows.
+
+    Scores stay the same. Leave values and outputs unless they rotate too (rotate_values): then convert v_proj, and the columns
+    of o_proj.
+
+    Args:
+        weight: a projection [heads * head_dim, in], its bias [heads * head_dim], or a norm inside heads [head_dim]; any number
+            of heads, as grouped keys have fewer.
+        head_dim: width of a head.
+        to: the wanted layout, "half" or "interleaved".
+        rotary_dim: only the first rotary_dim dimensions of each head rotate, the others stay in place; default: all.
+
+    Returns:
+        The weight with its rows permuted inside each head, of the same shape and dtype.
+
+    Raises:
+        ValueError: rows that are no multiple of head_dim, an odd or too large rotary_dim, an unknown layout.
+    """
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    check_sizes("convert_layout", head_dim=head_dim, rotary_dim=rotary_dim)
+    if rotary_dim > head_dim:
+        raise UsageError("convert_layout", f"a rotary_dim of at most head_dim={head_dim}", rotary_dim)
+    if not isinstance(weight, Tensor):
+        raise UsageError("convert_layout", f"a tensor [heads * {head_dim}, ...]", repr(weight))
+    if weight.dim() < 1 or not len(weight) or len(weight) % head_dim:
+        raise UsageError(
+            "convert_layout",
+            f"[heads * {head_dim}, ...], a multiple of head_dim={head_dim} rows",
+            list(weight.shape),
+            "split fused projections into queries, keys and values first",
+        )
+    order = torch.cat([pair_order(rotary_dim, to), torch.arange(rotary_dim, head_dim)]).to(weight.device)
+    return weight.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import UsageError
-from longitude.positions.counted import Counted
-from longitude.positions.normalized import NormalizedOffset
+from longitude.positions.formulas import Counted, NormalizedOffset
 
 __all__ = [
     "Drift",

@@ -17,8 +17,7 @@ from longitude.checkpoints.positions import alibi_of, alibi_of_class, has_alibi,
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
-from longitude.positions.bias import ALiBi
-from longitude.positions.buckets import T5Bias
+from longitude.positions.bias import ALiBi, T5Bias
 from longitude.positions.hugging_face import RopeConfig, not_understood
 from longitude.report.table import plain
 from longitude.report.wording import brief

@@ -12,8 +12,7 @@ import torch
 
 from longitude.attention.operation import attend
 from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, Temperature
-from longitude.positions.bias import FORBIDDEN
-from longitude.positions.buckets import T5Bias, t5_bucket
+from longitude.positions.bias import FORBIDDEN, T5Bias, t5_bucket
 from longitude.positions.composed import Composed, compose
 from longitude.show.build import Shape
 from longitude.show.drawing import Drawing, Grid, Lines, floor_of, heads, middle, offsets_of

@@ -138,7 +138,7 @@ def refusal(encoding: Encoding) -> str | None:
             return f"{name} adds {type(term).__name__} to scores, and a block of hierarchical attention has only a distance"
     if compose(encoding).regions():
         return f"{name} moves positions by pair of tokens, and a block of hierarchical attention has one position"
-    if getattr(encoding, "rotate_values", False):
+    if encoding.rotate_values:
         return f"{name} rotates values, and a block of hierarchical attention pools them without positions"
     if not encoding.stable_keys:
         return f"{name} follows the length of the sequence, and hierarchical attention keeps summaries of one length"

@@ -25,8 +25,7 @@ from longitude.not_finite import filled
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, by_axis, explicit, wide
-from longitude.positions.layouts import Layout
-from longitude.positions.rotation import RotaryTable, apply_rotary
+from longitude.positions.rotation import Layout, RotaryTable, apply_rotary
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 ROWS = 256

@@ -106,7 +106,7 @@ class MultiHeadAttention(AttentionLayer):
         if encoding.stable_keys and encoding.transforms:
             tables = tables_of(encoding, call, inputs, q)
             q, k = encoding.queries_and_keys(q, k, tables)
-            v = encoding.values(v, tables) if encoding.rotate_values else v
+            v = encoding.transform_values(v, tables) if encoding.rotate_values else v
         columns, carry = (
             self.columns_of(x, call, encoding, cache) if encoding.reads_tokens or self.choosing else ({}, None)
         )
@@ -155,4 +155,4 @@ def rotated_back(out: Tensor, encoding: Composed, tables: Any, call: Call) -> Te
     if call.remembered:  # tokens of a memory have no outputs
         center = encoding.center(call.positions, call.length, out.device)
         tables = encoding.prepare(explicit(call.q_positions, out.shape[2], out.device), None, out.dtype, center=center)
-    return encoding.outputs(out, tables)
+    return encoding.restore_outputs(out, tables)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from longitude.attention.heads import AttendOptions
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.mixer import MixerInputs, register_mixer
-from longitude.positions.layouts import Layout
-from longitude.positions.rotation import Angles, by_heads, rotate_by_formula
+from longitude.positions.rotation import Angles, Layout, by_heads, rotate_by_formula
 from longitude.positions.scaling import rope_frequencies
 
 

@@ -35,7 +35,7 @@ from longitude.checkpoints.positions import alibi_of, has_alibi, is_rotary
 from longitude.positions.composed import compose
 from longitude.positions.hugging_face import NotUnderstood, as_mapping
 from longitude.positions.layers import LayerPositions
-from longitude.positions.layouts import Layout
+from longitude.positions.rotation import Layout
 from longitude.testing.engine import DoesNotApply, Measurement
 
 INPUTS = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}

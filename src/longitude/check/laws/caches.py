@@ -23,7 +23,7 @@ from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.stock_caches import kinds_of, without_rounding
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.layers import LayerPositions
-from longitude.positions.layouts import Layout
+from longitude.positions.rotation import Layout
 from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
 

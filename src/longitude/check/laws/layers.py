@@ -36,7 +36,7 @@ from longitude.checkpoints.positions import is_rotary
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.hugging_face import NotUnderstood
 from longitude.positions.layers import LayerPositions
-from longitude.positions.layouts import Layout
+from longitude.positions.rotation import Layout
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 TOKENS = 24

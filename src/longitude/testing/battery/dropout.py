@@ -40,7 +40,7 @@ def dropout_of_weights(build: Example, kinds: tuple[str, ...] | None = QUICK) ->
     results. Without dropout no random number is drawn. kinds: kinds of masks; None: all.
     """
     encoding, tensors = build(), heads_and_tokens(KEYS, KEYS, batch=3)
-    if getattr(encoding, "rotate_values", False):
+    if encoding.rotate_values:
         raise DoesNotApply("its values rotate, so the output does not show the weights")
     for rows in (KEYS, 5) if kinds is None else (KEYS,):
         fewer = {**tensors, "q": tensors["q"][:, :, -rows:]}

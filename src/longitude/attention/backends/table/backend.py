@@ -29,8 +29,7 @@ from longitude.native.derivatives import exporting
 from longitude.native.tensors import needs_operator
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias
 from longitude.positions.coordinates import Positions, explicit
-from longitude.positions.counted import Counted
-from longitude.positions.normalized import NormalizedOffset
+from longitude.positions.formulas import Counted, NormalizedOffset
 
 FEW_KEYS = 2**20
 """Elements of the keys up to which a decoding step is left to torch's function."""

@@ -20,7 +20,7 @@ from longitude.native.gpu import why_no_triton, why_not_on
 from longitude.native.tensors import needs_operator
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias
 from longitude.positions.coordinates import explicit
-from longitude.positions.normalized import NormalizedOffset
+from longitude.positions.formulas import NormalizedOffset
 from longitude.positions.terms import Softcap
 
 OLDEST = (8, 0)
