@@ -88,7 +88,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.temperature import (
         BeamTemperature as BeamTemperature,
         LearnedSink as LearnedSink,
-        LearnedSink as LearnedSink,
         Llama4Temperature as Llama4Temperature,
         LogAffine as LogAffine,
         LogN as LogN,

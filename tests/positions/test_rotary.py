@@ -318,6 +318,22 @@ def test_learned_frequencies_of_axes_are_separate():
     close(once, twice.prepare(torch.tensor([[3, 0], [0, 6]])).cos.double(), 1e-6)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_gradients_of_frequencies_count_from_the_middle_of_a_grid(mixed):
+    """They are those of the angles p theta, whatever the center: scores depend on offsets alone."""
+    heads = {"mixed": True, "num_kv_heads": 2} if mixed else {"learned_frequencies": True}
+    grid = lg.AxialRotary(16, "half", axes=2, **heads).double()
+    places = torch.tensor([[0, 0], [0, 9], [2, 0], [7, 3], [5, 5]])[None] + 100
+    q, k = random(1, 2, 5, 16), random(1, 2, 5, 16, seed=1)
+    (learned,) = grid.parameters()
+    got = lg.attend(q, k, k, encoding=grid, q_positions=places, k_positions=places)
+    tables = grid.prepare(places, dtype=torch.float64)
+    want = lg.attend(grid.queries(q, tables), grid.keys(k, tables), k)
+    gradients = (torch.autograd.grad((y * random(*got.shape, seed=2)).sum(), learned)[0] for y in (got, want))
+    close(got, want, 1e-12)
+    close(*gradients, 1e-9)
+
+
 # ---- mixed frequencies of two axes -----------------------------------------------------------------------------------
 def mixed(kv_heads=2, layout="interleaved", **options):
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from longitude.errors import Positive, UsageError
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import require_positions, wide
-from longitude.positions.rotation import RotaryTable
+from longitude.positions.rotation import RotaryTable, table_of
 
 
 @register("pope")
@@ -55,9 +55,7 @@ class PoPE(Encoding):
         exact = wide(positions.device)
         theta = self.base ** -(torch.arange(self.head_dim, device=positions.device, dtype=exact) / self.head_dim)
         angles = positions.to(exact)[..., None] * theta
-        angles = angles[:, None] if angles.dim() == 3 else angles
-        dtype = torch.promote_types(dtype, torch.float32)
-        return RotaryTable(angles.cos().to(dtype), angles.sin().to(dtype))
+        return table_of(angles[:, None] if angles.dim() == 3 else angles, dtype)
 
     def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
         """Transform queries q [B, H, L, d] -> [B, H, L, 2 d]; the phase of each head is subtracted from the angles."""

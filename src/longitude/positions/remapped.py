@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from longitude.errors import Positive, UsageError
 from longitude.positions.base import Region, register
 from longitude.positions.coordinates import floor_divide, require_positions, wide
-from longitude.positions.rotary import Rotary
+from longitude.positions.rotary import Rotary, RotaryOptions
 from longitude.positions.rotation import Layout, RotaryTable
 
 Variant = Literal["paper", "code"]
@@ -27,10 +27,8 @@ class Remapped(Rotary):
 
     causal_only = True
 
-    def __init__(
-        self, head_dim: int, layout: Layout, base: float, rotary_dim: int | None, scaling: Any, *, relative: bool
-    ):
-        super().__init__(head_dim, layout, base, rotary_dim, scaling)
+    def __init__(self, head_dim: int, layout: Layout, **options: Unpack[RotaryOptions]):
+        super().__init__(head_dim, layout, **options)
         if not self.stable_keys:
             raise UsageError(
                 self.registered_name,
@@ -38,7 +36,7 @@ class Remapped(Rotary):
                 repr(self.scaling),
                 "declare its length with follow='declared'",
             )
-        self.stable_keys, self.relative = False, relative
+        self.stable_keys = False
 
     def prepare(
         self,
@@ -102,16 +100,8 @@ class ReRoPE(Remapped):
     registered_name = "rerope"
     model_defaults = {**Rotary.model_defaults, "window": 32}
 
-    def __init__(
-        self,
-        head_dim: int,
-        layout: Layout,
-        window: int,
-        base: Positive = 10_000.0,
-        rotary_dim: int | None = None,
-        scaling: Any = None,
-    ):
-        super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=True)
+    def __init__(self, head_dim: int, layout: Layout, window: int, **options: Unpack[RotaryOptions]):
+        super().__init__(head_dim, layout, **options)
         self.window = window
 
     def regions(self) -> tuple[Region, ...]:
@@ -146,16 +136,9 @@ class LeakyReRoPE(Remapped):
     model_defaults = {**Rotary.model_defaults, "window": 32}
 
     def __init__(
-        self,
-        head_dim: int,
-        layout: Layout,
-        window: int,
-        slowdown: Positive = 16.0,
-        base: Positive = 10_000.0,
-        rotary_dim: int | None = None,
-        scaling: Any = None,
+        self, head_dim: int, layout: Layout, window: int, slowdown: Positive = 16.0, **options: Unpack[RotaryOptions]
     ):
-        super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=True)
+        super().__init__(head_dim, layout, **options)
         self.window, self.slowdown = window, slowdown
 
     def regions(self) -> tuple[Region, ...]:
@@ -202,11 +185,10 @@ class SelfExtend(Remapped):
         window: int,
         group: int = 8,
         variant: Variant = "paper",
-        base: Positive = 10_000.0,
-        rotary_dim: int | None = None,
-        scaling: Any = None,
+        **options: Unpack[RotaryOptions],
     ):
-        super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=group == 1)
+        super().__init__(head_dim, layout, **options)
+        self.relative = group == 1
         self.window, self.group, self.variant = window, group, variant
 
     def regions(self) -> tuple[Region, ...]:
@@ -263,15 +245,14 @@ class DualChunk(Remapped):
         chunk_size: int,
         local_size: int,
         variant: Variant = "paper",
-        base: Positive = 10_000.0,
-        rotary_dim: int | None = None,
-        scaling: Any = None,
+        **options: Unpack[RotaryOptions],
     ):
         if local_size >= chunk_size:
             raise UsageError(
                 "dual_chunk", "local_size below chunk_size", f"{local_size} and {chunk_size}", "a sixteenth is usual"
             )
-        super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=False)
+        super().__init__(head_dim, layout, **options)
+        self.relative = False
         self.chunk_size, self.local_size, self.variant = chunk_size, local_size, variant
 
     def regions(self) -> tuple[Region, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,26 +12,19 @@ from torch import Tensor, nn
 from longitude.errors import Positive, Share, UsageError
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import by_axis, constants, require_positions, wide
-from longitude.positions.rotation import Layout, RotaryTable, apply_rotary, by_heads, inverse, rotated
+from longitude.positions.rotation import Layout, RotaryTable, apply_rotary, by_heads, inverse, rotated, table_of
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 AngleDtype = Literal["float64", "float32"]
 Arrangement = Literal["contiguous", "interleaved"]
 
 
-_FREQUENCIES: WeakKeyDictionary[Rotary, tuple[tuple, tuple[Tensor, float]]] = WeakKeyDictionary()
-"""Cached theta and factor of an encoding, with the options they depend on; outside of the module, its copies and its state."""
+class RotaryOptions(TypedDict, total=False):
+    """Keywords of Rotary that its variants pass on."""
 
-
-def only_gradient(x: Tensor) -> Tensor:
-    """Zeros whose gradient is that of x."""
-    return x - x.detach()
-
-
-def _sum_of_axes(coordinates: Tensor, theta: Tensor) -> Tensor:
-    """Angles [..., kv_heads, L, pairs] of two coordinates [..., L, 1 or 2] and frequencies [2, kv_heads, 1, pairs]."""
-    first, last = coordinates[..., None, :, :1], coordinates[..., None, :, -1:]
-    return first * theta[0] + last * theta[1]
+    base: Positive
+    rotary_dim: int | None
+    scaling: Any
 
 
 @register("rope")
@@ -150,39 +142,21 @@ class Rotary(Encoding):
         self, positions: Tensor, length: int | None, dtype: torch.dtype, center: Tensor | None = None
     ) -> RotaryTable:
         """Cos and sin of checked positions."""
-        # Numbers, not buffers: nothing to save, to move, or to round with the model.
-        exact = torch.float32 if self.angle_dtype == "float32" else wide(positions.device)
-        theta, factor = self._theta(length, positions.device, exact)
+        theta, factor, _ = self.frequencies(length, positions.device)
+        theta = theta.to(torch.float32 if self.angle_dtype == "float32" else wide(positions.device))
         coordinates = by_axis(positions, self.axes, self.registered_name)
+        angles = self.angles(coordinates, theta)
+        if center is not None:  # zeros, whose gradient is that of theta
+            offsets = coordinates - by_axis(center, self.axes, self.registered_name)
+            angles = angles.detach() + self.angles(offsets, theta - theta.detach())
+        return table_of(angles, dtype, factor)
+
+    def angles(self, coordinates: Tensor, theta: Tensor) -> Tensor:
+        """Angles [L, pairs] or [B, 1, L, pairs] of coordinates [.., L, 1 or axes], each pair's by its axis."""
         if coordinates.shape[-1] > 1:
             coordinates = coordinates[..., constants(self.axis_of_pair, torch.long, coordinates.device)]
         angles = coordinates * theta  # elementwise: a matrix product may round to TF32
-        if center is not None:
-            angles = angles.detach() + (coordinates - by_axis(center, self.axes, "center")) * only_gradient(theta)
-        if angles.dim() == 3:
-            angles = angles[:, None]
-        dtype = torch.promote_types(dtype, torch.float32)
-        cos, sin = angles.cos(), angles.sin()
-        if factor != 1:
-            cos, sin = cos * factor, sin * factor
-        return RotaryTable(cos.to(dtype), sin.to(dtype))
-
-    def _theta(self, length: int | None, device: torch.device, exact: torch.dtype) -> tuple[Tensor, float]:
-        """Theta and the factor of cos and sin; cached on the CPU if no length changes them, for token-by-token decoding."""
-        own = type(self).frequencies is Rotary.frequencies  # others may depend on options that the key lacks
-        plain = own and self.alpha is None and device.type == "cpu" and length is None
-        plain = plain and not torch.compiler.is_compiling()
-        if not plain or torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
-            theta, factor, _ = self.frequencies(length, device)
-            return theta.to(exact), factor
-        key = exact, self.head_dim, self.base, self.rotary_dim, self.scaling, self.proportion
-        known, kept = _FREQUENCIES.get(self, (None, None))
-        if kept is None or known != key:
-            with torch.inference_mode(False), torch.no_grad():
-                theta, factor, _ = self.frequencies(None, device)
-                kept = theta.to(exact), factor
-            _FREQUENCIES[self] = key, kept
-        return kept
+        return angles[:, None] if angles.dim() == 3 else angles
 
     def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
         if q.shape[-1] != self.head_dim:
@@ -276,28 +250,24 @@ class AxialRotary(Rotary):
         super().reset_parameters()
         if (own := getattr(self, "theta", None)) is None:  # not set yet if `Rotary.__init__` calls this
             return
-        theta, pairs = self.frequencies(device=own.device).inverse.to(own), own.shape[-1] // 2
+        phi = self._frequencies_of(self.head_dim // self.axes, None, own.device).inverse.to(own)
         turn = 2 * math.pi * torch.rand_like(own[0, :, :1])
-        along, across = theta[:pairs] * turn.cos(), theta[:pairs] * turn.sin()
+        along, across = phi * turn.cos(), phi * turn.sin()
         own.copy_(torch.stack([torch.cat([along, -across], -1), torch.cat([across, along], -1)]))
 
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
+        """Theta of each pair; with `mixed` those of both coordinates and each key head, [2, kv_heads, pairs]."""
+        if getattr(self, "theta", None) is not None:
+            return Frequencies(self.theta, 1.0)  # type: ignore[arg-type]
         along = self._frequencies_of(self.head_dim // self.axes, length, device)
         return self._as_learned(along._replace(inverse=along.inverse.repeat(self.axes)))
 
-    def tables(
-        self, positions: Tensor, length: int | None, dtype: torch.dtype, center: Tensor | None = None
-    ) -> RotaryTable:
-        if self.theta is None:
-            return super().tables(positions, length, dtype, center)
-        exact = torch.float32 if self.angle_dtype == "float32" else wide(positions.device)
-        coordinates, theta = by_axis(positions, 2, "axial_rope"), self.theta.to(exact)[..., None, :]
-        angles = _sum_of_axes(coordinates, theta)
-        if center is not None:
-            offsets = coordinates - by_axis(center, 2, "axial_rope")
-            angles = angles.detach() + _sum_of_axes(offsets, only_gradient(theta))
-        dtype = torch.promote_types(dtype, torch.float32)
-        return RotaryTable(angles.cos().to(dtype), angles.sin().to(dtype))
+    def angles(self, coordinates: Tensor, theta: Tensor) -> Tensor:
+        """Mixed: angles [.., kv_heads, L, pairs] of both coordinates, by theta [2, kv_heads, pairs]."""
+        if not self.mixed:
+            return super().angles(coordinates, theta)
+        along, across = coordinates[..., None, :, :1], coordinates[..., None, :, -1:]
+        return along * theta[0, :, None] + across * theta[1, :, None]
 
     def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
         if self.theta is None:

@@ -65,6 +65,14 @@ class RotaryTable(Angles):
         return self if self.cos.dtype == dtype else RotaryTable(self.cos.to(dtype), self.sin.to(dtype))
 
 
+def table_of(angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> RotaryTable:
+    """Cos and sin of angles, times a factor, in float32 or wider. Numbers, not buffers: nothing to save or to round."""
+    dtype, cos, sin = torch.promote_types(dtype, torch.float32), angles.cos(), angles.sin()
+    if factor != 1:
+        cos, sin = cos * factor, sin * factor
+    return RotaryTable(cos.to(dtype), sin.to(dtype))
+
+
 def inverse(table: RotaryTable) -> RotaryTable:
     """The inverse rotation, also if cos and sin have a common factor."""
     square = table.cos.square() + table.sin.square()
