@@ -15,10 +15,10 @@ from torch import Tensor
 
 from longitude.errors import Positive, Share, UsageError, check_declared
 from longitude.positions.scaling.base import SCHEMES, Follows, Frequencies, Scaling, register_scheme
-from longitude.positions.scaling.by_parts import Llama3, NTKByParts, YaRN
 from longitude.positions.scaling.linear import BaseChange, Clipped, Linear
 from longitude.positions.scaling.longrope import LongRoPE
 from longitude.positions.scaling.ntk import NTK, DynamicNTK
+from longitude.positions.scaling.parts import Llama3, NTKByParts, YaRN
 from longitude.registry import resolve_options
 
 UNSCALED = Scaling()
