@@ -2,6 +2,7 @@
 
 Position enters a transformer at the input (`embed`), by transforming queries and keys (`queries`, `keys`, with the tables of
 `prepare`), or through the scores (`terms`). An `Encoding` overrides the methods it needs; the others do nothing.
+Methods that few encodings need are in `Extras`.
 
 Terms: a *position* is an integer coordinate; *order* is a token's index in its sequence. An *offset* is always
 query position - key position. A bias is finite for negative offsets too: the mask hides the future.
@@ -68,36 +69,15 @@ class Region:
 
 
 # ---- the contract ----------------------------------------------------------------------------------------------------
-class Encoding(Checked, FullPrecision):
-    """Base class of position encodings. Every method does nothing by default; a subclass overrides those it needs.
+class Extras(Checked, FullPrecision):
+    """What few encodings need. Every encoding has it, and by default it does nothing; read `Encoding` first."""
 
-    The class attributes declare its properties; the laws of `longitude.testing` verify them.
-    """
-
-    relative: bool = True
-    """Whether adding a constant to all positions changes nothing."""
-    learned: bool = False
-    """Whether it has parameters."""
-    causal_only: bool = False
-    """Whether its formula is undefined for keys in the future, so that a mask must hide them."""
-    max_length: int | None = None
-    """Number of positions, 0 .. max_length-1; None: no bound."""
-    axes: int = 1
-    """Number of coordinates per token."""
-    shared: bool = False
-    """Whether a single module serves all layers."""
-    stable_keys: bool = True
-    """Whether a transformed key stays valid as the sequence grows, so that a cache may keep it."""
     widens: int = 1
     """Factor by which it widens queries and keys (PoPE); the scale of the scores stays that of the original width."""
     softmax_factor: float = 1.0
     """Factor for the scale of the scores (DeepSeek's YaRN). Latent attention applies it; with other layers pass `scale`."""
     rotate_values: bool = False
     """Whether it transforms values too, and outputs back."""
-    learns_frequencies: bool = False
-    """Whether its angles are positions times learned numbers; `prepare` then has a keyword `center`."""
-    score_tables: tuple[str, ...] = ()
-    """Names of parameters that are added directly to scores, or to queries and keys (lg.parameter_groups)."""
     columns: frozenset[str] = frozenset()
     """Names of the columns that it computes from content; two encodings of a list have none in common."""
     passing_columns: frozenset[str] = frozenset()
@@ -106,25 +86,6 @@ class Encoding(Checked, FullPrecision):
     """Names of columns that only a token's own query reads: a cache does not keep them."""
     carries: bool = False
     """Whether its columns depend on a state passed from token to token, so that a cache cannot be cropped."""
-    full_precision: tuple[str, ...] = ()
-    """Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded."""
-    source: str | None = None
-    """Papers of the encoding: authors and year with a link, joined by "; "."""
-
-    model_defaults: ClassVar[Mapping[str, Any]] = {}
-    """Values of required options for models of this package, which write them into their config; the user may set others."""
-
-    def forward(self, read: Callable[[], Result]) -> Result:
-        """Return read(), which reads parameters of this module.
-
-        Offloading and sharding give a module its parameters while it is called, so models read them inside of such calls.
-        """
-        return read()
-
-    # ---- at the input
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Add position to the model's input x [B, L, dim]; the shape stays the same."""
-        return x
 
     def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> Any:
         """Compute from token ids the positions that `embed` gets instead of the model's (Abacus, Coupled).
@@ -139,28 +100,9 @@ class Encoding(Checked, FullPrecision):
         """
         raise NotImplementedError
 
-    # ---- by transforming queries and keys
-    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-        """Content-free tables, built once per forward, shared by layers, queries and keys.
-
-        Args:
-            positions: [L] or [B, L]; with several axes also [L, axes] or [B, L, axes].
-            length: return value of `length_at`; None if it is unknown.
-            dtype: dtype of the activations.
-        """
-        return None
-
-    def queries(self, q: Tensor, prepared: Any) -> Tensor:
-        """Transform queries q [B, H, L, head_dim] -> [B, H, L, widens * head_dim]."""
-        return q
-
-    def keys(self, k: Tensor, prepared: Any) -> Tensor:
-        """Transform keys k [B, Hkv, L, head_dim] -> [B, Hkv, L, widens * head_dim]."""
-        return k
-
     def queries_and_keys(self, q: Tensor, k: Tensor, prepared: Any) -> tuple[Tensor, ...]:
         """Transform q and k of the same tokens, in one pass where that is cheaper than two."""
-        return self.queries(q, prepared), self.keys(k, prepared)
+        return self.queries(q, prepared), self.keys(k, prepared)  # type: ignore[attr-defined]
 
     def transform_values(self, v: Tensor, prepared: Any) -> Tensor:
         """Transform values v [B, Hkv, L, head_dim] at the positions of the keys; the shape stays the same."""
@@ -192,7 +134,6 @@ class Encoding(Checked, FullPrecision):
         """
         return ()
 
-    # ---- through the scores
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         """Compute the columns of the next tokens of a sequence from their content (FoX, PaTH, Inkling).
 
@@ -206,11 +147,6 @@ class Encoding(Checked, FullPrecision):
         """
         return {}, None
 
-    def terms(self, context: Columns) -> tuple[Term, ...]:
-        """Terms that attention adds or applies to the scores, from the columns of all tokens."""
-        return ()
-
-    # ---- what it does
     @classmethod
     def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
         """Options of the same class for more positions, without training.
@@ -225,6 +161,72 @@ class Encoding(Checked, FullPrecision):
             The options; unchanged if they have no maximum length; None if the scheme does not extend the encoding.
         """
         return options
+
+
+class Encoding(Extras):
+    """Base class of position encodings. Every method does nothing by default; a subclass overrides those it needs.
+
+    The class attributes declare its properties; the laws of `longitude.testing` verify them.
+    """
+
+    relative: bool = True
+    """Whether adding a constant to all positions changes nothing."""
+    learned: bool = False
+    """Whether it has parameters."""
+    causal_only: bool = False
+    """Whether its formula is undefined for keys in the future, so that a mask must hide them."""
+    max_length: int | None = None
+    """Number of positions, 0 .. max_length-1; None: no bound."""
+    axes: int = 1
+    """Number of coordinates per token."""
+    shared: bool = False
+    """Whether a single module serves all layers."""
+    stable_keys: bool = True
+    """Whether a transformed key stays valid as the sequence grows, so that a cache may keep it."""
+    learns_frequencies: bool = False
+    """Whether its angles are positions times learned numbers; `prepare` then has a keyword `center`."""
+    score_tables: tuple[str, ...] = ()
+    """Names of parameters that are added directly to scores, or to queries and keys (lg.parameter_groups)."""
+    full_precision: tuple[str, ...] = ()
+    """Names of its direct parameters that stay float32 or wider when the module is moved, cast or loaded."""
+    source: str | None = None
+    """Papers of the encoding: authors and year with a link, joined by "; "."""
+
+    model_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Values of required options for models of this package, which write them into their config; the user may set others."""
+
+    def forward(self, read: Callable[[], Result]) -> Result:
+        """Return read(), which reads parameters of this module.
+
+        Offloading and sharding give a module its parameters while it is called, so models read them inside of such calls.
+        """
+        return read()
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add position to the model's input x [B, L, dim]; the shape stays the same."""
+        return x
+
+    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+        """Content-free tables, built once per forward, shared by layers, queries and keys.
+
+        Args:
+            positions: [L] or [B, L]; with several axes also [L, axes] or [B, L, axes].
+            length: return value of `length_at`; None if it is unknown.
+            dtype: dtype of the activations.
+        """
+        return None
+
+    def queries(self, q: Tensor, prepared: Any) -> Tensor:
+        """Transform queries q [B, H, L, head_dim] -> [B, H, L, widens * head_dim]."""
+        return q
+
+    def keys(self, k: Tensor, prepared: Any) -> Tensor:
+        """Transform keys k [B, Hkv, L, head_dim] -> [B, Hkv, L, widens * head_dim]."""
+        return k
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        """Terms that attention adds or applies to the scores, from the columns of all tokens."""
+        return ()
 
     @property
     def at_input(self) -> bool:
