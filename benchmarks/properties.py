@@ -16,7 +16,7 @@ cost        Time of lg.attend forward and backward with the encoding, as `longit
 Learned numbers are those of a study of all encodings, of its first seed and first layer, for codes; it is run, or continued, in
 --run. For costs they are freshly drawn. Prints a table and
 writes its rows with their protocol, by default as benchmarks/results/DATE-properties.json;
-docs/properties.md has the printed table.
+docs/encodings.md has the printed table.
 """
 
 import argparse

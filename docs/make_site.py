@@ -28,7 +28,7 @@ SECTIONS = {
         "ecosystem", "models", "patterns", "scaling",
     ],
     "notebooks": ["examples/*"],
-    "performance": ["properties"],
+    "performance": [],
     "claims": ["claims/*"],
     "errata": [],
     "CHANGELOG": [],
