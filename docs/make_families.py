@@ -202,13 +202,13 @@ EXPLAINED = {
 
 
 REFUSED = {
-    "learned table of positions and": "a learned table of positions: `--method linear` stretches it",
+    "learned table of positions": "a learned table of positions: no frequencies to scale",
     "every layer that rotates": "every layer that rotates has a window shorter than the training length",
     "was extended already": "its default config is extended already: `--original` replaces the scaling",
     "ALiBi biases": "ALiBi: nothing needs scaling",
     "neither rotary": "neither rotary parameters, nor a learned table, nor ALiBi is found",
     "formula that its configuration": "its config does not describe its rotation",
-    "expected a language model": "a model of text and images",
+    "expected a causal language model": "a model of text and images",
     "expected p-RoPE alone": "p-RoPE: `--method linear` alone",
     "short_mscale field": "its class requires a `short_mscale`, which YaRN does not have",
     "a factor below one": "its config has a training length of its own, which is longer than this toy",

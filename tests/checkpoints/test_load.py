@@ -50,7 +50,10 @@ def test_it_loads_what_was_saved(checkpoints, name):
     [
         (shutil.rmtree, "no such folder"),
         (lambda folder: (folder / "config.json").write_text("{}"), "model_type"),
-        (lambda folder: (folder / "config.json").write_text(T5Config().to_json_string()), "no causal language model"),
+        (
+            lambda folder: (folder / "config.json").write_text(T5Config().to_json_string()),
+            "expected a causal language model",
+        ),
         (lambda folder: edit_config(folder, model_type="lama"), "'lama'"),
         (lambda folder: edit_config(folder, model_type="mine", auto_map={"AutoConfig": "code.Config"}), "never run"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from longitude.checkpoints.load import byte_tokenizer
@@ -59,10 +59,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama4_text": LLAMA | CHUNKED,
     "ministral3": LLAMA | {"head_dim": 16, "rope_parameters": WARM},
     "gpt2": NARROW | {"n_positions": LENGTH},
-    "openai-gpt": NARROW | {"n_positions": LENGTH},
-    "opt": SMALL | TRAINED | {"word_embed_proj_dim": 64, "ffn_dim": 96, "init_std": 0.2},
-    "bert": SMALL | TRAINED | {"intermediate_size": 96},
-    "roberta": SMALL | {"pad_token_id": 1, "max_position_embeddings": LENGTH + 2, "intermediate_size": 96},
     "bloom": WIDE | {"n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
     "mpt": {"vocab_size": 258, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": LENGTH},
     "gptj": NARROW | {"n_positions": LENGTH, "rotary_dim": 8},
@@ -76,7 +72,7 @@ def saved(kind: str, folder: Path, **changes: Any) -> Path:
     torch.manual_seed(1)
     logging.disable_progress_bar()
     options = AutoConfig.for_model(kind, **deepcopy(CONFIGS[kind]))
-    model = (AutoModelForMaskedLM if "bert" in kind else AutoModelForCausalLM).from_config(options)
+    model = AutoModelForCausalLM.from_config(options)
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "q_norm.weight", "k_norm.weight")):
             parameter.data += 0.2 * torch.randn_like(parameter)
@@ -92,8 +88,7 @@ def saved(kind: str, folder: Path, **changes: Any) -> Path:
 
 def loaded(folder: Path) -> Any:
     """The model in a folder as plain transformers reads it."""
-    masked = "bert" in config(folder)["model_type"]
-    return (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_pretrained(folder).eval()
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 def logits(model: Any, length: int) -> Tensor:

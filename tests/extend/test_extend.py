@@ -12,18 +12,15 @@ from torch import Tensor
 import longitude as lg
 from longitude.checkpoints.config import from_hugging_face
 from longitude.checkpoints.declared import with_ropes
-from longitude.checkpoints.positions import rotary_of, table_of
+from longitude.checkpoints.positions import rotary_of
 from longitude.checkpoints.source import open_source
 from longitude.extend.short_contexts import ShortContextLoss
 from longitude.extend.show import verdict
-from longitude.positions.absolute import Learned
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling.base import METHODS, Scaling, plain, register_scheme
 from longitude.statistics.documents import Interval
-from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
+from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved
 
-OFFSETS = {"gpt2": 0, "openai-gpt": 0, "opt": 2, "bert": 0, "roberta": 2}
-"""Rows for no position in each learned table."""
 WITHOUT_SEARCH = [name for name, method in METHODS.items() if not method.searched and name != "clipped"]
 SCHEMES = {
     "linear": lg.scaling.Linear(4.0),
@@ -99,10 +96,10 @@ def test_heads_may_be_wider_in_layers_of_full_attention(checkpoint, write, refus
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("kind", "method"), [*product(["llama"], METHODS), *product(OFFSETS, ["linear"])])
-def test_factor_one_changes_no_byte(kind, method, checkpoint, write) -> None:
-    out, printed = write(checkpoint(kind), *by(method, LENGTH))
-    assert "copy" in printed and files(out) == files(checkpoint(kind))
+@pytest.mark.parametrize("method", METHODS)
+def test_factor_one_changes_no_byte(method, checkpoint, write) -> None:
+    out, printed = write(checkpoint("llama"), *by(method, LENGTH))
+    assert "copy" in printed and files(out) == files(checkpoint("llama"))
 
 
 @pytest.mark.parametrize(
@@ -292,71 +289,15 @@ def test_factor_and_original_by_option(checkpoint, write) -> None:
 
 
 # ---- other positions -------------------------------------------------------------------------------------------------
-YARN, LINEAR = (["--to", 2 * LENGTH, "--method", method, "--no-measure"] for method in ("yarn", "linear"))
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("kind", OFFSETS)
-@pytest.mark.parametrize("length", [LENGTH + 1, 3 * LENGTH])
-def test_learned_table(kind, length, checkpoint, write) -> None:
-    """Linear along positions, ends where they were; the rows for no position stay; the model reads every position."""
-    source, offset = checkpoint(kind), OFFSETS[kind]
-    out, _ = write(source, "--to", length, "--method", "linear", "--no-measure")
-    (name, old), after = table_of(loaded(source)), loaded(out)
-    new = after.get_submodule(name)
-    assert new.num_embeddings == offset + length
-    assert torch.equal(new.weight[:offset], old.weight[:offset])
-    assert torch.equal(new.weight[[offset, -1]], old.weight[[offset, -1]])
-    rows = old.weight[offset:].double()
-    place = torch.arange(length, dtype=torch.float64) * (LENGTH - 1) / (length - 1)
-    below = place.floor().long().clamp(max=LENGTH - 2)
-    want = torch.lerp(rows[below], rows[below + 1], (place - below)[:, None])
-    torch.testing.assert_close(new.weight[offset:].double(), want, atol=1e-6, rtol=0)
-    encoding = Learned(LENGTH, 64, row_offset=offset, beyond="interpolate", length=length)
-    encoding.table = old.weight
-    assert torch.equal(new.weight[offset:], encoding.codes(torch.arange(length)))
-    with torch.inference_mode():
-        assert after(input_ids=torch.randint(3, 250, (1, length))).logits.isfinite().all()
-    key = "n_positions" if "gpt" in kind else "max_position_embeddings"
-    assert config(out)[key] == length + (2 if kind == "roberta" else 0)
-    before, written = weights(source), weights(out)
-    assert sum(not torch.equal(before[each], written[each]) for each in before) == 1
-
-
-def test_an_index_counts_the_bytes_of_the_new_rows(save, write) -> None:
-    source, name = save("gpt2"), "model.safetensors.index.json"
-    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights(source), "model.safetensors")}
-    (source / name).write_text(json.dumps(index))
-    out, _ = write(source, *LINEAR)
-    assert json.loads((out / name).read_text())["metadata"]["total_size"] == 1 + LENGTH * 64 * 4
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("kind", ["bloom", "mpt"])
-def test_alibi_needs_none_and_is_measured(kind, checkpoint, command, text, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
-    out = tmp_path / "out"
-    given = ["--to", 2 * LENGTH, "--method", "yarn", "--out", out, "--text", text, "--json"]
-    code, printed, _ = command(checkpoint(kind), *given)
-    found = json.loads(printed)
-    assert code == 0 and not out.exists() and found["out"] is None and found["difference"] == []
-    assert [cost["length"] for cost in found["cost"]] == [LENGTH, 2 * LENGTH]
-    assert "ALiBi" in found["notes"][0]
+YARN = ["--to", 2 * LENGTH, "--method", "yarn", "--no-measure"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "words"),
-    [
-        ("gptj", YARN, "formula"),
-        ("mamba", YARN, "neither"),
-        ("gpt2", YARN, "no frequencies to scale; expected --method linear"),
-        ("gpt2", [*LINEAR, "--original", 32], "the table has 64 positions"),
-        ("gpt2", [*LINEAR, "--factor", 3], "no other factor"),
-        ("bloom", [*YARN, "--fine-tune", "stdlib", "--steps", 1], "there is no new checkpoint to train"),
-    ],
+    ("kind", "words"),
+    [("gptj", "formula"), ("mamba", "neither"), ("gpt2", "no frequencies"), ("bloom", "ALiBi"), ("mpt", "ALiBi")],
 )
-def test_what_cannot_be_extended(kind, options, words, checkpoint, refused) -> None:
-    assert words in refused(checkpoint(kind), *options)
+def test_what_cannot_be_extended(kind, words, checkpoint, refused) -> None:
+    assert words in refused(checkpoint(kind), *YARN)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

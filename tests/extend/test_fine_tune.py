@@ -3,9 +3,7 @@
 import importlib.util
 import json
 import math
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, TrainerState
 
 from longitude.checkpoints.load import load
 from longitude.extend.fine_tune import RANK, Windows, _require_memory, _stream, fine_tune
-from longitude.extend.units import staged, work_of, working
+from longitude.extend.units import work_of
 from longitude.positions.samplers import sampler
-from longitude.runs.store import Unit
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": LENGTH}
@@ -221,20 +218,6 @@ def test_trained_weights_that_do_not_fit_do_not_stay(tune, tmp_path, monkeypatch
     assert not unfinished.exists() and not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_a_killed_extension_is_extended_and_trained_again(checkpoint, command, text, tmp_path, monkeypatch) -> None:
-    """A kill leaves the checkpoint that was to be trained: the same command makes it again, unless its process lives."""
-    given = ["--to", 2 * LENGTH, "--method", "yarn", "--fine-tune", text, "--steps", 2, "--no-measure"]
-    left = staged(tmp_path / "out")
-    left.mkdir(parents=True)
-    (left / "config.json").write_text("half of it")
-    with working(tmp_path / "out") as store, store.making(Unit("checkpoint", "out", {"trained": True})):
-        code, _, line = command(checkpoint("llama"), *given, "--out", tmp_path / "out")
-        assert code == 2 and "is being written by another process" in line and left.exists()
-    assert command(checkpoint("llama"), *given, "--out", tmp_path / "out")[0] == 0
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
 # ---- errors ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "words"),
@@ -272,83 +255,3 @@ def test_more_memory_than_there_is(extended) -> None:
     checkpoint = load(extended, tokenizer=False)
     with pytest.raises(ValueError, match=r"takes about .* GiB of memory, .* --positions skipped"):
         _require_memory(checkpoint.model, checkpoint.config, 10**7, 256, False)
-
-
-# ---- processes -------------------------------------------------------------------------------------------------------
-TUNING = """
-    import json, os, signal, sys
-    from pathlib import Path
-    from transformers import TrainerState
-    from longitude.extend.fine_tune import Steps, fine_tune
-    from longitude.runs.distributed import is_first_process
-
-    source, text, out, batch, steps, killed = sys.argv[1:]
-    options = {"steps": int(steps), "length": 64, "learning_rate": 1e-3, "positions": "skipped"}
-
-    def dies(before):
-        def call(*given, **more):
-            step = next((x.global_step for x in given if hasattr(x, "global_step")), None)
-            if step in (None, 5) and os.environ["RANK"] == killed.partition(" ")[2]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return before(*given, **more)
-        return call
-
-    sys.modules[fine_tune.__module__].FEWEST = 1
-    if killed.startswith("step"):
-        Steps.on_step_end = dies(Steps.on_step_end)
-    elif killed.startswith("saving"):  # all but the file that is written last
-        TrainerState.save_to_json = dies(TrainerState.save_to_json)
-    elif killed.startswith("writing"):
-        module = sys.modules[fine_tune.__module__]
-        module._save = dies(module._save)
-    tuned = fine_tune(Path(source), text, batch=int(batch), out=Path(out), **options)
-    assert (Path(out) / "config.json").exists()
-    if is_first_process():
-        print(json.dumps(tuned.losses))
-"""
-
-
-LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no"]
-LAUNCH += ["--dynamo_backend", "no", "--main_process_port", "0"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", ["step 1", "saving 0", "writing 0"])
-def test_a_killed_process_leaves_a_training_that_continues(killed, extended, text, tmp_path) -> None:
-    """SIGKILL of one of two processes: the other ends, and the same command ends as one that nothing killed."""
-    script = tmp_path / "tune.py"
-    script.write_text(textwrap.dedent(TUNING))
-
-    def run(out: str, killed: str = "") -> subprocess.CompletedProcess[str]:
-        given = [str(script), str(extended), str(text), str(tmp_path / out), "2", "8", killed]
-        options = ["--multi_gpu", "--num_processes", "2"]
-        return subprocess.run([*LAUNCH, *options, *given], capture_output=True, text=True, check=False, timeout=300)
-
-    whole = run("whole")
-    assert whole.returncode == 0, whole.stderr
-    assert run("out", killed).returncode != 0 and not (tmp_path / "out").exists()
-    again = run("out")
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout) == pytest.approx(json.loads(whole.stdout), rel=1e-5)
-    one, two = (weights(tmp_path / name) for name in ("whole", "out"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-@pytest.mark.slow
-def test_accelerate_launch_on_two_processes_is_one_of_double_batch(extended, text, tmp_path) -> None:
-    """accelerate starts several processes under the option for GPUs alone; without one they compute on processors."""
-    script = tmp_path / "tune.py"
-    script.write_text(textwrap.dedent(TUNING))
-    ways = {"two": (["--multi_gpu", "--num_processes", "2"], 2), "one": (["--cpu", "--num_processes", "1"], 4)}
-    losses = {}
-    for name, (options, batch) in ways.items():
-        given = [str(script), str(extended), str(text), str(tmp_path / name), str(batch), "3", ""]
-        done = subprocess.run([*LAUNCH, *options, *given], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        losses[name] = json.loads(done.stdout)
-    assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)
-    one, two = (weights(tmp_path / name) for name in ("one", "two"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)

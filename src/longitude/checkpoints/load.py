@@ -161,9 +161,9 @@ def require_causal(path: str, config: PreTrainedConfig, images: bool = False) ->
     """Raise ValueError for a model that does not predict the next token; images: accept models of images and text, too."""
     kinds = (AutoModelForCausalLM, AutoModelForImageTextToText) if images else (AutoModelForCausalLM,)
     if not any(type(config) in kind._model_mapping for kind in kinds):
-        raise ValueError(
-            f"{path}: a {config.model_type} model is no causal language model; expected one that predicts the next token"
-        )
+        text = config.get_text_config(decoder=True)
+        remedy = f"give its text_config ({text.model_type}) in a config.json of its own, with its weights"
+        raise UsageError(path, "a causal language model", config.model_type, "" if text is config else remedy)
 
 
 def auto_class_of(config: PreTrainedConfig) -> Any:
@@ -443,8 +443,8 @@ def require_weights(folder: Path, allow_pickle: bool) -> None:
         raise ValueError(f"{folder}: there are no weights; expected model.safetensors")
     if not allow_pickle:
         raise ValueError(
-            f"{folder}: its weights are a pickle ({pickled[0]}), which can run code as it is read; convert them to "
-            f"safetensors, or pass --allow-pickle (allow_pickle=True) if you trust where they come from"
+            f"{folder}: its weights are a pickle ({pickled[0]}), which can run code as it is read; save them as "
+            f"safetensors; `check` and `measure` read them with --allow-pickle (allow_pickle=True), if you trust their source"
         )
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from longitude.checkpoints.compare import as_written, read, require_kept
 from longitude.checkpoints.declared import Ropes, declared_length
 from longitude.checkpoints.lint import WRONG_ONE, two_values
 from longitude.checkpoints.load import (
-    Untied,
     built_without_weights,
     config_of,
     differences,
@@ -25,12 +22,12 @@ from longitude.checkpoints.load import (
     loaded_on_meta,
     local_folder,
     quantization_of,
+    require_causal,
     require_quantized,
     require_shards,
     require_weights,
 )
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
-from longitude.errors import UsageError
 from longitude.positions.config_keys import BASES, LENGTHS, SHARES, WIDTH, names_any
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes
 from longitude.runs.files import read_json
@@ -47,7 +44,6 @@ class Source:
         inner: The part of `json` about the text model; `json` itself if there are no other parts.
         config: The text configuration as transformers reads it.
         skeleton: The model on the meta device.
-        causal: Whether it predicts the next token.
         unread: Names of tensors in its files that the model does not read, except those known to be harmless.
     """
 
@@ -57,7 +53,6 @@ class Source:
     inner: dict[str, Any]
     config: PreTrainedConfig
     skeleton: nn.Module
-    causal: bool
     unread: tuple[str, ...] = ()
 
     @property
@@ -90,10 +85,6 @@ class Source:
     def shards(self) -> list[Path]:
         return sorted(self.folder.glob("*.safetensors"))
 
-    @property
-    def pickled(self) -> bool:
-        return not self.shards
-
 
 def open_source(model: str, allow_pickle: bool = False) -> Source:
     """A checkpoint from a folder or a hub name. ValueError, in one line, for what cannot be read or is no language model."""
@@ -105,18 +96,11 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
             f"{model}: {config.model_type} is an encoder with a decoder; expected one stack of layers{more}"
         )
     json = read_json(folder / "config.json", links=True)
+    require_causal(model, config)
     text = config.get_text_config(decoder=True)
     inner = json if text is config else json.get("text_config", json)
-    architecture = (json.get("architectures") or [""])[0]
-    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and "CausalLM" not in architecture
-    causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (masked and "LMHead" not in architecture)
-    if not causal and not masked:
-        inside = f"give its text_config ({text.model_type}) in a config.json of its own, with its weights"
-        remedy = "" if text is config else inside
-        raise UsageError(model, "a language model, causal or masked", config.model_type, remedy)
-    kind = AutoModelForCausalLM if causal else AutoModelForMaskedLM
-    skeleton = built_without_weights(model, kind.from_config, config)
-    source = Source(model, folder, json, inner, text, skeleton, causal)
+    skeleton = built_without_weights(model, AutoModelForCausalLM.from_config, config)
+    source = Source(model, folder, json, inner, text, skeleton)
     return replace(source, unread=require_files(source, allow_pickle))
 
 
@@ -186,11 +170,6 @@ def require_fit(name: str, folder: Path, skeleton: Any) -> tuple[str, ...]:
     """
     model, info = loaded_on_meta(str(folder), skeleton)
     unread, untied = held_against(name, model, info)
-    require_same(name, model, unread, untied)
-    return unread
-
-
-def require_same(name: str, model: Any, unread: Sequence[str], untied: Untied) -> None:
-    """ValueError if config.json describes another model than the files have; other tensors that nothing reads are allowed."""
     if wrong := differences(model, unread, untied)[0]:
         raise ValueError(f"{name}: {'; '.join(wrong)}")
+    return unread

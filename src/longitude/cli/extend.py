@@ -22,9 +22,8 @@ class ExtendOptions:
 
     Args:
         to: The new length in tokens.
-        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, llama3, drope, base, all or another registered
-            RoPE scaling method; linear also stretches learned absolute position embeddings. all compares the methods that
-            need neither training nor a search on MODEL, by position, and writes nothing.
+        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, llama3, drope, base, all or another registered RoPE scaling
+            method. all compares the methods that need neither training nor a search on MODEL, by position, and writes nothing.
         factor: Factor of the RoPE scaling method; by default --to over the original length. Llama 3.1 has 8 from 8192 to
             131072.
         base: With --method base: the new base of the frequencies (rope_theta), such as 500000.
@@ -43,14 +42,12 @@ class ExtendOptions:
             length.
         window: With --fine-tune: tokens of a window; by default the new length, with other positions or --method drope the
             original one.
-        batch: With --fine-tune: windows per step on each device.
+        batch: With --fine-tune: windows per step.
         learning_rate: With --fine-tune: after 5% of the steps, in which it rises.
         gradient_checkpointing: With --fine-tune: less memory, a third more time.
         dry_run: Print what would change, and write nothing.
         plan: Write nothing; print tokens, FLOPs, memory and time of each part, on this machine and on one H100, from
             config.json and a few layers that are run here.
-        allow_pickle: Take weights that are saved as a pickle, which can run code as it is read; they are written as
-            safetensors.
     """
 
     to: int | None = None
@@ -73,7 +70,6 @@ class ExtendOptions:
     gradient_checkpointing: bool = False
     dry_run: bool = False
     plan: bool = False
-    allow_pickle: bool = False
 
     def check(self) -> None:
         """ValueError for options that exclude each other."""
@@ -107,7 +103,7 @@ GROUPS = {
     "method": "to method factor base original budget seed",
     "evaluation": "text cost_minutes no_measure",
     "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing",
-    "execution": "dry_run plan allow_pickle",
+    "execution": "dry_run plan",
 }
 EXAMPLES = """  longitude extend models/llama --to 1024 --method all
   longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn"""
@@ -161,7 +157,7 @@ def _compare(model: str, config: ExtendOptions, json: bool) -> int:
     minutes = config.cost_minutes
     with Progress() as bar:
         bar.update("reading the checkpoint", 0)
-        chosen = compare.candidates(model, config.to, config.factor, config.original, config.allow_pickle)
+        chosen = compare.candidates(model, config.to, config.factor, config.original)
         if config.plan:
             cost = compare.cost_of(chosen, minutes)
             return print_costs([cost], json, *filter(None, [cost.reason]))
@@ -176,81 +172,58 @@ def _compare(model: str, config: ExtendOptions, json: bool) -> int:
 
 
 def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
-    from longitude.extend import extend, fine_tune, show
-    from longitude.extend.units import staged
+    from longitude.extend import extend, fine_tune, serve, show
     from longitude.report.table import show as display
-    from longitude.runs.distributed import is_first_process
 
-    given: dict[str, Any] = {"allow_pickle": config.allow_pickle}
+    calls: dict[str, Any] = {"on_progress": bar.update, "on_note": bar.note}
     written = None if config.dry_run else out
     text = None if config.no_measure else config.text
-
-    def train(folder: Path, out: Path, cost_text: str | None = None) -> Any:
-        options = config.chosen(
-            "steps", "lora", "positions", "batch", "learning_rate", "gradient_checkpointing", "seed"
-        )
-        options |= {"length": config.window, "minutes": config.cost_minutes}
-        options |= {"on_progress": bar.update, "on_note": bar.note}
-        return fine_tune(folder, str(config.fine_tune), out=out, cost_text=cost_text, **options)
-
-    def planned(plan: Any) -> None:
-        display(*([] if json else show.plan_parts(plan)))
-
-    result: dict[str, Any] = {}
-    if config.to is None or not is_first_process():  # processes after the first one train only
-        if written is not None:
-            result["training"] = train(Path(model) if config.to is None else staged(written), written, text)
-            result["costs"] = result["training"].costs
-    else:
+    tuning = None if config.fine_tune is None else _tuning(config) | calls
+    plan = training = None
+    costs: list[Any] = []
+    if config.to is not None:
         extension = extend(
             model,
             written,
             text=text,
             minutes=config.cost_minutes,
-            train=None if config.fine_tune is None else train,
-            on_plan=planned,
-            on_progress=bar.update,
-            on_note=bar.note,
-            **given | config.chosen(*TARGET, "budget", "seed"),
+            train=tuning,
+            on_plan=lambda plan: display(*([] if json else show.plan_parts(plan))),
+            **calls | config.chosen(*TARGET, "budget", "seed"),
         )
-        result = {name: getattr(extension, name) for name in ("plan", "training", "costs")}
-        written = written if extension.written else None
-    if is_first_process():
-        _print(result, written, config, json)
+        plan, training, costs = extension.plan, extension.training, extension.costs
+    elif written is not None and tuning is not None:
+        training = fine_tune(Path(model), out=written, cost_text=text, minutes=config.cost_minutes, **tuning)
+        costs = training.costs
+    if json:
+        print_json(show.as_json(plan, training, costs, None if written is None else str(written)))
+        return DONE
+    if training is not None:
+        display(show.training_line(training))
+    if written is not None:
+        display(f"\nwritten: {written}", *serve.terminal(plan, str(written), training is not None))
+    else:
+        display("\nnothing was written (--dry-run)")
+    for cost in costs:
+        display(*show.cost_parts(cost))
     return DONE
 
 
-def _print(result: dict[str, Any], written: Path | None, config: ExtendOptions, json: bool) -> None:
-    """What was done: an extension, a training, its cost, and how the new checkpoint is served."""
-    from longitude.extend import serve, show
-    from longitude.report.table import show as display
-
-    if json:
-        print_json(show.as_json(**result, out=None if written is None else str(written)))
-        return
-    trained = result.get("training")
-    if trained is not None:
-        display(show.training_line(trained))
-    if written is not None:
-        display(f"\nwritten: {written}", *serve.terminal(result.get("plan"), str(written), trained is not None))
-    elif config.dry_run:
-        display("\nnothing was written (--dry-run)")
-    if result.get("costs"):
-        display(*show.cost_parts(result["costs"]))
+def _tuning(config: ExtendOptions) -> dict[str, Any]:
+    """Options of `fine_tune`."""
+    names = ("steps", "lora", "positions", "batch", "learning_rate", "gradient_checkpointing", "seed")
+    return {"text": str(config.fine_tune), "length": config.window, **config.chosen(*names)}
 
 
 def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
     """Print the estimated costs of the extension."""
     from longitude.cli.shared import print_costs
-    from longitude.extend.extend import Tuning, costs
+    from longitude.extend.extend import costs
     from longitude.extend.plan import Target
     from longitude.runs.progress import Progress
 
-    target = tuning = None
-    if config.to is not None:
-        target = Target(**config.chosen(*TARGET))
-    if config.fine_tune is not None:
-        tuning = Tuning(length=config.window, **config.chosen("steps", "batch", "positions", "gradient_checkpointing"))
+    target = None if config.to is None else Target(**config.chosen(*TARGET))
+    tuning = None if config.fine_tune is None else _tuning(config)
     minutes = None if config.no_measure else config.cost_minutes
     with Progress() as bar:
         parts = costs(model, target, tuning, config.budget, minutes, bar.note)

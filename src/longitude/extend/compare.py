@@ -68,7 +68,7 @@ class Candidates:
     source: Source
     original: int
     length: int
-    options: tuple[str, ...]
+    options: list[str]
     configs: dict[str, PreTrainedConfig | str]
 
     @property
@@ -187,18 +187,12 @@ class Comparison:
         return shlex.join(["longitude", "extend", self.candidates.source.name, *to, *self.candidates.options])
 
 
-def candidates(
-    model: str | Path, to: int, factor: float | None = None, original: int | None = None, allow_pickle: bool = False
-) -> Candidates:
+def candidates(model: str | Path, to: int, factor: float | None = None, original: int | None = None) -> Candidates:
     """The methods for a checkpoint, decided without its weights. ValueError for a model that no method could extend."""
-    source = open_source(str(model), allow_pickle)
-    if source.kind != "rotary":
-        raise UsageError(
-            "--method all", "a model with rotary positions, which methods scale", f"{source.name}, {source.kind}"
-        )
-    if source.quantization is not None or not source.causal:
-        got = "one that predicts masked tokens" if source.quantization is None else f"{source.quantization}"
-        raise UsageError("--method all", "a causal model with plain weights, whose loss is measured", got)
+    source = open_source(str(model))
+    got = source.quantization or source.kind
+    if got != "rotary":
+        raise UsageError("--method all", "a model with rotary positions and plain weights", f"{source.name}, {got}")
     targets = {name: Target(to=to, method=name, factor=factor, original=original) for name in compared()}
     try:
         trained = original_length(source, next(iter(targets.values())))
@@ -215,9 +209,9 @@ def candidates(
             configs[name] = plan.read_config().get_text_config(decoder=True)
         except ValueError as error:
             configs[name] = str(error)
-    given = {"--factor": factor, "--original": original}
-    options = [word for name, value in given.items() if value is not None for word in (name, f"{value:g}")]
-    return Candidates(source, trained, to, (*options, *["--allow-pickle"] * allow_pickle), configs)
+    numbers = {"--factor": factor, "--original": original}
+    options = [word for name, value in numbers.items() if value is not None for word in (name, f"{value:g}")]
+    return Candidates(source, trained, to, options, configs)
 
 
 def cost_of(chosen: Candidates, minutes: float = MINUTES) -> Cost:

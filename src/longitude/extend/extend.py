@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from longitude.checkpoints.declared import of_full_attention
 from longitude.checkpoints.source import Source, open_source, ropes_of
-from longitude.extend.factors import rotary_pairs
-from longitude.extend.fine_tune import Positions, Training, window_of
-from longitude.extend.plan import ROTATED_VALUES, ExtendPlan, Target, original_length, plan_extension
+from longitude.errors import UsageError
+from longitude.extend.fine_tune import Training, fine_tune, window_of
+from longitude.extend.plan import ROTATED_VALUES, ExtendPlan, Target, original_length, pairs_of, plan_extension
 from longitude.extend.search import SearchResult, search, windows_of
 from longitude.extend.serve import FILE, page
 from longitude.extend.short_contexts import (
@@ -28,15 +29,14 @@ from longitude.extend.short_contexts import (
     reading,
     sample_within,
 )
-from longitude.extend.units import staged, working
+from longitude.extend.units import working
 from longitude.extend.weights import write_checkpoint
 from longitude.runs.costs import TRAINING, Cost, estimate, forward_flops, training_memory
 from longitude.runs.files import place
-from longitude.runs.store import BusyError, Store, Unit
+from longitude.runs.store import Store, Unit
 
 RECOMPUTED = 4 / 3
 """Work of a training step with gradient checkpointing relative to one without: each layer runs forward twice."""
-Train = Callable[[Path, Path], Training]
 
 
 @dataclass
@@ -45,15 +45,13 @@ class Extension:
 
     Attributes:
         plan: The plan of the extension.
-        costs: Bits per byte before and after, at the original length.
-        training: Return value of `train`.
-        written: Whether a new checkpoint was written.
+        costs: Bits per byte before and after, at the original length; empty if it was not measured.
+        training: Result of `fine_tune`.
     """
 
     plan: ExtendPlan
     costs: list[ShortContextLoss] = field(default_factory=list)
     training: Training | None = None
-    written: bool = False
 
 
 def extend(
@@ -69,8 +67,7 @@ def extend(
     minutes: float = MINUTES,
     budget: float = 4.0,
     seed: int = 0,
-    allow_pickle: bool = False,
-    train: Train | None = None,
+    train: Mapping[str, Any] | None = None,
     on_plan: Callable[[ExtendPlan], None] = lambda plan: None,
     on_progress: Progress = lambda what, done, total: None,
     on_note: Callable[[str], None] = lambda sentence: None,
@@ -82,8 +79,7 @@ def extend(
         out: Folder of the new checkpoint, written whole or not at all; None: only decide (a dry run).
         to: The new length in tokens.
         method: "linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "longrope", "llama3", "drope", "base", or
-            a registered scheme that needs no more than a factor and the original length; a learned table is stretched with
-            "linear".
+            a registered scheme that needs no more than a factor and the original length.
         factor: The scheme's factor; by default `to` over the original length.
         base: With "base": the new rope_theta.
         original: The training length, if the configuration does not contain it.
@@ -92,14 +88,13 @@ def extend(
         minutes: Approximate time for measuring the cost; if windows of the original length take longer, shorter ones are used.
         budget: With "longrope": minutes to search.
         seed: Random seed of the search.
-        allow_pickle: Read weights that are saved as a pickle.
-        train: train(folder of the extended checkpoint, out) writes `out`, as `fine_tune` does; None: no training.
+        train: Options of `fine_tune`, its text included, to train the extended checkpoint before it is written; None: none.
         on_plan: Called with the plan before anything is written.
         on_progress: Called as on_progress(description, done, total).
         on_note: Called with a sentence for the user before the plan.
 
     Returns:
-        The plan, the costs, and whether something was written: ALiBi needs nothing.
+        The plan, the costs, and the training.
 
     Raises:
         ValueError: For a model that was already extended, keys that contradict each other, unreadable weights or text, or a
@@ -110,84 +105,73 @@ def extend(
         https://arxiv.org/abs/2512.12167. "longrope": Ding et al. 2024, arXiv 2402.13753, https://arxiv.org/abs/2402.13753.
     """
     target = Target(to=to, method=method, factor=factor, base=base, original=original)
-    source = open_source(str(model), allow_pickle)
-    _ = source.kind  # ValueError for a model that cannot be extended comes first
-    unread = f"the weights of {model} are quantized ({source.quantization})"
-    if source.quantization is not None and (train is not None or target.searched):
+    source = open_source(str(model))
+    original_length(source, target)  # ValueError for a model that cannot be extended comes first
+    quantized = source.quantization
+    if quantized is not None and (train is not None or target.searched):
         needs = "--fine-tune trains them" if train is not None else f"--method {method} searches with them"
-        raise ValueError(
-            f"{unread}, and {needs}; extend the original checkpoint, or choose a method that needs config.json alone"
+        raise UsageError(
+            source.name,
+            f"plain weights, since {needs}",
+            f"quantized ones ({quantized})",
+            "extend the original checkpoint, or choose a method that needs config.json alone",
         )
     with nullcontext() if out is None else working(out) as store:
         cost = None
-        if text is not None and store is not None and source.quantization is None:
+        if text is not None and store is not None and quantized is None:
             cost = CostMeasurement(source, text, store, on_progress, minutes, on_note)
         factors = _search(source, target, cost, budget, seed, on_progress, on_note) if target.searched else None
         plan = plan_extension(source, target, factors, must_fit=text is not None)
-        if plan.nothing and train is not None:
-            raise ValueError(f"--fine-tune: nothing of {model} is extended; there is no new checkpoint to train")
-        if source.quantization is not None and plan.changes:
-            raise ValueError(f"{unread}, and {', '.join(plan.changes)} would change; extend the original checkpoint")
-        if source.quantization is not None and text is not None and out is not None:
-            plan.notes.append(f"{unread[0].upper()}{unread[1:]}: they are copied unread, and nothing is measured.")
+        if quantized is not None and text is not None and out is not None:
             plan.notes.append(
-                f"Only the layers of its weights were compared with config.json. `longitude check {out}` tries the model, on a "
-                f"machine with what transformers needs for {source.quantization}."
+                f"The weights are quantized ({quantized}): they are copied unread, and nothing is measured. Only their layers "
+                f"were compared with config.json. `longitude check {out}` tries the model, on a machine with what transformers "
+                f"needs for {quantized}."
             )
-        if cost is not None and not source.causal:
-            plan.notes.append("The model does not predict next tokens, so the cost on short contexts is not measured.")
-            cost = None
         if cost is not None:
-            cost.measure_original(sorted({plan.original, plan.length if plan.nothing else plan.original}))
+            cost.measure_original(plan.original)
         on_plan(plan)
-        if store is None or plan.nothing:
-            return Extension(plan, [] if cost is None else cost.compare(None))
-        assert out is not None
+        if store is None or out is None:
+            return Extension(plan)
         return _written(plan, out, store, cost, train)
 
 
-def _written(plan: ExtendPlan, out: Path, store: Store, cost: CostMeasurement | None, train: Train | None) -> Extension:
-    """Write the checkpoint into a temporary folder; rename it when it is measured or trained.
+def _written(
+    plan: ExtendPlan, out: Path, store: Store, cost: CostMeasurement | None, train: Mapping[str, Any] | None
+) -> Extension:
+    """Write the checkpoint into the folder of a unit; rename it when it is measured or trained.
 
-    Other processes with the same command wait for the one that writes, except with a training.
+    Other processes with the same command wait for the one that writes.
     """
-    extension = Extension(plan, written=True)
+    extension = Extension(plan)
 
-    def write(aside: Path) -> list[ShortContextLoss]:
+    def write(_: int, folder: Path) -> list[ShortContextLoss]:
+        aside, limit, changed = folder / "model", plan.tokenizer_limit(), bool(plan.difference())
         shutil.rmtree(aside, ignore_errors=True)  # a killed process left it
-        limit, changed = plan.tokenizer_limit(), bool(plan.difference())
         try:
             write_checkpoint(
                 plan.source,
                 aside,
-                plan.changes,
                 config=plan.config if changed else None,
                 tokenizer_length=limit[1] if changed and limit else None,
-                search=None if plan.search is None else plan.search.as_json(),
                 check=plan.require_written,
             )
             if train is not None:
-                extension.training = train(aside, out)
+                extension.training = fine_tune(aside, out=out, **train)
+            written = aside if train is None else out
             if plan.layers is not None:
-                words = page(plan, train is not None)
-                ((aside if train is None else out) / FILE).write_text(words, encoding="utf-8")
-            costs = [] if cost is None else cost.compare(aside if train is None else out)
+                (written / FILE).write_text(page(plan, train is not None), encoding="utf-8")
+            costs = [] if cost is None else [cost.compare(written)]
             if train is None:
                 place(aside, out)
             return costs
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
-    if train is None:
-        inputs = {"model": str(plan.source.folder), "config": sha256(repr(plan.config).encode()).hexdigest()}
-        unit = Unit("checkpoint", out.name, inputs | {"measured": cost is not None})
-        [extension.costs] = store.results([unit], lambda _, folder: write(folder / "model"), list[ShortContextLoss])
-        return extension
-    try:
-        with store.making(Unit("checkpoint", out.name, {"trained": True})):
-            extension.costs = write(staged(out))
-    except BusyError:
-        raise ValueError(f"{out} is being written by another process; wait for it, or choose another --out") from None
+    trained = {name: str(option) for name, option in (train or {}).items() if not callable(option)}
+    inputs = {"model": str(plan.source.folder), "config": sha256(repr(plan.config).encode()).hexdigest()}
+    unit = Unit("checkpoint", out.name, inputs | {"measured": cost is not None, "trained": trained})
+    [extension.costs] = store.results([unit], write, list[ShortContextLoss])
     return extension
 
 
@@ -200,8 +184,8 @@ def _search(
     on_progress: Progress,
     on_note: Callable[[str], None],
 ) -> SearchResult | None:
-    """The factors of longrope; None if the length does not grow, or nothing rotates."""
-    if source.kind != "rotary" or target.to <= (original := original_length(source, target)):
+    """The factors of longrope; None if the length does not grow."""
+    if target.to <= (original := original_length(source, target)):
         return None
     if target.original is not None and of_full_attention(ropes_of(source)).scaling is not None:
         raise ValueError(
@@ -218,7 +202,7 @@ def _search(
         )
     cost.require_memory(target.to)
     checkpoint = cost.load()
-    pairs = rotary_pairs(checkpoint.model, original, target.to)
+    pairs = pairs_of(source, original, target.to)
     windows = windows_of(cost.excerpts(checkpoint.tokenizer, target.to).ids, target.to)
 
     def searching(done: int, total: int | None, lowest: float) -> None:
@@ -237,21 +221,10 @@ def _search(
 
 
 # ---- what it takes ---------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """Options of `fine_tune` that determine its cost."""
-
-    steps: int
-    batch: int
-    length: int | None
-    positions: Positions
-    gradient_checkpointing: bool
-
-
 def costs(
     model: str,
     target: Target | None,
-    tuning: Tuning | None,
+    tuning: Mapping[str, Any] | None,
     budget: float,
     minutes: float | None,
     on_progress: Callable[[str], object] = lambda what: None,
@@ -263,7 +236,7 @@ def costs(
     Args:
         model: Folder or name of the checkpoint.
         target: The extension; None: the model is only trained.
-        tuning: Options of the training; None: no training.
+        tuning: Options of `fine_tune`: steps, batch, length, positions and gradient_checkpointing; None: no training.
         budget: Minutes of a search.
         minutes: Approximate time for measuring the cost on short contexts; None: it is not measured.
         on_progress: Called before each timing with a description.
@@ -271,10 +244,10 @@ def costs(
     Raises:
         ValueError: For lengths that `extend` does not support, and for a class that cannot be timed or has unknown FLOPs.
     """
-    source = open_source(model, allow_pickle=True)
+    source = open_source(model)
     original = (source.declared or 1) if target is None else original_length(source, target)
     estimates = []
-    if minutes is not None and source.causal:
+    if minutes is not None:
         on_progress(f"timing a few layers of {model} for the measured cost")
         sample = sample_within(source, original, minutes)
         estimates.append(reading(source, sample.length, 2 * sample.tokens, sample.seconds))
@@ -286,20 +259,16 @@ def costs(
         memory = memory_within(source, target.to)
         estimates.append(estimate(source.name, "searching", flops, target.to, windows, memory, rate))
     if tuning is not None:
-        length = _window(source, target, original, tuning)
-        on_progress(f"timing a training step of {tuning.batch} windows of {length} tokens")
-        rate, flops = rate_of(source, length, tuning.batch, training=True), forward_flops(source.skeleton)
-        recomputes = tuning.gradient_checkpointing
-        memory = training_memory(source.skeleton, source.config, tuning.batch, length, recomputes)
+        batch, length, recomputes = tuning["batch"], tuning["length"], tuning["gradient_checkpointing"]
+        if target is None:
+            length = window_of(source.config, length, tuning["positions"])[0]
+        elif length is None:  # the checkpoint that says so is not written yet
+            short = tuning["positions"] != "contiguous" or target.method == "drope"
+            length = original if short else target.to
+        on_progress(f"timing a training step of {batch} windows of {length} tokens")
+        rate, flops = rate_of(source, length, batch, training=True), forward_flops(source.skeleton)
+        memory = training_memory(source.skeleton, source.config, batch, length, recomputes)
         passes = TRAINING * (RECOMPUTED if recomputes else 1)
-        windows = tuning.steps * tuning.batch
+        windows = tuning["steps"] * batch
         estimates.append(estimate(source.name, "training", flops, length, windows, memory, rate, passes))
     return estimates
-
-
-def _window(source: Source, target: Target | None, original: int, tuning: Tuning) -> int:
-    """Tokens of a window of the training, for the checkpoint that is not written yet."""
-    if target is None:
-        return window_of(source.config, tuning.length, tuning.positions)[0]
-    short = tuning.positions != "contiguous" or target.method == "drope"
-    return tuning.length or (original if short else target.to)

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from longitude.checkpoints.compare import head_dim_of
-from longitude.checkpoints.declared import of_full_attention
 from longitude.checkpoints.positions import rotary_modules
 from longitude.positions.config_keys import FULL, WINDOWED
 from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_face
@@ -94,27 +93,6 @@ def writable(scheme: Scaling, rope: RopeConfig, rotary_dim: int, original_length
     pairs = RotaryPairs(rope.base, rotary_dim, original_length, length)
     candidate = pairs.candidate(scheme)
     return pairs.longrope(candidate, candidate.factors)
-
-
-def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryPairs:
-    """Rotary pairs of a Transformers model. ValueError if it has none, or if the length does not grow."""
-    if length <= original_length:
-        raise ValueError(
-            f"a search of factors: expected a length above the original one, {original_length}, got {length}"
-        )
-    modules = [module for _, _, module in rotary_modules(model)]
-    if not modules:
-        raise ValueError(
-            f"{type(model).__name__}: expected a model with rotary positions, whose factors are searched, got another"
-        )
-    ropes = read_ropes(modules[0].config)
-    rope = of_full_attention(ropes)
-    layers = [None] if isinstance(ropes, RopeConfig) else [layer for layer, one in ropes.items() if one == rope]
-    buffers = dict(modules[0].named_buffers())
-    counts = {len(buffers["inv_freq" if layer is None else f"{layer}_inv_freq"]) for layer in layers}
-    if len(counts) > 1:
-        raise ValueError(f"a search of factors: expected as many rotary pairs in all full layers, got {sorted(counts)}")
-    return RotaryPairs(rope.base, 2 * counts.pop(), original_length, length)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`fine_tune`: a checkpoint trained on through Hugging Face's Trainer, full or LoRA, on one process or many."""
+"""`fine_tune`: a checkpoint trained on through Hugging Face's Trainer, full or LoRA."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from accelerate import PartialState
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
@@ -35,7 +33,6 @@ from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
 from longitude.positions.scaling.linear import is_unrotated
 from longitude.runs.costs import training_memory
-from longitude.runs.distributed import WAIT, is_first_process, processes
 from longitude.runs.files import make_folder, new_folder, require_plain, require_space
 from longitude.runs.memory import require_memory, total_memory
 from longitude.runs.quiet import quiet
@@ -94,9 +91,6 @@ def fine_tune(
     `out` gets config.json, tokenizer and generation config unchanged, and new weights as safetensors in the dtype of the old
     ones. LoRA is merged, so that unmodified Transformers loads it.
 
-    Under `accelerate launch` the call trains data-parallel on all processes, with the batch multiplied by their number. The
-    first process writes; the others wait until it has created `directory`.
-
     Memory is estimated first, because a Transformers model computes the logits of its whole batch for the loss. The Trainer
     saves the training next to `out` after each tenth of the steps, so that the same call continues after a kill. What it saved
     is removed once `out` is written.
@@ -109,7 +103,7 @@ def fine_tune(
         length: Tokens of a window. By default the length that the configuration declares; the original length if positions are
             not contiguous or "drope" removed the rotation.
         learning_rate: Learning rate after a warmup of 5% of the steps.
-        batch: Windows per step on each device.
+        batch: Windows per step.
         lora: Train low-rank matrices only (peft), merged at the end.
         positions: "contiguous", "randomized" or "skipped" (lg.samplers). The last two draw positions from the whole declared
             length for windows of any length.
@@ -132,17 +126,16 @@ def fine_tune(
     check_sizes("fine-tuning", steps=steps, batch=batch)
     if lora and importlib.util.find_spec("peft") is None:
         raise ValueError("--lora needs the package peft; install it with pip install 'longitude[peft]'")
-    with working(out) if is_first_process() else nullcontext() as store:
-        cost = None
-        if cost_text is not None and store is not None and (source := open_source(str(directory))).causal:
-            cost = CostMeasurement(source, cost_text, store, on_progress, minutes, on_note)
-            cost.measure_original([source.declared or 1])
-        PartialState(cpu=not torch.cuda.is_available(), timeout=WAIT).wait_for_everyone()
+    with working(out) as store:
         source = open_source(str(directory))
         if source.quantization is not None:
             raise ValueError(
                 f"{directory}: its weights are quantized ({source.quantization}); train the original checkpoint"
             )
+        cost = None
+        if cost_text is not None:
+            cost = CostMeasurement(source, cost_text, store, on_progress, minutes, on_note)
+            cost.measure_original(source.declared or 1)
         checkpoint = load(source.folder, dtype=None if lora else torch.float32)
         model, config = checkpoint.model, checkpoint.config.get_text_config(decoder=True)
         if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
@@ -158,14 +151,14 @@ def fine_tune(
             model = _with_lora(model, seed)
         stream = _stream(checkpoint.tokenizer, text, length)
         question = {"steps": steps, "length": length, "learning_rate": learning_rate, "batch": batch, "lora": lora}
-        question |= {"positions": positions, "seed": seed, "processes": processes(), "weights": weights}
+        question |= {"positions": positions, "seed": seed, "weights": weights}
         question |= {"declared": source.declared, "text": digest_of_tokens(stream)}
         state = work_of(out) / f"{TRAINING}-{key_of(question)}"
-        with new_folder(out) if store is not None else nullcontext(out) as unfinished:
+        with new_folder(out) as unfinished:
             arguments = _arguments(state, steps, batch, learning_rate, seed, gradient_checkpointing)
             _require_memory(model, config, batch, length, gradient_checkpointing)
             newest = _newest(state, model)
-            windows = Windows(stream, length, steps * batch * arguments.world_size, seed, rule)
+            windows = Windows(stream, length, steps * batch, seed, rule)
             trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[Steps(on_progress)])
             trainer.remove_callback(PrinterCallback)
             begun = time.perf_counter()
@@ -175,10 +168,8 @@ def fine_tune(
             share = 1 - (_step_of(newest) if newest else 0) / steps
             losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
             trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-            if arguments.process_index == 0:
-                _save(trainer.accelerator.unwrap_model(trainer.model), source, unfinished, lora)
-        trainer.accelerator.wait_for_everyone()  # no process continues before `out` is written
-        costs = [] if cost is None else cost.compare(out)
+            _save(model, source, unfinished, lora)
+        costs = [] if cost is None else [cost.compare(out)]
         tokens = len(windows) * length
         return Training(losses, tokens, trained, seconds, share * tokens / seconds, costs)
 
@@ -209,10 +200,9 @@ def _arguments(
         save_total_limit=1,
         report_to="none",
         disable_tqdm=True,
-        ddp_find_unused_parameters=False,
         activation_checkpointing=gradient_checkpointing,
     )
-    arguments._n_gpu = min(1, arguments.n_gpu)  # one device per process; more of them come from accelerate launch
+    arguments._n_gpu = min(1, arguments.n_gpu)  # else the Trainer splits each batch over all GPUs
     return arguments
 
 
@@ -220,8 +210,7 @@ def _arguments(
 class Windows(Dataset):
     """`count` windows of a stream of tokens [n], each of `length`, in the order of training.
 
-    Every window comes once, then again in another order. Window i and its positions are decided by the seed and i alone, on
-    any number of processes.
+    Every window comes once, then again in another order. Window i and its positions are decided by the seed and i alone.
     """
 
     def __init__(self, stream: Tensor, length: int, count: int, seed: int, positions: Sampler):
@@ -312,12 +301,9 @@ class Steps(TrainerCallback):
         loss = float(logs["loss"])
         if not math.isfinite(loss):
             diverged = f"the loss of step {state.global_step} is {loss}, and nothing is written"
-            if state.is_world_process_zero:  # the same command would meet it again
-                shutil.rmtree(args.output_dir, ignore_errors=True)
+            shutil.rmtree(args.output_dir, ignore_errors=True)  # the same command would meet it again
             raise ValueError(f"fine-tuning diverged: {diverged}; try a learning rate below {args.learning_rate:g}")
-        if state.is_world_process_zero:
-            perplexity = math.exp(min(loss, 700))
-            self.on_progress(f"training, perplexity {perplexity:.4g}", state.global_step, state.max_steps)
+        self.on_progress(f"training, perplexity {math.exp(min(loss, 700)):.4g}", state.global_step, state.max_steps)
 
 
 def _step_of(saved: Path) -> int:
@@ -325,13 +311,11 @@ def _step_of(saved: Path) -> int:
 
 
 def _newest(folder: Path, model: Any) -> Path | None:
-    """The newest state that the Trainer saved whole, equal on every process."""
-    if is_first_process():
-        make_folder(folder)
-        require_plain(folder)
-        moments = sum(p.numel() * 12 for p in model.parameters() if p.requires_grad)
-        require_space(folder, 2 * moments, "what a training saves, while the older one is there")
-    PartialState().wait_for_everyone()
+    """The newest state that the Trainer saved whole."""
+    make_folder(folder)
+    require_plain(folder)
+    moments = sum(p.numel() * 12 for p in model.parameters() if p.requires_grad)
+    require_space(folder, 2 * moments, "what a training saves, while the older one is there")
     whole = (path.parent for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}"))  # written last
     return max(whole, key=_step_of, default=None)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 from warnings import catch_warnings
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from longitude.checkpoints.compare import difference
 from longitude.checkpoints.config import positions_of_layers
@@ -128,7 +127,7 @@ class Layers:
     def require_same_scales(self, config: PreTrainedConfig) -> None:
         """Raise NotAsMeant unless the scores of every layer are multiplied by the same scale as before."""
         with quiet(), torch.device("meta"):
-            after = scales_of(auto_class(self.source).from_config(config))
+            after = scales_of(AutoModelForCausalLM.from_config(config))
         for name, scale in scales_of(self.source.skeleton).items():
             if not math.isclose(after.get(name, math.nan), scale, rel_tol=1e-6):
                 raise NotAsMeant(f"{name} would multiply scores by {after.get(name)} instead of {scale:.6g}")
@@ -148,11 +147,6 @@ class Layers:
             ):
                 raise NotAsMeant(f"layer {layer}, whose window does not grow, {problem} as it was trained")
         return factor
-
-
-def auto_class(source: Source) -> Any:
-    """The Auto class of transformers that makes the model of a checkpoint."""
-    return AutoModelForCausalLM if source.causal else AutoModelForMaskedLM
 
 
 # ---- what layers have ---------------------------------------------------------------------------------------------------

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import Ropes, changed_keys, of_full_attention, turning_alike, with_ropes
 from longitude.checkpoints.lint import COVERAGE, unknown_keys, unread_keys
-from longitude.checkpoints.load import differences, in_one_line, require_shards, shapes_of
-from longitude.checkpoints.positions import Kind, table_of
+from longitude.checkpoints.load import differences, in_one_line, require_shards
 from longitude.checkpoints.source import Source, require_fit, ropes_of
 from longitude.errors import UsageError, Within, check_bounds
-from longitude.extend.factors import with_scheme, writable
-from longitude.extend.layers import Layers, NotAsMeant, auto_class
+from longitude.extend.factors import RotaryPairs, with_scheme, writable
+from longitude.extend.layers import Layers, NotAsMeant
 from longitude.extend.search import SearchResult
-from longitude.extend.weights import Change
-from longitude.positions.absolute import Learned
 from longitude.positions.config_keys import BASES, FULL, names_any
 from longitude.positions.hugging_face import ORIGINAL, unread_words
 from longitude.positions.scaling import BaseChange, DynamicNTK, Linear, Scaling, YaRN
@@ -37,6 +31,11 @@ from longitude.runs.quiet import quiet
 
 ROTATED_VALUES = ("deepseek_v4",)
 """Model types with rotated values. A factor on cos and sin would multiply values too, so their YaRN has none."""
+NOT_ROTARY = {
+    "learned": "one with a learned table of positions, which has no frequencies to scale",
+    "alibi": "one in which ALiBi biases every distance alike, at any length: it needs no scaling",
+}
+"""Why nothing is extended, by the kind of positions."""
 FARTHEST = 2**24
 """transformers counts positions in float32, which represents every whole number up to here and not beyond."""
 
@@ -79,7 +78,6 @@ class ExtendPlan:
 
     Attributes:
         source: The checkpoint.
-        kind: "rotary", "learned" or "alibi".
         original: The training length in tokens.
         target: The requested extension.
         factor: The scheme's factor.
@@ -87,7 +85,6 @@ class ExtendPlan:
         base: New rope_theta.
         attention_factor: Factor of cos and sin.
         config: Content of the new config.json.
-        changes: Tensor name -> its change.
         notes: Sentences for the user.
         search: Result of a search of factors.
         layers: Layers as the class rotates them before the change; None if the rotation does not change.
@@ -95,7 +92,6 @@ class ExtendPlan:
     """
 
     source: Source
-    kind: Kind
     original: int
     target: Target
     factor: float
@@ -103,7 +99,6 @@ class ExtendPlan:
     scheme: Scaling | None = None
     base: float | None = None
     attention_factor: float = 1.0
-    changes: dict[str, Change] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     search: SearchResult | None = None
     layers: Layers | None = None
@@ -112,11 +107,6 @@ class ExtendPlan:
     @property
     def length(self) -> int:
         return self.target.to
-
-    @property
-    def nothing(self) -> bool:
-        """Whether the model needs nothing written."""
-        return self.kind == "alibi"
 
     @property
     def inner(self) -> dict[str, Any]:
@@ -140,7 +130,7 @@ class ExtendPlan:
                 torch.device("meta"),
                 in_one_line(f"{self.source.name}: transformers builds no model of what is written"),
             ):
-                skeleton = auto_class(self.source).from_config(config)
+                skeleton = AutoModelForCausalLM.from_config(config)
             require_shards(folder)
             require_fit(self.source.name, folder, skeleton)
         try:
@@ -164,7 +154,7 @@ class ExtendPlan:
             if folder is not None:
                 return AutoConfig.from_pretrained(folder)
             kind = CONFIG_MAPPING[self.config["model_type"]]
-            return kind.from_dict(json.loads(json.dumps(self.config), object_hook=number_or_dict))
+            return kind.from_dict(kind._decode_special_floats(copy.deepcopy(self.config)))
 
 
 def plan_extension(
@@ -176,19 +166,8 @@ def plan_extension(
         below = f"less than the length {original} that {source.name} was trained at, a factor below one"
         raise ValueError(f"--to {target.to} is {below}; expected {original} or more")
     factor = target.to / original if target.factor is None else target.factor
-    plan = ExtendPlan(source, source.kind, original, target, factor, copy.deepcopy(source.json), search=search)
-    if plan.kind == "rotary":
-        _plan_rotary(plan, must_fit)
-    elif plan.kind == "learned":
-        _plan_table(plan)
-    else:
-        plan.notes.append(
-            "ALiBi biases every distance alike, at any length: it needs no scaling, and nothing is written. Whether the "
-            "model keeps its quality at the new length, only a measurement shows."
-        )
-        if hasattr(source.config, "max_seq_len"):
-            biases = "transformers makes this model's biases for max_seq_len positions"
-            plan.notes.append(f"{biases}: load it with max_seq_len={target.to}.")
+    plan = ExtendPlan(source, original, target, factor, copy.deepcopy(source.json), search=search)
+    _plan_rotary(plan, must_fit)
     if search is not None and search.note:
         plan.notes.append(search.note)
     plan.notes += [f"{each}: they are copied as they are." for each in differences(source.skeleton, source.unread)[1]]
@@ -197,20 +176,23 @@ def plan_extension(
 
 def original_length(source: Source, target: Target) -> int:
     """The training length. ValueError when it is unknown, or when the model was extended already."""
-    if source.kind == "learned":
-        return find_table(source).rows if target.original is None else target.original
-    if source.kind == "alibi":
-        length = target.original or source.declared or tokenizer_length(source)
-    else:
-        scheme = of_full_attention(ropes_of(source)).scaling
-        written = source.inner.get(ORIGINAL)
-        known = written or original_of(scheme, source.declared)
-        if scheme is not None or (written is not None and source.declared is not None and written < source.declared):
-            _require_unextended(source, target, scheme, known)
-        length = target.original or known
+    if (kind := source.kind) != "rotary":
+        raise UsageError(source.name, "a model that rotates its queries and keys", NOT_ROTARY[kind])
+    scheme = of_full_attention(ropes_of(source)).scaling
+    written = source.inner.get(ORIGINAL)
+    known = written or original_of(scheme, source.declared)
+    if scheme is not None or (written is not None and source.declared is not None and written < source.declared):
+        _require_unextended(source, target, scheme, known)
+    length = target.original or known
     if length is None:
         raise ValueError(f"{source.name}: the length that it was trained at is unknown; pass it with --original")
     return length
+
+
+def pairs_of(source: Source, original: int, length: int) -> RotaryPairs:
+    """Rotary pairs of the layers whose distances grow."""
+    ropes = ropes_of(source)
+    return RotaryPairs(of_full_attention(ropes).base, Layers.of(source, ropes, original).rotary_dim, original, length)
 
 
 def original_of(scheme: Scaling | None, declared: int | None) -> int | None:
@@ -248,11 +230,6 @@ def tokenizer_length(source: Source) -> int | None:
     path = source.folder / "tokenizer_config.json"
     length = read_json(path, links=True).get("model_max_length") if path.is_file() else None
     return length if isinstance(length, int) and length < 10**9 else None
-
-
-def number_or_dict(read: dict[str, Any]) -> Any:
-    """Infinity and NaN as transformers writes them into JSON."""
-    return float(read["__float__"]) if read.keys() == {"__float__"} else read
 
 
 # ---- rotary ----------------------------------------------------------------------------------------------------------
@@ -329,75 +306,3 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
         what = f"--to {plan.length}: keys and values of one sequence take"
         require_memory(cache, total_memory(), what, elsewhere)
     plan.notes.append(f"Keys and values of one sequence of {plan.length} tokens take {cache / 2**20:.0f} MiB.")
-
-
-# ---- learned tables --------------------------------------------------------------------------------------------------
-def _plan_table(plan: ExtendPlan) -> None:
-    source, table = plan.source, find_table(plan.source)
-    if plan.target.method != "linear":
-        raise ValueError(
-            f"--method {plan.target.method}: {source.name} has a learned table of positions and no frequencies to scale; "
-            f"expected --method linear, which stretches the table"
-        )
-    if plan.original != table.rows:
-        raise ValueError(f"--original {plan.original}: the table has {table.rows} positions; leave it out")
-    if plan.factor != plan.length / plan.original:
-        raise ValueError("--factor: a table is stretched to --to and has no other factor; leave it out")
-    what = f"--to {plan.length}: the table alone, with its copies, takes"
-    require_memory(16 * table.dim * plan.length, total_memory(), what, "give a shorter length")
-    if plan.length == plan.original:
-        plan.notes.append("Factor 1: the table stays as it is, and the checkpoint is a copy.")
-        return
-    plan.changes[table.name] = partial(stretched, offset=table.offset, length=plan.length)
-    inner, key = plan.inner, source.length_key
-    before = inner.get(key, getattr(source.config, key))
-    inner[key] = before + plan.length - table.rows
-    if inner.get("n_ctx") == before:  # GPT-2's older key for the same
-        inner["n_ctx"] = inner[key]
-    plan.notes.append(
-        "Rows between trained ones are their averages: adjacent rows are nearly alike, and no row but the first and the last is "
-        "where it was. Fine-tune before use; short contexts cost as well."
-    )
-
-
-@dataclass(frozen=True)
-class LearnedTable:
-    """A table in the files of a checkpoint.
-
-    Attributes:
-        name: The tensor's name.
-        rows: Positions it has.
-        offset: Rows before them that are no positions (2 in OPT, one more than the padding token's id in RoBERTa).
-        dim: Width of a row.
-    """
-
-    name: str
-    rows: int
-    offset: int
-    dim: int
-
-
-def find_table(source: Source) -> LearnedTable:
-    """The learned table of a checkpoint. ValueError when its files have none of that name, or several."""
-    table = table_of(source.skeleton)
-    assert table is not None, "called for a model without a table"
-    name, module = table
-    offset = getattr(module, "offset", 0 if module.padding_idx is None else module.padding_idx + 1)
-    prefix = getattr(source.skeleton, "base_model_prefix", "")
-    names = [f"{name}.weight", f"{name}.weight".removeprefix(f"{prefix}.")]  # the latter where saved without the head
-    held = [key for shard in source.shards for key in shapes_of(shard) if key in names]
-    if source.pickled:  # its tensors get the model's names when they are written
-        held = names[:1]
-    if len(held) != 1:
-        raise ValueError(f"{source.name}: expected one tensor {names[0]}, the table of positions, got {held or 'none'}")
-    return LearnedTable(held[0], module.num_embeddings - offset, offset, module.embedding_dim)
-
-
-def stretched(table: Tensor, offset: int, length: int) -> Tensor:
-    """Table [offset + rows, dim] -> [offset + length, dim], linear along positions; first, last and offset rows unchanged."""
-    rows = len(table) - offset
-    if length == rows:
-        return table
-    encoding = Learned(rows, table.shape[1], row_offset=offset, beyond="interpolate", length=length)
-    encoding.table = nn.Parameter(table, requires_grad=False)
-    return torch.cat([table[:offset], encoding.codes(torch.arange(length)).to(table.dtype)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -41,32 +41,15 @@ class SearchResult:
         scheme: The scheme with the factors.
         loss: Mean loss at the new length, in nats per token.
         starts: Loss of every start, by name.
-        history: (candidates tried, loss) whenever the lowest loss became lower.
         tried: Number of candidates.
         note: Remark on the result for the user; a sentence or empty.
-        question: Inputs that determine the losses, and the options of the search.
     """
 
     scheme: LongRoPE
     loss: float
     starts: dict[str, float]
-    history: list[tuple[int, float]]
     tried: int
     note: str = ""
-    question: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-    def as_json(self) -> dict[str, Any]:
-        """The question, then the result, factors first; None for a loss that is not finite."""
-        scheme = self.scheme.as_dict()
-        names = ("short_factor", "long_factor", "attention_factor", "factor")
-        answer = {name: scheme[name] for name in names} | {
-            "nats_per_token": _finite(self.loss),
-            "starts": {name: _finite(loss) for name, loss in self.starts.items()},
-            "history": [(tried, loss) for tried, loss in self.history if math.isfinite(loss)],
-            "tried": self.tried,
-            "note": self.note,
-        }
-        return {**self.question, "found": answer}
 
 
 @dataclass(frozen=True)
@@ -124,7 +107,7 @@ def search(
         on_note: Called with a sentence if 32 candidates take longer than the budget.
 
     Returns:
-        The scheme with its loss and its history.
+        The scheme with its loss.
 
     Raises:
         ValueError: If no start gives a finite loss, or if a unit is damaged.
@@ -145,7 +128,7 @@ def search(
             begun = time.perf_counter()
             loss = _loss(model, pairs, new[i], windows, folder / PASSES)
             (folder / PASSES).unlink(missing_ok=True)
-            return Tried(_finite(loss), time.perf_counter() - begun)
+            return Tried(loss if math.isfinite(loss) else None, time.perf_counter() - begun)
 
         def known(i: int, result: Tried) -> None:
             tried[new[i]] = result
@@ -169,8 +152,7 @@ def search(
             on_note(f"longrope: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes more.")
         evaluations = max(FEWEST, min(PUBLISHED, most))
     losses = evolve([*starts.values()], Bounds.of(pairs), evaluate, evaluations, Random(seed))
-    options = {"method": "longrope", "evaluations": evaluations, "seed": seed}
-    return _best(pairs, losses, named, options | question)
+    return _best(pairs, losses, named)
 
 
 def affordable(budget: float, spent: float, seconds: float) -> int:
@@ -194,9 +176,7 @@ def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, windows: S
     return loss if math.isfinite(loss) else math.inf
 
 
-def _best(
-    pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, float], question: Mapping[str, Any]
-) -> SearchResult:
+def _best(pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, float]) -> SearchResult:
     """The best candidate with an attention factor of 1, which leaves short texts unchanged, unless a start is better."""
     best = min(losses, key=losses.__getitem__)
     note = ""
@@ -206,12 +186,4 @@ def _best(
     else:
         start = f"A start with an attention factor of its own, {best.attention_factor:.4g}, stayed the best"
         note = f"{start}; it applies to short texts as well. A larger budget may find factors that do without."
-    history: list[tuple[int, float]] = []
-    for i, loss in enumerate(losses.values(), 1):
-        if not history or loss < history[-1][1]:
-            history.append((i, loss))
-    return SearchResult(pairs.longrope(best), losses[best], starts, history, len(losses), note, question)
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None
+    return SearchResult(pairs.longrope(best), losses[best], starts, len(losses), note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -61,8 +61,8 @@ class ShortContextLoss:
 
     length: int
     before: Interval
-    after: Interval | None
-    difference: Interval | None
+    after: Interval
+    difference: Interval
     documents: int
     tokens: int
     text: str
@@ -171,8 +171,6 @@ class CostMeasurement:
         self.source, self.store, self.minutes = source, store, minutes
         self.on_progress, self.on_note = on_progress, on_note
         self.text = read_text(text, "--text")
-        self.documents: dict[int, Documents] = {}
-        self.before: dict[int, Sums] = {}
 
     def require_memory(self, length: int) -> None:
         """ValueError when the model with one window of `length` tokens is larger than what is free."""
@@ -188,7 +186,7 @@ class CostMeasurement:
     def load(self, folder: Path | None = None) -> Checkpoint:
         """The model in a folder, or the original, on the device."""
         with quiet():
-            return load(folder or self.source.folder, allow_pickle=self.source.pickled, device=device_of())
+            return load(folder or self.source.folder, device=device_of())
 
     def excerpts(self, tokenizer, length: int, tokens: int | None = None) -> Documents:
         """One or more windows of `length` tokens of each document. ValueError for a text that is too short."""
@@ -202,42 +200,36 @@ class CostMeasurement:
         except ValueError as error:
             raise ValueError(f"{error}; or {WITHOUT}") from error
 
-    def measure_original(self, lengths: Sequence[int]) -> None:
+    def measure_original(self, length: int) -> None:
         """Measure the original, before anything is written, within the minutes; a note says first how long it takes.
 
         ValueError for a text that is too short, more memory than is free, or losses that are not finite.
         """
         self.on_progress("timing a few layers", 0, 0)
-        samples: dict[int, Sample] = {}
-        for length in lengths:
-            sample = self.sample(length, self.minutes / len(lengths))
-            self.require_memory(sample.length)
-            samples[sample.length] = sample
-            takes = "" if sample.seconds is None else f", about {sample.seconds:.0f} s"
-            shorter = f"; windows of {length} take more than --cost-minutes" if sample.length < length else ""
-            self.on_note(
-                f"measuring: {sample.tokens} tokens in windows of {sample.length}, before and after{takes}{shorter}"
-            )
+        sample = self.sample(length, self.minutes)
+        self.length = sample.length
+        self.require_memory(sample.length)
+        takes = "" if sample.seconds is None else f", about {sample.seconds:.0f} s"
+        shorter = f"; windows of {length} take more than --cost-minutes" if sample.length < length else ""
+        self.on_note(
+            f"measuring: {sample.tokens} tokens in windows of {sample.length}, before and after{takes}{shorter}"
+        )
         checkpoint = self.load()
-        self.documents = {
-            length: self.excerpts(checkpoint.tokenizer, length, sample.tokens) for length, sample in samples.items()
-        }
-        self.before = self._sums(checkpoint, "measuring the original", must_be_finite=next(iter(samples)))
+        self.documents = self.excerpts(checkpoint.tokenizer, sample.length, sample.tokens)
+        self.before = self._sums(checkpoint, "measuring the original")
 
-    def compare(self, folder: Path | None) -> list[ShortContextLoss]:
-        """The original compared with the checkpoint in `folder`, or alone. One model is in memory at a time."""
-        after = {} if folder is None else self._sums(self.load(folder), "measuring the new one")
-        costs = []
-        for length, before in self.before.items():
-            new = difference = None
-            if length in after:
-                new = interval(*after[length].pair)
-                difference = paired_difference(after[length].pair, before.pair)
-            original, tokens = interval(*before.pair), sum(before.tokens)
-            costs.append(
-                ShortContextLoss(length, original, new, difference, len(before.nats), tokens, self.text.source)
-            )
-        return costs
+    def compare(self, folder: Path) -> ShortContextLoss:
+        """The original compared with the checkpoint in `folder`. One model is in memory at a time."""
+        before, after = self.before, self._sums(self.load(folder), "measuring the new one", must_be_finite=False)
+        return ShortContextLoss(
+            self.length,
+            interval(*before.pair),
+            interval(*after.pair),
+            paired_difference(after.pair, before.pair),
+            len(before.nats),
+            sum(before.tokens),
+            self.text.source,
+        )
 
     def sample(self, length: int, minutes: float, **how: int) -> Sample:
         """`sample_within` by the first timing of this machine, stored so that it is the same after a kill."""
@@ -266,24 +258,19 @@ class CostMeasurement:
         passes.unlink(missing_ok=True)
         return losses
 
-    def _sums(self, checkpoint: Checkpoint, what: str, must_be_finite: int | None = None) -> dict[int, Sums]:
-        """Sums by length, in non-overlapping windows. ValueError for losses at `must_be_finite` tokens that are not finite."""
-        config = checkpoint.config
-        inputs = inputs_of(checkpoint, config) | {"bos": bos_of(checkpoint.tokenizer, "tokenizer")}
+    def _sums(self, checkpoint: Checkpoint, what: str, must_be_finite: bool = True) -> Sums:
+        """Sums in non-overlapping windows. ValueError for losses that are not finite but must be."""
+        bos, length = bos_of(checkpoint.tokenizer, "tokenizer"), self.length
 
         def measured(i: int, folder: Path) -> Sums:
-            length, documents = [*self.documents.items()][i]
-            if hasattr(config, "max_seq_len"):  # MPT's biases are made for this many positions
-                checkpoint.model.config.max_seq_len = max(length, config.max_seq_len)
-            how: Any = {"methods": ["non-overlapping"], "span": len(documents.ids[0]) - 1}
-            [losses] = self.losses(checkpoint, documents, length, what, folder, **how)
+            how: Any = {"methods": ["non-overlapping"], "span": len(self.documents.ids[0]) - 1}
+            [losses] = self.losses(checkpoint, self.documents, length, what, folder, **how)
             sums = Sums.of(losses)
-            if length == must_be_finite:
+            if must_be_finite:  # here, so that no unit keeps them
                 self.require_finite(sums, length)
             return sums
 
-        units = [
-            Unit("short-contexts", str(length), inputs | {"length": length, "text": documents.digest})
-            for length, documents in self.documents.items()
-        ]
-        return dict(zip(self.documents, self.store.results(units, measured, Sums), strict=True))
+        inputs = {"bos": bos, "length": length, "text": self.documents.digest}
+        unit = Unit("short-contexts", str(length), inputs_of(checkpoint, checkpoint.config) | inputs)
+        [sums] = self.store.results([unit], measured, Sums)
+        return sums

@@ -16,6 +16,7 @@ from longitude.extend.short_contexts import ShortContextLoss
 from longitude.extend.weights import left_out
 from longitude.report.table import table
 from longitude.report.wording import NOT_FINITE
+from longitude.statistics.documents import Interval
 
 
 def plan_parts(plan: ExtendPlan) -> Iterator[Any]:
@@ -45,12 +46,11 @@ def plan_parts(plan: ExtendPlan) -> Iterator[Any]:
 def plan_json(plan: ExtendPlan) -> dict[str, Any]:
     """The resolved scheme."""
     return {
-        "positions": plan.kind,
-        "method": None if plan.nothing else plan.target.method,
+        "method": plan.target.method,
         "scheme": None if plan.scheme is None else plan.scheme.as_dict(),
         "base": plan.base,
-        "factor": None if plan.nothing else plan.factor,
-        "attention_factor": plan.attention_factor if plan.kind == "rotary" else None,
+        "factor": plan.factor,
+        "attention_factor": plan.attention_factor,
         "original_length": plan.original,
         "length": plan.length,
     }
@@ -74,27 +74,22 @@ def training_line(training: Training) -> str:
     )
 
 
-def cost_parts(costs: Sequence[ShortContextLoss]) -> Iterator[Any]:
+def cost_parts(cost: ShortContextLoss) -> Iterator[Any]:
     """A table of bits per byte, with its text, protocol and verdict."""
-    compared = costs[0].after is not None
-    yield f"\n{'cost on short contexts' if compared else 'what the model has'}, bits per byte"
-    shown = table("tokens", *(("original", "extended", "difference") if compared else ("as it is",)))
-    for cost in costs:
-        intervals = [x for x in (cost.before, cost.after, cost.difference) if x is not None]
-        shown.add_row(str(cost.length), *map(_interval, intervals))
-    yield shown
-    last = costs[-1]
+    yield "\ncost on short contexts, bits per byte"
+    intervals = (cost.before, cost.after, cost.difference)
+    yield table("tokens", "original", "extended", "difference", rows=[(str(cost.length), *map(_interval, intervals))])
     yield (
-        f"{last.text}: {last.documents} documents, {last.tokens} tokens, windows that do not overlap; intervals of 95% over "
+        f"{cost.text}: {cost.documents} documents, {cost.tokens} tokens, windows that do not overlap; intervals of 95% over "
         f"documents. Perplexity on short texts does not show whether things are found in long ones: longitude measure does."
     )
-    yield from (f"{cost.length} tokens: {verdict(cost)}." for cost in costs if compared)
+    yield f"{cost.length} tokens: {verdict(cost)}."
 
 
 def verdict(cost: ShortContextLoss) -> str:
     """Whether short texts got worse, by the interval of the paired difference."""
     change, before = cost.difference, cost.before.value
-    if change is None or change.value is None or not before:
+    if change.value is None or not before:
         return "no verdict, as losses are not finite"
     if change.low is None or change.high is None:
         return "no verdict, as one document has no interval"
@@ -184,9 +179,9 @@ def as_json(
             "length": cost.length,
             "metric": "bits_per_byte",
             "original": cost.before._asdict(),
-            "extended": cost.after and cost.after._asdict(),
-            "difference": cost.difference and cost.difference._asdict(),
-            "verdict": None if cost.after is None else verdict(cost),
+            "extended": cost.after._asdict(),
+            "difference": cost.difference._asdict(),
+            "verdict": verdict(cost),
             **{name: getattr(cost, name) for name in ("documents", "tokens", "text")},
         }
         for cost in costs
@@ -194,9 +189,9 @@ def as_json(
     return result
 
 
-def _interval(x: Any) -> str:
+def _interval(x: Interval) -> str:
     if x.value is None:
-        return "not finite"
+        return NOT_FINITE
     return f"{x.value:.3f}" + ("" if x.low is None else f" ({x.low:.3f} to {x.high:.3f})")
 
 

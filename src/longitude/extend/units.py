@@ -27,11 +27,6 @@ def work_of(out: Path) -> Path:
     return out.with_name(f".{out.name}.work")
 
 
-def staged(out: Path) -> Path:
-    """Folder of the extended checkpoint until it is trained, equal on every process of a training."""
-    return work_of(out) / "extended"
-
-
 @contextmanager
 def working(out: Path) -> Iterator[Store]:
     """The store of intermediate results for `out`. The last process removes it, unless the same command can continue it."""

@@ -204,7 +204,7 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _rotation_in_words(rotation, about["trained"])
     if about["kind"] == ["learned"]:
         end = f"from {declared} on" if declared else "past the end of its table"
-        yield "beyond", f"positions {end} do not exist; `longitude extend --method linear` stretches the table"
+        yield "beyond", f"positions {end} do not exist"
     if about["kind"] == ["alibi"]:
         yield "beyond", "the bias goes on falling at every distance: nothing needs to be scaled"
 
