@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from longitude.errors import UsageError
 from longitude.extend import compare as module, short_contexts
-from longitude.extend.compare import UNCHANGED, Candidates, Comparison, Profile, candidates
+from longitude.extend.compare import UNCHANGED, Candidates, Comparison, candidates
 from longitude.extend.short_contexts import FEWEST, Sums
 from longitude.measure.documents import documents_of
 from longitude.measure.sources import read_text
@@ -102,9 +102,7 @@ def made_up(nats: dict[str, list[float]]) -> Comparison:
         return Sums([(last - first) * (1.0 if first < 4 else x) for x in each], sizes, sizes)
 
     pairs = [*pairwise(chosen.edges)]
-    return Comparison(
-        chosen, {name: Profile([bucket(*pair, each) for pair in pairs]) for name, each in nats.items()}, ""
-    )
+    return Comparison(chosen, {name: [bucket(*pair, each) for pair in pairs] for name, each in nats.items()}, "")
 
 
 def test_undecided_is_what_pairs_do_not_tell_apart() -> None:

@@ -47,13 +47,6 @@ def compared() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """Losses of a method, for each bucket of positions."""
-
-    buckets: list[Sums]
-
-
-@dataclass(frozen=True)
 class Candidates:
     """The methods that are compared on a checkpoint.
 
@@ -91,20 +84,20 @@ class Comparison:
 
     Attributes:
         candidates: The methods.
-        profiles: Method -> its losses, of the methods that fit the model.
+        profiles: Method -> its losses in each bucket of positions, of the methods that fit the model.
         text: Description of the text.
     """
 
     candidates: Candidates
-    profiles: dict[str, Profile]
+    profiles: dict[str, list[Sums]]
     text: str
 
     @cached_property
     def perplexities(self) -> dict[str, list[Interval]]:
         """Method -> perplexity per token in each bucket, with 95% intervals over windows."""
         return {
-            name: [self._told(interval(*_per_token(sums), metric="perplexity")) for sums in profile.buckets]
-            for name, profile in self.profiles.items()
+            name: [self._told(interval(*_per_token(sums), metric="perplexity")) for sums in buckets]
+            for name, buckets in self.profiles.items()
         }
 
     def _told(self, whole: Interval) -> Interval:
@@ -121,19 +114,19 @@ class Comparison:
     @property
     def sizes(self) -> list[int]:
         """Tokens scored in each bucket."""
-        return [sum(sums.tokens) for sums in self.profiles[UNCHANGED].buckets]
+        return [sum(sums.tokens) for sums in self.profiles[UNCHANGED]]
 
     @property
     def windows(self) -> int:
-        return len(self.profiles[UNCHANGED].buckets[0].nats)
+        return len(self.profiles[UNCHANGED][0].nats)
 
     @cached_property
     def beyond(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Method -> nats and tokens of each window beyond the training length, lowest first; only methods with finite nats."""
         first = self.candidates.edges.index(self.candidates.original)
         sums = {
-            name: tuple(np.sum([_per_token(bucket) for bucket in profile.buckets[first:]], axis=0))
-            for name, profile in self.profiles.items()
+            name: tuple(np.sum([_per_token(bucket) for bucket in buckets[first:]], axis=0))
+            for name, buckets in self.profiles.items()
         }
         finite = {name: (nats, tokens) for name, (nats, tokens) in sums.items() if np.isfinite(nats).all()}
         return dict(sorted(finite.items(), key=lambda item: item[1][0].sum()))
@@ -270,20 +263,20 @@ def compare(
     checkpoint = cost.load()
     documents = documents_of(cost.text, checkpoint.tokenizer, length, most)
 
-    def measured(i: int, folder: Path) -> Profile:
+    def measured(i: int, folder: Path) -> list[Sums]:
         name, config = list(configs.items())[i]
         how: Any = {"methods": ["per-position"], "bins": chosen.edges}
         with rotating_with(checkpoint.model, config):
             losses = cost.losses(checkpoint, documents, length, f"measuring {name}", folder, **how)
-        profile = Profile([Sums.of(bucket) for bucket in losses])
+        buckets = [Sums.of(bucket) for bucket in losses]
         if name == UNCHANGED:
-            cost.require_finite(profile.buckets[0], length)
-        return profile
+            cost.require_finite(buckets[0], length)
+        return buckets
 
     bos = bos_of(checkpoint.tokenizer, "tokenizer")
     inputs = {"bos": bos, "text": documents.digest, "edges": chosen.edges}
     units = [Unit("positions", name, inputs_of(checkpoint, config) | inputs) for name, config in configs.items()]
-    profiles = store.results(units, measured, Profile)
+    profiles = store.results(units, measured, list[Sums])
     return Comparison(chosen, dict(zip(configs, profiles, strict=True)), cost.text.source)
 
 

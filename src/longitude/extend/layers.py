@@ -11,14 +11,13 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from longitude.checkpoints.compare import difference
+from longitude.checkpoints.compare import difference, frequencies_of
 from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.declared import Ropes
 from longitude.checkpoints.observed import RotaryTables, observe
 from longitude.checkpoints.source import Source
 from longitude.positions.config_keys import SUMMARIZED
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
-from longitude.positions.scaling import rope_frequencies
 from longitude.positions.scaling.base import Frequencies
 from longitude.runs.quiet import quiet
 
@@ -156,14 +155,14 @@ def tables_of(config: PreTrainedConfig) -> dict[int, list[RotaryTables]]:
 
 
 def places_of(tables: dict[int, list[RotaryTables]]) -> list[tuple[int, str | None]]:
-    return [(layer, table.label) for layer, own in tables.items() for table in own]
+    return [(layer, table.label) for layer, of_layer in tables.items() for table in of_layer]
 
 
 def frequencies_in(table: RotaryTables, length: int) -> Frequencies:
     """Frequencies by which a class rotates in a sequence of `length` tokens."""
-    found = table.frequencies(length)
-    assert found is not None, "a table of its own width"
-    return found
+    frequencies = table.frequencies(length)
+    assert frequencies is not None, "a table of its own width"
+    return frequencies
 
 
 def scales_of(model: nn.Module) -> dict[str, float]:
@@ -183,5 +182,4 @@ def of_formula(ropes: Ropes, label: str, pairs: int, length: int) -> Frequencies
     rope = ropes if isinstance(ropes, RopeConfig) else ropes.get(label)
     if rope is None:
         raise NotAsMeant("its configuration declares no rotation of layers that its class rotates")
-    options = rope._replace(sections=None, partial_rotary_factor=1.0).options(2 * pairs)
-    return rope_frequencies(2 * pairs, **options, length=length)
+    return frequencies_of(rope._replace(partial_rotary_factor=1.0), 2 * pairs, length)

@@ -127,14 +127,17 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """A comparison for machines."""
     chosen = comparison.candidates
     buckets = [{"position_from": first, "position_to": last} for first, last in pairwise(chosen.edges)]
-    rows = []
-    for name in (UNCHANGED, *chosen.configs):
-        cells = comparison.perplexities.get(name, ())
-        losses = [
-            {**bucket, "perplexity": cell.value, "low": cell.low, "high": cell.high, "tokens": tokens}
-            for bucket, cell, tokens in zip(buckets, cells, comparison.sizes, strict=bool(cells))
-        ]
-        rows.append({"method": name, "reason": chosen.configs.get(name) if not cells else None, "losses": losses})
+    rows = [
+        {
+            "method": name,
+            "reason": None if name in comparison.profiles else chosen.configs[name],
+            "losses": [
+                {**bucket, "perplexity": cell.value, "low": cell.low, "high": cell.high, "tokens": tokens}
+                for bucket, cell, tokens in zip(buckets, comparison.perplexities.get(name, ()), comparison.sizes)
+            ],
+        }
+        for name in (UNCHANGED, *chosen.configs)
+    ]
     best = next(iter(comparison.beyond), None)
     return {
         "model": chosen.source.name,
@@ -162,28 +165,26 @@ def as_json(
     """The results of an extension or a training as JSON."""
     result: dict[str, Any] = {"out": out}
     if plan is not None:
-        result |= {"model": plan.source.name} | plan_json(plan)
         rows = [[None if value is ABSENT else value for value in row] for row in plan.difference()]
-        result["difference"] = [dict(zip(("key", "before", "after"), row, strict=True)) for row in rows]
-        result |= {"notes": plan.notes, "left_out": left_out(plan.source)}
+        result |= {"model": plan.source.name} | plan_json(plan)
+        result |= {
+            "difference": [dict(zip(("key", "before", "after"), row, strict=True)) for row in rows],
+            "notes": plan.notes,
+            "left_out": left_out(plan.source),
+            "search": plan.search and {name: getattr(plan.search, name) for name in ("loss", "starts", "tried")},
+        }
         if out is not None and plan.layers is not None:
             lines = serve.of_folder(plan, out) + (serve.of_original(plan) if training is None else [])
             result["serve"] = {"lines": [vars(line) for line in lines], "notes": serve.notes(plan)}
-        result["search"] = plan.search and {name: getattr(plan.search, name) for name in ("loss", "starts", "tried")}
     if training is not None:
-        result["tuned"] = {
-            name: getattr(training, name) for name in ("losses", "tokens", "parameters", "seconds", "tokens_per_second")
-        }
+        result["tuned"] = {name: value for name, value in vars(training).items() if name != "costs"}
+    names = {"before": "original", "after": "extended"}
     result["cost"] = [
         {
-            "length": cost.length,
-            "metric": "bits_per_byte",
-            "original": cost.before._asdict(),
-            "extended": cost.after._asdict(),
-            "difference": cost.difference._asdict(),
-            "verdict": verdict(cost),
-            **{name: getattr(cost, name) for name in ("documents", "tokens", "text")},
+            names.get(name, name): value._asdict() if isinstance(value, Interval) else value
+            for name, value in vars(cost).items()
         }
+        | {"metric": "bits_per_byte", "verdict": verdict(cost)}
         for cost in costs
     ]
     return result
