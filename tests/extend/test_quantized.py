@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from longitude.checkpoints.load import load
 from longitude.extend import extend, fine_tune
 from tests.extend.conftest import LENGTH, config, saved, weights
-from tests.support import edit_config
+from tests.support import edit_config, refused
 
 TO = 4 * LENGTH
 SCALES = torch.ones(2, dtype=torch.float16)
@@ -103,7 +103,7 @@ def test_training_without_extending_refuses(quantized, tmp_path):
 def test_plain_weights_that_are_called_quantized_are_refused(method, call, tmp_path):
     """As of a checkpoint that was unpacked and kept its config.json: a reader that believes it would unpack what is plain."""
     folder = saved("llama", tmp_path / "model", quantization_config={"quant_method": method, "bits": 4})
-    with pytest.raises(ValueError, match=rf"{method}.*plain \(F32\)"):
+    with pytest.raises(ValueError, match=rf"{method}.*plain ones \(F32\)"):
         call(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -118,7 +118,7 @@ def test_methods_that_may_keep_plain_weights_are_copied(tmp_path):
 @pytest.mark.parametrize("method", KINDS)
 def test_layers_too_many_and_too_few_are_named(method, quantized, tmp_path):
     folder = quantized(method)
-    for layers, first in ((1, "model.layers.1."), (3, "model.layers.2.")):
+    for layers in (1, 3):
         edit_config(folder, num_hidden_layers=layers)
-        with pytest.raises(ValueError, match=first):
+        with refused(f"{layers} layers", got="2 in the files"):
             extend(folder, tmp_path / "out", to=TO, method="yarn")

@@ -158,12 +158,6 @@ def misspelt(facts: Facts) -> Iterator[str]:
             yield f"unknown key {key!r}: did you mean {near[0]!r}?"
 
 
-def unknown_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
-    """Keys of a file that its class does not read, and that are probably meant to be about positions."""
-    facts = Facts(raw, config)
-    return [*flags_of_others(facts), *misspelt(facts)]
-
-
 def other_types(facts: Facts) -> Iterator[str]:
     """Layer types of rope parameters that no layer has, and those without, for which transformers uses a default."""
     config = facts.config

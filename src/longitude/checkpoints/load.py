@@ -46,6 +46,8 @@ PACKED = (
     "mxfp4", "quanto", "spqr", "vptq",
 )  # fmt: skip
 """Methods whose files always have packed tensors. BitNet, compressed-tensors and others may have plain ones."""
+OF_LAYER = re.compile(r"(?:(?:model|transformer|language_model)\.)*(?:layers|h|blocks)\.(\d+)\.")
+"""The name of a tensor in a layer of the text model."""
 NO_MEMORY = re.compile("(cannot|can't) allocate memory", re.IGNORECASE)
 """Messages of torch and the operating system in a RuntimeError if there is not enough memory."""
 SMALLER = "take a machine with more memory, or a smaller --dtype"
@@ -125,7 +127,7 @@ def load(
     if method is not None:
         problem = f"its weights are quantized ({method}), and cannot be loaded here"
         if where is not None:
-            require_quantized(path, where, make, config)
+            require_quantized(path, where, config)
     try:
         with quiet(), in_one_line(f"{path}: {problem}"):
             loaded: Any = kinds.from_pretrained(
@@ -335,39 +337,25 @@ def quantization_of(config: Any) -> str | None:
     return None
 
 
-def require_quantized(path: str, folder: Path, make: Callable[[PreTrainedConfig], Any], config: Any) -> None:
+def require_quantized(path: str, folder: Path, config: Any) -> None:
     """Raise ValueError for plain weights that are declared quantized, and for quantized weights with a wrong number of layers.
 
-    Names and shapes of packed weights depend on the method: only the number of layers is checked.
+    Names and shapes of packed weights depend on the method: only their layers are counted.
     """
     if not (held := require_shards(folder)):
         return
-    plain = copy.deepcopy(config)
-    for part in (plain, plain.get_text_config()):
-        part.__dict__.pop("quantization_config", None)
-    skeleton = built_without_weights(path, make, plain)
-    _, info = loaded_on_meta(str(folder), skeleton)
-    method, missing = quantization_of(config), sorted(info["missing_keys"])
+    method, text = quantization_of(config), config.get_text_config()
     kinds = {kind for shard in folder.glob("*.safetensors") for kind in kinds_of(shard).values()}
-    if method in PACKED and not missing and not info["mismatched_keys"] and kinds <= FLOATS.keys():
+    if method in PACKED and kinds <= FLOATS.keys():
         raise ValueError(
             f"{path}: config.json says that the weights are quantized (quantization_config, {method}), and the files have "
-            f"every tensor of the model plain ({', '.join(sorted(kinds))}); remove quantization_config, or copy the quantized "
-            "files again"
+            f"plain ones ({', '.join(sorted(kinds))}); remove quantization_config, or copy the quantized files again"
         )
-    if beyond := differences(skeleton, beyond_layers(skeleton, held))[0]:
-        raise ValueError(f"{path}: {beyond[0]}")
-    modules = {".".join(parts[:n]) for parts in (name.split(".") for name in held) for n in range(1, len(parts))}
-    inside = f"{skeleton.base_model_prefix}."
-
-    def is_packed(name: str) -> bool:
-        module = name.rpartition(".")[0]
-        return bool({module, module.removeprefix(inside)} & modules)
-
-    lost = [name for name in missing if not is_packed(name)]
-    # If no tensor is found packed, the files have names of another kind, and missing tensors cannot be recognized.
-    if lost and any(is_packed(name) for name, _ in skeleton.named_parameters()):
-        raise ValueError(f"{path}: the weights lack {listed(lost)}; complete the checkpoint, or correct config.json")
+    numbers = {int(found[1]) for name in held if (found := OF_LAYER.match(name))}
+    more = getattr(text, "num_nextn_predict_layers", 0) or 0  # layers that predict tokens further on follow the last
+    if numbers and not text.num_hidden_layers <= max(numbers) + 1 <= text.num_hidden_layers + more:
+        got = f"{max(numbers) + 1} in the files"
+        raise UsageError(path, f"{text.num_hidden_layers} layers, by config.json", got, "correct num_hidden_layers")
 
 
 # ---- checks -----------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from longitude.checkpoints.compare import as_written, read, require_kept
+from longitude.checkpoints.compare import read
 from longitude.checkpoints.declared import Ropes, declared_length
-from longitude.checkpoints.lint import WRONG_ONE, two_values
+from longitude.checkpoints.lint import contradictions
 from longitude.checkpoints.load import (
     built_without_weights,
     config_of,
@@ -28,8 +28,8 @@ from longitude.checkpoints.load import (
     require_weights,
 )
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
-from longitude.positions.config_keys import BASES, LENGTHS, SHARES, WIDTH, names_any
-from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes
+from longitude.positions.config_keys import LENGTHS
+from longitude.positions.hugging_face import NotUnderstood
 from longitude.runs.files import read_json
 
 
@@ -117,37 +117,22 @@ def fetched(name: str, allow_pickle: bool) -> Path:
 
 
 # ---- rotation ---------------------------------------------------------------------------------------------------------
-def with_defaults(source: Source, read: RopeConfig) -> dict[str, Any]:
-    """The file's keys, with those that transformers' class adds if they are missing."""
-    written = as_written(source.inner, source.config, read)
-    added: dict[str, Any] = {} if names_any(written, BASES) else {BASES[0]: read.base}
-    share = read.proportion if read.proportion != 1 else read.partial_rotary_factor
-    if not names_any(written, (*SHARES, WIDTH)) and share != 1:
-        added[SHARES[0]] = share
-    if LENGTHS[0] not in written:
-        added[LENGTHS[0]] = next((written[other] for other in LENGTHS[1:] if other in written), None)
-    return written | added
-
-
 def ropes_of(source: Source) -> Ropes:
-    """Rotary parameters of a checkpoint as its class rotates, which must match its config.json.
+    """Rotary parameters of a checkpoint as its class rotates, which its config.json must not contradict.
 
     Raises:
         ValueError: if keys contradict each other.
         NotUnderstood: a ValueError, if the class rotates differently from the keys that are read here.
     """
     file = source.folder / "config.json"
+    for contradiction in contradictions(source.json, source.config):
+        raise ValueError(f"{file}: {contradiction}")
     try:
-        for contradiction in two_values(source.inner):
-            raise ValueError(f"{contradiction}; {WRONG_ONE}")
-        found = read(source.config).ropes
-        if isinstance(found, RopeConfig):
-            require_kept(read_ropes(with_defaults(source, found)), found, shares=True)
+        return read(source.config).ropes
     except NotUnderstood as error:
         raise NotUnderstood(f"{file}: {error}", error.keys) from error
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    return found
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
@@ -156,8 +141,7 @@ def require_files(source: Source, allow_pickle: bool) -> tuple[str, ...]:
     require_weights(source.folder, allow_pickle)
     held = require_shards(source.folder)
     if source.quantization is not None:  # packed weights have names and shapes of their own
-        kind: Any = type(source.skeleton)
-        require_quantized(source.name, source.folder, kind._from_config, source.skeleton.config)
+        require_quantized(source.name, source.folder, source.skeleton.config)
         return ()
     return require_fit(source.name, source.folder, source.skeleton) if held else ()
 

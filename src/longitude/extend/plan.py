@@ -13,14 +13,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import Ropes, changed_keys, of_full_attention, turning_alike, with_ropes
-from longitude.checkpoints.lint import COVERAGE, unknown_keys, unread_keys
+from longitude.checkpoints.lint import COVERAGE, unread_keys
 from longitude.checkpoints.load import differences, in_one_line, require_shards
 from longitude.checkpoints.source import Source, require_fit, ropes_of
 from longitude.errors import UsageError, Within, check_bounds
 from longitude.extend.factors import RotaryPairs, with_scheme, writable
 from longitude.extend.layers import Layers, NotAsMeant
 from longitude.extend.search import SearchResult
-from longitude.positions.config_keys import BASES, FULL, names_any
+from longitude.positions.config_keys import FULL
 from longitude.positions.hugging_face import ORIGINAL, unread_words
 from longitude.positions.scaling import BaseChange, DynamicNTK, Linear, Scaling, YaRN
 from longitude.positions.scaling.base import method_of, scheme_of
@@ -233,12 +233,6 @@ def tokenizer_length(source: Source) -> int | None:
 
 
 # ---- rotary ----------------------------------------------------------------------------------------------------------
-def _require_no_slip(source: Source) -> None:
-    """ValueError for a misspelt key about positions: its meaning would be lost in the new config.json."""
-    for slip in unknown_keys(source.inner, source.config):
-        raise ValueError(f"{source.name}: config.json: {slip}")
-
-
 def _require_reach(plan: ExtendPlan, scheme: Scaling) -> None:
     """UsageError for a --factor of YaRN with which the new length is not reached: `check` finds such a config broken."""
     reach = plan.factor * plan.original
@@ -249,7 +243,6 @@ def _require_reach(plan: ExtendPlan, scheme: Scaling) -> None:
 
 def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     source, target = plan.source, plan.target
-    _require_no_slip(source)
     ropes, method = ropes_of(source), method_of(target.method)
     rope = of_full_attention(ropes)
     if plan.length == plan.original and plan.factor == 1:
@@ -295,9 +288,6 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     plan.notes += [*turning_alike(source.config), *layers.notes()]
     if warm := [spec for spec in (rope.temperature, rope.unrotated_temperature) if spec is not None]:
         plan.notes.append(f"The temperature of queries stays as it is: {', '.join(map(str, warm))}.")
-    if not names_any(source.inner, BASES):
-        taken = f"{rope.base:g} is what transformers takes for this model, and it is written down now"
-        plan.notes.append(f"config.json names no base: {taken}. Make sure that the model was trained with it.")
     with in_one_line(f"{source.name}: the size of its heads is unknown"):
         head_dim = head_dim_of(source.config, FULL)
     cache = forward_memory(source.skeleton, head_dim, source.dtype, plan.length, rows=1, chunk=1, logits=0).cache
