@@ -290,11 +290,15 @@ class Subject:
         gap = (got - want).abs().amax(-1) / spread
         return gap.nan_to_num(nan=float("inf"), posinf=float("inf")).amax(0)
 
-    def measurement(self, error: Tensor, cause: str) -> Measurement:
-        """Measurement of an error by position [L], with the first position above the threshold."""
-        first = self.first_above(error)
+    def measurement(self, error: Tensor | Mapping[str, Tensor], cause: str) -> Measurement:
+        """Measurement of an error by position [L], or of one of each way; its cause names ways, and the first position, above."""
+        ways = error if isinstance(error, Mapping) else {"": error}
+        broken = "; ".join(way for way, off in ways.items() if way and self.first_above(off) is not None)
+        worst = torch.stack([*ways.values()]).amax(0)
+        first = self.first_above(worst)
         where = "" if first is None else f" (from position {first} on)"
-        return Measurement(float(error.max()), self.threshold, cause=cause + where, position=first)
+        cause += f" ({broken})" if broken else ""
+        return Measurement(float(worst.max()), self.threshold, cause=cause + where, position=first)
 
     def first_above(self, error: Tensor) -> int | None:
         """The first position at which error [L] exceeds the threshold."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 from transformers import CONFIG_MAPPING, AutoModel
@@ -19,6 +20,7 @@ from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi, T5Bias
 from longitude.positions.hugging_face import RopeConfig, not_understood
+from longitude.positions.layers import LayerPositions
 from longitude.report.table import plain
 from longitude.report.wording import brief
 from longitude.show.build import Shape
@@ -139,12 +141,10 @@ def _of_class(config: Any) -> Iterator[str]:
     if has_alibi(config) and (own := alibi_of_class(config)) and not np.allclose(own, alibi_of(config), rtol=1e-6):
         theirs = f"its first slope is {own[0]:.4g}, not {alibi_of(config)[0]:.4g}"
         yield f"transformers' class of {config.model_type} does not read alibi_bias_max: {theirs}"
-    if (known := class_of(config)) is None:
-        return
-    with suppress(ValueError):
-        layers = positions_of_layers(config, "half")
-        if any(one.window or one.chunk for one in layers):
-            yield from (words for words in attention_apart(known, layers) if "attends to" in words)
+    known, layers = class_of(config), positions_of(config)
+    if known is not None and any(layer.window or layer.chunk for layer in layers):
+        with suppress(ValueError):
+            yield from (note for note in attention_apart(known, layers) if "attends to" in note)
 
 
 def _of_rotation(rotation: Rotation, partly: bool) -> dict[str, Any]:
@@ -165,13 +165,21 @@ def _of_rotation(rotation: Rotation, partly: bool) -> dict[str, Any]:
     }
 
 
+def positions_of(config: Any) -> list[LayerPositions]:
+    """Positions of each layer of a stock model; an empty list where they are not understood."""
+    if not config.model_type.startswith("longitude"):
+        with suppress(ValueError), catch_warnings(action="ignore"):  # remarks on keys are notes of their own
+            return positions_of_layers(config, "half")
+    return []
+
+
 def kinds_of(config: Any) -> list[tuple[str, int | None]]:
-    """(type, window or None) of each layer."""
-    window = None if getattr(config, "use_sliding_window", True) is False else getattr(config, "sliding_window", None)
-    windows = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    """(type, window or None) of each layer; no window where positions are not understood."""
+    windows = [layer.window or layer.chunk for layer in positions_of(config)]
+    windows = windows or [None] * (getattr(config, "num_hidden_layers", None) or 0)
     plain = "full_attention" if hasattr(config, "num_attention_heads") else "recurrence"
-    alike = ["sliding_attention" if window else plain] * (getattr(config, "num_hidden_layers", None) or 0)
-    return [(kind, windows.get(kind)) for kind in getattr(config, "layer_types", None) or alike]
+    types = getattr(config, "layer_types", None) or ["sliding_attention" if window else plain for window in windows]
+    return list(zip(types, windows, strict=False))
 
 
 def layers_of(config: Any) -> dict[str, dict[str, Any]]:

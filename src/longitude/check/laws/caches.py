@@ -95,9 +95,7 @@ def of_kinds(
             refused.append(f"{name} cache ({type(error).__name__})")
     if not errors:
         raise DoesNotApply(f"every class of cache refuses that: {', '.join(refused)}")
-    broken = [name for name, error in errors.items() if subject.first_above(error) is not None]
-    measurement = subject.measurement(torch.stack(list(errors.values())).amax(0), f"{cause} ({'; '.join(broken)})")
-    return replace(measurement, note=f"not taken: {', '.join(refused)}" if refused else "")
+    return replace(subject.measurement(errors, cause), note=f"not taken: {', '.join(refused)}" if refused else "")
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*RESTS, "rotary_frequencies"))

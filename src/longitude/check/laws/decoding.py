@@ -86,12 +86,11 @@ def cached_decoding(subject: Subject) -> Measurement:
     tokens = subject.tokens(subject.length)
     want = subject.logits(tokens)
     ways = one_by_one(subject, tokens, want)
-    broken = [way for way, error in ways.items() if subject.first_above(error) is not None]
-    cause = f"decoding with the cache gives other logits than a whole pass ({'; '.join(broken)})"
-    cause += where_apart(subject, tokens, ways) if {BEGUN, BEHIND} & {*broken} else ""
-    measurement = subject.measurement(torch.stack(list(ways.values())).amax(0), cause)
+    measurement = subject.measurement(ways, "decoding with the cache gives other logits than a whole pass")
+    shown = any(subject.first_above(ways[way]) is not None for way in (BEGUN, BEHIND))
+    cause = measurement.cause + (where_apart(subject, tokens, ways) if shown else "")
     equal = "with as many keys as its config says, too, where the first of equal scores are taken"
-    return replace(measurement, note=equal if CHOSEN in ways else "")
+    return replace(measurement, cause=cause, note=equal if CHOSEN in ways else "")
 
 
 def one_by_one(subject: Subject, tokens: Tensor, want: Tensor) -> dict[str, Tensor]:
@@ -145,10 +144,9 @@ def chunked_prefill(subject: Subject) -> Measurement:
     while left:
         sizes.append(min(left, CHUNKS[len(sizes) % len(CHUNKS)]))
         left -= sizes[-1]
-    ways = (False, True) if subject.attends else (False,)
-    errors = [subject.error(subject.in_chunks(tokens, sizes, given), want) for given in ways]
-    cause = "a prompt that continues behind a cache gives other logits than a whole pass"
-    return subject.measurement(torch.stack(errors).amax(0), cause)
+    ways = {"": False} | ({"mask and positions given": True} if subject.attends else {})
+    errors = {way: subject.error(subject.in_chunks(tokens, sizes, given), want) for way, given in ways.items()}
+    return subject.measurement(errors, "a prompt that continues behind a cache gives other logits than a whole pass")
 
 
 # ---- scalings that follow the length ---------------------------------------------------------------------------------------
