@@ -34,6 +34,8 @@ FORMER = {
     "--evaluator-context": "LongPPL is gone; perplexity by length is what `longitude measure` compares.",
     "longrope2": "the search of LongRoPE2 is gone; use 'longrope'.",
     "--convert-layout": "conversion of files is gone; lg.positions.convert_layout reorders the rows of a weight.",
+    "explore": "the page to explore encodings is gone; use `longitude show`.",
+    "--attention": "pictures of attention weights are gone; use output_attentions=True of transformers.",
     "--executor": "Ray is gone; use --workers, or type the command on each machine with --out on a shared folder.",
     "--gguf": "copies of GGUF files are gone; use the options in serve.md, or llama.cpp's converter.",
 }

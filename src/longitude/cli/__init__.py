@@ -46,10 +46,8 @@ PLUGIN = Parameter(
 @cache
 def verbs() -> dict[str, Callable[..., int]]:
     """The function of each verb, in the order of the alphabet."""
-    found = {}
-    for name in sorted(module.name for module in iter_modules(__path__) if module.name != "shared"):
-        found[name.rstrip("_")] = getattr(import_module(f"{__name__}.{name}"), name)
-    return found
+    names = sorted(module.name for module in iter_modules(__path__) if module.name != "shared")
+    return {name.rstrip("_"): getattr(import_module(f"{__name__}.{name}"), name) for name in names}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,8 +126,9 @@ def _require_known(arguments: list[str]) -> None:
     if verb not in verbs():
         raise unknown("command", verb, verbs(), "`longitude --help` shows them.")
     valid = ["--help", "--plugin"]
-    for name, (_, default) in _options(verbs()[verb], {}).items():
-        valid.append(f"--{'no-' * (default is True)}{name.replace('_', '-')}")  # a flag that is on can be turned off
+    for name, parameter in _parameters(verbs()[verb], {}).items():
+        if parameter.kind is Parameter.KEYWORD_ONLY:  # a flag that is on can be turned off
+            valid.append(f"--{'no-' * (parameter.default is True)}{name.replace('_', '-')}")
     for argument in arguments[1:]:
         name = argument.partition("=")[0].replace("_", "-")
         if argument.startswith("--") and name not in valid:
@@ -149,7 +148,7 @@ def _dispatch(arguments: list[str]) -> int:
         taken = _signature(verb, arguments)
         bound.__signature__ = taken
         bound.__doc__ = (verb.__doc__ or "").partition("Args:")[0]
-        bound.__annotations__ = {each.name: each.annotation for each in taken.parameters.values()}
+        bound.__annotations__ = {name: parameter.annotation for name, parameter in taken.parameters.items()}
         return bound
 
     try:
@@ -172,31 +171,35 @@ def _dispatch(arguments: list[str]) -> int:
     return run()
 
 
-def _options(verb: Callable[..., int], defaults: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default of each option of a verb, those of the dataclasses that it takes among them."""
-    found: dict[str, tuple[Any, Any]] = {}
-    kinds = get_type_hints(verb)
-    for name, kind in get_type_hints(verb, include_extras=True).items():
-        if name == "return" or tyro.conf.Positional in getattr(kind, "__metadata__", ()):
-            continue
-        default = defaults.get(name, signature(verb).parameters[name].default)
-        if not is_dataclass(kinds[name]):
-            found[name] = _described(verb, name, kind, default), default
-            continue
-        own = get_type_hints(kinds[name], include_extras=True)
-        for each in fields(kinds[name]):
-            value = each.default if default is Parameter.empty else getattr(default, each.name)
-            found[each.name] = _described(kinds[name], each.name, own[each.name], value), value
-    return found
+def _parameters(verb: Callable[..., int], defaults: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Parameters of a verb as tyro takes them, with the fields of a dataclass in its place; only options are keywords."""
+    plain, kinds, parameters = get_type_hints(verb), get_type_hints(verb, include_extras=True), {}
+    for name, parameter in signature(verb).parameters.items():
+        default = defaults.get(name, parameter.default)
+        options: dict[str, tuple[Any, Any]] = {name: (kinds[name], default)}
+        holder: Any = verb
+        if is_dataclass(plain[name]):
+            holder, of_fields = plain[name], get_type_hints(plain[name], include_extras=True)
+            unset = default is Parameter.empty
+            options = {
+                f.name: (of_fields[f.name], f.default if unset else getattr(default, f.name)) for f in fields(holder)
+            }
+        for option, (kind, value) in options.items():
+            way = Parameter.POSITIONAL_OR_KEYWORD if _is_positional(kind) else Parameter.KEYWORD_ONLY
+            described = _described(holder, option, kind, value)
+            parameters[option] = Parameter(option, way, default=value, annotation=described)
+    return parameters
+
+
+def _is_positional(kind: Any) -> bool:
+    return tyro.conf.Positional in getattr(kind, "__metadata__", ())
 
 
 @cache  # reading the source of a class takes 10 ms, and each of its options asks
 def _documented(holder: Any) -> dict[str, str]:
     """Descriptions of the arguments from the docstring of a function or dataclass."""
-    return {
-        each.arg_name: " ".join((each.description or "").split())
-        for each in docstring_parser.parse_from_object(holder).params
-    }
+    params = docstring_parser.parse_from_object(holder).params
+    return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 
 def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
@@ -204,16 +207,15 @@ def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
     shown: dict[str, Any] = {"help": _documented(holder).get(name, "")}
     if default in (None, False, (), "", Parameter.empty):
         shown["help_behavior_hint"] = ""
-    if any(isinstance(each, Within) for each in getattr(kind, "__metadata__", ())):
+    if any(isinstance(mark, Within) for mark in getattr(kind, "__metadata__", ())):
         kind = kind.__origin__  # the dataclass checks its bounds
-    given = [each for each in getattr(kind, "__metadata__", ()) if each is not tyro.conf.Positional]
-    if given:  # written beside the option
+    if any(mark is not tyro.conf.Positional for mark in getattr(kind, "__metadata__", ())):  # written beside the option
         return kind
-    if tyro.conf.Positional in getattr(kind, "__metadata__", ()):
+    if _is_positional(kind):
         many = kind.__origin__ is not str
         metavar = name.upper().removesuffix("S") + " ..." * many
         shown["metavar"] = metavar if default is Parameter.empty else f"[{metavar}]"
-    elif default is None and len(inner := [each for each in get_args(kind) if each is not type(None)]) == 1:
+    elif default is None and len(inner := [part for part in get_args(kind) if part is not type(None)]) == 1:
         shown["metavar"] = getattr(inner[0], "__name__", "str").upper()
     return Annotated[kind, tyro.conf.arg(**shown)]
 
@@ -225,22 +227,14 @@ def _signature(verb: Callable[..., int], arguments: list[str]) -> Signature:
     """
     module = sys.modules[verb.__module__]
     asked = verbs().get(arguments[0] if arguments else "") is verb
-    options = _options(verb, module.defaults(arguments) if asked and hasattr(module, "defaults") else {})
-    kinds = get_type_hints(verb, include_extras=True)
-    found = [
-        each.replace(annotation=_described(verb, name, kinds[name], each.default))
-        for name, each in signature(verb).parameters.items()
-        if tyro.conf.Positional in getattr(kinds[name], "__metadata__", ())
-    ]
+    parameters = _parameters(verb, module.defaults(arguments) if asked and hasattr(module, "defaults") else {})
+    groups = []
     for title, names in getattr(module, "GROUPS", {}).items():
-        own = [(name, *options.pop(name)) for name in names.split()]
-        group = make_dataclass(
-            title, [(name, kind, field(default=default)) for name, kind, default in own], frozen=True
-        )
-        found.append(Parameter(title, Parameter.KEYWORD_ONLY, default=group(), annotation=group))
-    for name, (kind, default) in options.items():
-        found.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
-    return Signature([*found, PLUGIN])
+        options = [parameters.pop(name) for name in names.split()]
+        members = [(option.name, option.annotation, field(default=option.default)) for option in options]
+        group = make_dataclass(title, members, frozen=True)
+        groups.append(Parameter(title, Parameter.KEYWORD_ONLY, default=group(), annotation=group))
+    return Signature(sorted([*parameters.values(), *groups, PLUGIN], key=lambda parameter: parameter.kind))
 
 
 def _arguments(verb: Callable[..., int], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,7 +245,7 @@ def _arguments(verb: Callable[..., int], named: Mapping[str, Any]) -> dict[str, 
         flat |= vars(flat.pop(title))
     for name, kind in get_type_hints(verb).items():
         if is_dataclass(kind) and isinstance(kind, type):
-            flat[name] = kind(**{each.name: flat.pop(each.name) for each in fields(kind)})
+            flat[name] = kind(**{option.name: flat.pop(option.name) for option in fields(kind)})
     return flat
 
 
