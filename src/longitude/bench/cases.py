@@ -69,8 +69,8 @@ class Inputs:
         q, gradient = (numbers(shape.batch, shape.heads, shape.length, shape.head_dim) for _ in range(2))
         k, v = (numbers(shape.batch, shape.kv_heads, shape.length, shape.head_dim) for _ in range(2))
         x = numbers(shape.batch, shape.length, shape.dim)
-        for each in (q, k, v, x):
-            each.requires_grad_()
+        for tensor in (q, k, v, x):
+            tensor.requires_grad_()
         return cls(shape, q, k, v, x, gradient)
 
 
@@ -149,7 +149,7 @@ def verdict(encoding: Composed, backend: str, inputs: Inputs, gradients: bool) -
     with torch.set_grad_enabled(gradients), redirect_stdout(io.StringIO()):
         columns = encoding.context(inputs.x)[0] if encoding.reads_tokens else None
         verdicts = lg.explain(inputs.q, inputs.k, inputs.v, encoding=encoding, context=columns, backend=backend)
-    if chosen := next((each for each in verdicts if each.chosen), None):
+    if chosen := next((candidate for candidate in verdicts if candidate.chosen), None):
         return chosen.backend, chosen.memory
-    refusal = next((each.refusal for each in verdicts if each.backend == backend), "no backend takes it")
+    refusal = next((candidate.refusal for candidate in verdicts if candidate.backend == backend), "no backend takes it")
     raise ValueError(f"{backend} refuses: {refusal}")

@@ -67,6 +67,6 @@ def interleaved(
     for name, spent in seconds.items():
         base = against.get(name, name)
         pairs = zip(spent, seconds[base], strict=True)
-        ratio = None if base == name else Spread.of([own / plain for own, plain in pairs])
+        ratio = None if base == name else Spread.of([seconds_of_case / plain for seconds_of_case, plain in pairs])
         timings[name] = Timing(Spread.of(spent), ratio)
     return timings

@@ -131,9 +131,9 @@ def frequency_facts(here: Mapping[str, Divided], there: Mapping[str, Divided]) -
     facts = []
     for kind in dict.fromkeys([*here, *there]):
         # A side with one list uses it at every length.
-        ours, theirs = (one.get(kind, one.get(SHORT)) for one in (here, there))
+        ours, theirs = (side.get(kind, side.get(SHORT)) for side in (here, there))
         if ours is None or theirs is None:
-            pairs = [None if one is None else f"{len(one.inverse)} pairs" for one in (ours, theirs)]
+            pairs = [None if side is None else f"{len(side.inverse)} pairs" for side in (ours, theirs)]
             facts.append(Fact(kind, *pairs, differs=False))
         elif len(ours.inverse) == len(theirs.inverse):  # else the rotated dimensions differ, which is a fact of its own
             larger = theirs.inverse.maximum(ours.inverse).clamp(min=NOT_ROTATED)

@@ -43,7 +43,7 @@ def small(config: PreTrainedConfig) -> PreTrainedConfig:
         head_dim = None
     keys = getattr(text, "num_key_value_heads", None) or heads
     for key, size in SMALL.items():
-        if isinstance(given := getattr(text, key, None), int) and given > size:
+        if isinstance(current := getattr(text, key, None), int) and current > size:
             setattr(text, key, size)
     if head_dim and heads > HEADS:
         text.num_attention_heads = HEADS

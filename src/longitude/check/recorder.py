@@ -78,7 +78,7 @@ def as_allowed(mask: Tensor) -> Tensor:
 def unrotated(model: nn.Module) -> Iterator[None]:
     """Context in which rotary modules return the identity rotation, without a factor: cos 1, sin 0."""
 
-    def none(module: nn.Module, given: Any, out: Any) -> Any:
+    def none(module: nn.Module, arguments: Any, out: Any) -> Any:
         if isinstance(out, Tensor) and out.is_complex():
             return torch.ones_like(out)
         if isinstance(out, tuple) and len(out) == 2:
@@ -127,7 +127,7 @@ def outputs(model: nn.Module, answer: Callable[[], Any], length: int) -> dict[st
     with ExitStack() as stack:
         for name, module in model.named_modules():
 
-            def look(_: Any, given: Any, out: Any, name: str = name) -> None:
+            def look(_: Any, arguments: Any, out: Any, name: str = name) -> None:
                 first = out[0] if isinstance(out, tuple) and out else out
                 if isinstance(first, Tensor) and first.is_floating_point() and first.dim() > 1 and len(first) == 1:
                     seen.setdefault(name, []).append(first.detach())
@@ -148,7 +148,7 @@ def pairs_moved(subject: Subject, tokens: Tensor, positions: Tensor) -> dict[int
     with unrotated(subject.model), ExitStack() as stack:
         for module in subject.model.modules():
             if hasattr(module, "kv_a_proj_with_mqa") and hasattr(module, "layer_idx"):
-                look = lambda _, given, out, at=module.layer_idx: projected.update({at: out.detach()})  # noqa: E731
+                look = lambda _, arguments, out, at=module.layer_idx: projected.update({at: out.detach()})  # noqa: E731
                 stack.enter_context(module.kv_a_proj_with_mqa.register_forward_hook(look))
         layers = recorded(subject, tokens, position_ids=positions)
     moved = {}

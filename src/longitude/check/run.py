@@ -137,14 +137,14 @@ def check_subject(
     """
     chosen = CHECKPOINT_LAWS.chosen(laws)
     require_kernels(subject)
-    own: list[Law] = [law for law in chosen if law.name in IN_OWN_DTYPE]
+    in_own_dtype: list[Law] = [law for law in chosen if law.name in IN_OWN_DTYPE]
     with torch.no_grad(), ExitStack() as stack:
-        results = try_laws(own, subject, on_law, total=len(chosen))
+        results = try_laws(in_own_dtype, subject, on_law, total=len(chosen))
         stack.enter_context(subject.selection.of_all(subject.reach))
         for model in (subject.model, subject.reference):
             if model is not None:
                 stack.enter_context(computing_in(model, subject.kind))
-        results = try_laws([law for law in chosen if law not in own], subject, on_law, results, len(chosen))
+        results = try_laws([law for law in chosen if law not in in_own_dtype], subject, on_law, results, len(chosen))
     return {name: attributed(result, subject) for name, result in results.items()}
 
 

@@ -180,12 +180,12 @@ def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:
             raise ValueError(f"{name}: expected one encoding or mixer, got {len(named)}; check each, then compose them")
         options = named[0]
         return options.pop("name"), options
-    if (found := PLACE.fullmatch(name)) is None:
+    if (place := PLACE.fullmatch(name)) is None:
         return None
     from longitude.check.parts import from_file_or_module
 
-    options = parse_options(found["options"] or "", f"{found['place']}:{found['name']}:option=value", name)
-    return from_file_or_module(found["place"], found["name"]), options
+    options = parse_options(place["options"] or "", f"{place['place']}:{place['name']}:option=value", name)
+    return from_file_or_module(place["place"], place["name"]), options
 
 
 def registered() -> dict[str, str]:

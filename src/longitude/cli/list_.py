@@ -39,15 +39,15 @@ def list_(name: Annotated[str, tyro.conf.Positional] = "", json: bool = False) -
 
     facts = catalogue()
     if name:
-        found = [each for part in PARTS for each in facts[part] if each["name"] == name]
-        if not found:
-            names = [each["name"] for part in PARTS for each in facts[part]]
+        entries = [entry for part in PARTS for entry in facts[part] if entry["name"] == name]
+        if not entries:
+            names = [entry["name"] for part in PARTS for entry in facts[part]]
             raise unknown("name", name, names, "`longitude list` lists them.")
         if json:
-            print_json(found[0])
+            print_json(entries[0])
         else:
             columns = min(WIDEST, width())
-            print("\n\n".join("\n".join(_entry(each, columns)) for each in found))
+            print("\n\n".join("\n".join(_entry(entry, columns)) for entry in entries))
         return DONE
     if json:
         print_json(facts)
@@ -61,19 +61,19 @@ def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
     for part, title in PARTS.items():
         yield title
         if part in JOINED:
-            names = ", ".join(each["name"] for each in facts[part])
+            names = ", ".join(entry["name"] for entry in facts[part])
             yield from wrap(names, min(WIDEST, columns), initial_indent="  ", subsequent_indent="  ")
             yield ""
             continue
-        for each in facts[part]:
-            kind = f"{_kind(part, each):<{KIND}}" if part in ("encodings", "mixers") else ""
-            line = f"  {each['name']:<{NAME - 2}}{kind}{each['is'].partition(': ')[0]}"
+        for entry in facts[part]:
+            kind = f"{_kind(part, entry):<{KIND}}" if part in ("encodings", "mixers") else ""
+            line = f"  {entry['name']:<{NAME - 2}}{kind}{entry['is'].partition(': ')[0]}"
             yield line if len(line) <= columns else line[: columns - 1].rstrip() + "…"  # plugins say what they like
         yield ""
-    for each in facts["plugins"]:
-        names = ", ".join(f"{kind} {name}" for name, kind in each["registers"].items())
-        lines = [f"plugin {each['name']} ({each.get('path') or each['distribution']}): {names or 'no names'}"]
-        lines += [f"{name} cannot be built at toy size: {reason}" for name, reason in each["problems"].items()]
+    for entry in facts["plugins"]:
+        names = ", ".join(f"{kind} {name}" for name, kind in entry["registers"].items())
+        lines = [f"plugin {entry['name']} ({entry.get('path') or entry['distribution']}): {names or 'no names'}"]
+        lines += [f"{name} cannot be built at toy size: {reason}" for name, reason in entry["problems"].items()]
         yield from (part for line in lines for part in wrap(line, columns, subsequent_indent="  "))
     here = facts["machine"]
     yield f"here: longitude {here['longitude']}, torch {here['torch']}, transformers {here['transformers'] or 'not installed'}"
@@ -82,16 +82,16 @@ def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
     yield "options, properties and papers of one: longitude list NAME"
 
 
-def _kind(part: str, each: dict[str, Any]) -> str:
+def _kind(part: str, entry: dict[str, Any]) -> str:
     """Ways an encoding acts, or the growth of a mixer's cache with the number of tokens N."""
-    return f"cache {each['cache']}" if part == "mixers" else ", ".join(each["acts"]) or "none"
+    return f"cache {entry['cache']}" if part == "mixers" else ", ".join(entry["acts"]) or "none"
 
 
-def _entry(each: dict[str, Any], columns: int) -> Iterator[str]:
+def _entry(entry: dict[str, Any], columns: int) -> Iterator[str]:
     """Everything about one, a fact a line."""
-    yield from wrap(f"{each['name']}: {each['is']}", columns, subsequent_indent="  ")
-    facts = {name: value for name, value in each.items() if name not in ("name", "is", "backends")}
-    facts |= {f"backends, {when}": names for when, names in each.get("backends", {}).items()}
+    yield from wrap(f"{entry['name']}: {entry['is']}", columns, subsequent_indent="  ")
+    facts = {name: value for name, value in entry.items() if name not in ("name", "is", "backends")}
+    facts |= {f"backends, {when}": names for when, names in entry.get("backends", {}).items()}
     indent = {"subsequent_indent": " " * FACT, "break_long_words": False, "break_on_hyphens": False}
     for name, value in facts.items():
         if value not in (None, []):
@@ -103,5 +103,5 @@ def _words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return " ".join(f"{name}={each}" for name, each in value.items())
+        return " ".join(f"{name}={option}" for name, option in value.items())
     return " ".join(value) if isinstance(value, list) else str(value)

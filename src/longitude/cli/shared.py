@@ -55,7 +55,7 @@ def checkpoint_of(name: str) -> str:
         return name
     from longitude.check.unpack import unpacked
 
-    return unpacked(name, lambda words: print(f"longitude: {words}", file=sys.stderr, flush=True))
+    return unpacked(name, lambda sentence: print(f"longitude: {sentence}", file=sys.stderr, flush=True))
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def print_costs(costs: Sequence[Any], json: bool, *lines: str) -> int:
     shown = table(*columns, words=2)
     for cost in costs:
         shown.add_row(*(cell(cost) or "" for cell in columns.values()))
-    protocol = " ".join(words for head, words in (("here", HERE), ("one H100", ON_H100)) if head in columns)
+    protocol = " ".join(sentence for head, sentence in (("here", HERE), ("one H100", ON_H100)) if head in columns)
     show(*[shown] * bool(costs), *lines, *[f"\n{protocol}"] * bool(protocol))
     return DONE
 

@@ -64,17 +64,17 @@ def show(
             raise ValueError(f"--out {out}: nothing is drawn of {', '.join(name)}; leave it out")
         from longitude.show.charts import write
 
-        write(out, [(one.label, one.words) for one in shown], drawings)
+        write(out, [(subject.label, subject.words) for subject in shown], drawings)
         print(f"{len(drawings)} pictures: {out}", file=sys.stderr)
     if json:
         frames = [
             {"name": d.name, "title": d.title, "caption": d.caption, "rows": d.frame.to_dict("records")}
             for d in drawings
         ]
-        print_json({"about": [one.about for one in shown], "drawings": frames})
+        print_json({"about": [subject.about for subject in shown], "drawings": frames})
         return DONE
     _print(shown, drawings if out is None else [], every)
-    if not every and any(one.brief for one in shown):
+    if not every and any(subject.brief for subject in shown):
         count = len(_chosen(shown, True, False)) - len(drawings)
         more = f"{count} more picture{'s' * (count > 1)}, options and backends" if count else "Options and backends"
         print(f"\n{more}: longitude show {shlex.join([*name, '--all'])}")
@@ -96,16 +96,16 @@ def _chosen(shown: Sequence[Any], every: bool, log: bool) -> list[Any]:
     def far(drawing: Any) -> bool:
         return isinstance(drawing, Lines) and drawing.far
 
-    def of(one: Any) -> Sequence[Any]:
-        if every or one.brief is None:
-            return one.drawings
-        return [each for each in one.drawings if not log or far(each)][:1]
+    def of(subject: Any) -> Sequence[Any]:
+        if every or subject.brief is None:
+            return subject.drawings
+        return [drawing for drawing in subject.drawings if not log or far(drawing)][:1]
 
-    drawings = side_by_side({one.label: of(one) for one in shown})
+    drawings = side_by_side({subject.label: of(subject) for subject in shown})
     if log and not any(map(far, drawings)):
-        labels = ", ".join(one.label for one in shown)
+        labels = ", ".join(subject.label for subject in shown)
         raise UsageError("--log", "a picture with a distance", f"none of {labels}", "leave it out")
-    return [replace(each, log_x=True) if log and far(each) else each for each in drawings]
+    return [replace(drawing, log_x=True) if log and far(drawing) else drawing for drawing in drawings]
 
 
 def _print(shown: Sequence[Any], drawings: Sequence[Any], every: bool) -> None:
@@ -116,9 +116,9 @@ def _print(shown: Sequence[Any], drawings: Sequence[Any], every: bool) -> None:
 
     width = max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for place, one in enumerate(shown):
-        print("\n" * bool(place) + one.label)
-        words = one.words if every or one.brief is None else one.brief
-        print(*(line for head, text in words for line in fact(head, text, width)), sep="\n")
+    for place, subject in enumerate(shown):
+        print("\n" * bool(place) + subject.label)
+        facts = subject.words if every or subject.brief is None else subject.brief
+        print(*(line for head, text in facts for line in fact(head, text, width)), sep="\n")
     for drawing in drawings:
         display(Text.from_ansi("\n" + drawn(drawing, width, color)))  # in its colors, without other control signs

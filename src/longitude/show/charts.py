@@ -52,11 +52,11 @@ def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], dra
         return
     whole = alt.vconcat(*map(_captioned, drawings), spacing=40)
     whole = whole.resolve_scale(color="independent", strokeDash="independent")
-    whole = whole.add_params(COLUMNS) if any(isinstance(each, Dials) for each in drawings) else whole
+    whole = whole.add_params(COLUMNS) if any(isinstance(drawing, Dials) for drawing in drawings) else whole
     save(_themed(whole.properties(padding=10)), out)
     if out.suffix == ".svg":
-        words = "; ".join(drawing.title for drawing in drawings), " ".join(map(alternative, drawings))
-        picture = described(out.read_text(encoding="utf-8"), *words)
+        texts = "; ".join(drawing.title for drawing in drawings), " ".join(map(alternative, drawings))
+        picture = described(out.read_text(encoding="utf-8"), *texts)
         with atomic(out) as unfinished:
             unfinished.write_text(picture, encoding="utf-8")
 
@@ -87,8 +87,8 @@ def alternative(drawing: Drawing) -> str:
     if isinstance(drawing, Grid):
         return f"Heat map: {drawing.title}. {drawing.caption}"
     ends = []
-    for name, own in drawing.frame.groupby("line", sort=False):
-        first, last = own.iloc[0], own.iloc[-1]
+    for name, line in drawing.frame.groupby("line", sort=False):
+        first, last = line.iloc[0], line.iloc[-1]
         start, end = (f"{brief(point['y'])} at {brief(point['x'])}" for point in (first, last))
         ends.append(f"{name} from {start} to {end}")
     return f"Line chart: {drawing.title}. {drawing.caption} {'; '.join(ends)}."
@@ -105,9 +105,9 @@ def _chart(drawing: Drawing) -> Any:
 
 def _captioned(drawing: Drawing) -> Any:
     """The chart of a file, below its title and caption."""
-    words: Any = textwrap.wrap(drawing.caption, 115)  # readers' fonts may be wider than the font of the layout
+    subtitle: Any = textwrap.wrap(drawing.caption, 115)  # readers' fonts may be wider than the font of the layout
     place: dict[str, Any] = {"anchor": "start", "frame": "group", "subtitleColor": GREY, "offset": 12}
-    return _chart(drawing).properties(title=alt.TitleParams(drawing.title, subtitle=words, **place), width=WIDTH)
+    return _chart(drawing).properties(title=alt.TitleParams(drawing.title, subtitle=subtitle, **place), width=WIDTH)
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def _lines(drawing: Lines) -> Any:
     tooltip = ["line:N", "x:Q", alt.Tooltip("y:Q", format=".4g")]
     line = base.mark_line(strokeWidth=1.8, clip=True, **dots)
     line = line.encode(x, y, color=color, strokeDash=dash, tooltip=tooltip)
-    marks = {words: at for words, at in drawing.marks.items() if low <= at <= high}
-    levels = [_rule("y", words, at, y, x=alt.value(WIDTH)) for words, at in drawing.levels.items()]
-    rules = [_rule("x", words, at, x, y=alt.value(8)) for words, at in marks.items()]
+    marks = {label: at for label, at in drawing.marks.items() if low <= at <= high}
+    levels = [_rule("y", label, at, y, x=alt.value(WIDTH)) for label, at in drawing.levels.items()]
+    rules = [_rule("x", label, at, x, y=alt.value(8)) for label, at in marks.items()]
     return alt.layer(line, *(layer for pair in [*levels, *rules] for layer in pair)).properties(height=HEIGHT)
 
 
@@ -153,9 +153,9 @@ def _short(frame: Any, column: str) -> Any:
     return frame.assign(**{column: [float(f"{value:.5g}") for value in frame[column]]})
 
 
-def _rule(axis: str, words: str, at: float, encoded: Any, **place: Any) -> tuple[Any, Any]:
+def _rule(axis: str, label: str, at: float, encoded: Any, **place: Any) -> tuple[Any, Any]:
     """A dashed line over the picture, and its words."""
-    base = alt.Chart(alt.InlineData(values=[{axis: at, "words": valued(words, at)}]))
+    base = alt.Chart(alt.InlineData(values=[{axis: at, "words": valued(label, at)}]))
     shift: dict[str, Any] = {"dy": -6} if axis == "y" else {"dx": 4}
     text = base.mark_text(align="right" if axis == "y" else "left", color=GREY, **shift)
     rule = base.mark_rule(strokeDash=[4, 4], color=GREY)
@@ -166,7 +166,7 @@ def _rule(axis: str, words: str, at: float, encoded: Any, **place: Any) -> tuple
 def _grid(drawing: Grid) -> Any:
     rows, columns = list(drawing.rows), list(drawing.columns)
     first, last = (columns[1] - columns[0], columns[-1] - columns[-2]) if len(columns) > 1 else (1, 1)
-    overlapping = [*(each + 0.1 * last for each in columns[1:]), columns[-1] + last]  # without seams
+    overlapping = [*(column + 0.1 * last for column in columns[1:]), columns[-1] + last]  # without seams
     frame = _short(cast(Any, drawing.frame), "value")
     for name, places in (("from", columns), ("to", overlapping)):  # a cell has its number at its middle
         frame[name] = frame["x"].map(dict(zip(columns, (place - first / 2 for place in places), strict=True)))
@@ -199,9 +199,9 @@ def _dials(drawing: Dials) -> Any:
     x, y = (alt.X("column:O", axis=None), alt.Y("row:O", axis=None))
     tooltip = ["dial:Q", alt.Tooltip("seen:Q", format=".1%"), alt.Tooltip("asked:Q", format=".1%")]
 
-    def arc(start: str, end: str, words: str) -> Any:
+    def arc(start: str, end: str, label: str) -> Any:
         turn = alt.Theta(f"{start}:Q", scale=alt.Scale(domain=[0, 1], range=[0, 2 * math.pi]), stack=None)
-        part = base.transform_filter(f"datum.{end} > datum.{start}").transform_calculate(words=f"'{words}'")
+        part = base.transform_filter(f"datum.{end} > datum.{start}").transform_calculate(words=f"'{label}'")
         color = alt.Color("words:N", scale=scale, legend=alt.Legend(title=None, orient="top", labelLimit=400))
         part = part.mark_arc(innerRadius=12, outerRadius=19, aria=False)
         return part.encode(x, y, theta=turn, theta2=f"{end}:Q", color=color, tooltip=tooltip)

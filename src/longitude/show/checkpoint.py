@@ -114,9 +114,11 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
         "trained": trained_length(config),
         "declared": declared_length(config),
         "layers": layers_of(config),
-        "rotations": [_of_rotation(each, getattr(config, "qk_nope_head_dim", None) is not None) for each in rotating],
-        "unrotated": sorted({layer for each in rotating for layer in unrotated(each.rope)}),
-        "temperature": [spec for each in rotating for spec in _temperatures(each.rope)],
+        "rotations": [
+            _of_rotation(rotation, getattr(config, "qk_nope_head_dim", None) is not None) for rotation in rotating
+        ],
+        "unrotated": sorted({layer for rotation in rotating for layer in unrotated(rotation.rope)}),
+        "temperature": [spec for rotation in rotating for spec in _temperatures(rotation.rope)],
         "unknown": unknown,
         "notes": [note for note in dict.fromkeys(notes) if not any(note in why for why in unknown.values())],
     }
@@ -138,8 +140,12 @@ def _understood(config: Any) -> tuple[Reading | None, str]:
 
 def _of_class(config: Any) -> Iterator[str]:
     """Difference between a config and what its class does: with the slopes of ALiBi, and with windows."""
-    if has_alibi(config) and (own := alibi_of_class(config)) and not np.allclose(own, alibi_of(config), rtol=1e-6):
-        theirs = f"its first slope is {own[0]:.4g}, not {alibi_of(config)[0]:.4g}"
+    if (
+        has_alibi(config)
+        and (slopes := alibi_of_class(config))
+        and not np.allclose(slopes, alibi_of(config), rtol=1e-6)
+    ):
+        theirs = f"its first slope is {slopes[0]:.4g}, not {alibi_of(config)[0]:.4g}"
         yield f"transformers' class of {config.model_type} does not read alibi_bias_max: {theirs}"
     known, layers = class_of(config), positions_of(config)
     if known is not None and any(layer.window or layer.chunk for layer in layers):
@@ -149,7 +155,7 @@ def _of_class(config: Any) -> Iterator[str]:
 
 def _of_rotation(rotation: Rotation, partly: bool) -> dict[str, Any]:
     """partly: whether only a part of each score is rotated, which is then multiplied by softmax_factor too (DeepSeek)."""
-    turns, own = rotation.turns, rotation.frequencies(rotation.rope.scaling)
+    turns, frequencies = rotation.turns, rotation.frequencies(rotation.rope.scaling)
     return {
         "layers": rotation.layers,
         "base": rotation.rope.base,
@@ -159,9 +165,9 @@ def _of_rotation(rotation: Rotation, partly: bool) -> dict[str, Any]:
         "scheme": None if rotation.rope.scaling is None else rotation.rope.scaling.as_dict(),
         "turns": turns.tolist(),
         "turned": int((turns >= 1).sum()),
-        "attention_factor": own.attention_factor,
-        "softmax_factor": own.softmax_factor if partly else 1.0,
-        "longer": [each._asdict() for factor in FACTORS for each in rotation.stretched(factor)],
+        "attention_factor": frequencies.attention_factor,
+        "softmax_factor": frequencies.softmax_factor if partly else 1.0,
+        "longer": [effect._asdict() for factor in FACTORS for effect in rotation.stretched(factor)],
     }
 
 
@@ -197,8 +203,8 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "model", f"{about['model_type']}, positions: {', '.join(about['kind'])}"
     yield "trained at", length + more
     over = {kind: f" over {n['window']} tokens" if "window" in n else "" for kind, n in about["layers"].items()}
-    each = (f"{n['layers']} of {kind}{over[kind]}" for kind, n in about["layers"].items())
-    yield "layers", ", ".join(each) or "unknown"
+    counts = (f"{n['layers']} of {kind}{over[kind]}" for kind, n in about["layers"].items())
+    yield "layers", ", ".join(counts) or "unknown"
     if about["unrotated"]:
         yield "without rotation", f"layers {', '.join(map(str, about['unrotated']))}, counted from 0"
     for spec in about["temperature"]:

@@ -173,7 +173,7 @@ def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = 
         places = [m * 10.0**k for k in decades for m in ((1,) if len(decades) > 4 else (1, 2, 5))]
         return [place for place in places if 0.999 * low <= place <= 1.001 * high]
     step = 10.0 ** math.floor(math.log10((high - low) or 1.0))
-    step = next(each for each in (step / 5, step / 2, step, 2 * step) if (high - low) / each <= 7)
+    step = next(size for size in (step / 5, step / 2, step, 2 * step) if (high - low) / size <= 7)
     step = 1.0 if step < 1 and high - low >= 2 else step  # heads and pairs have no halves
     return [round(k * step, 12) + 0.0 for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
@@ -192,14 +192,16 @@ def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
     kinds = dict.fromkeys(drawing.name for drawings in parts.values() for drawing in drawings)
     pictures: list[Drawing] = []
     for kind in kinds:
-        same = {label: each for label, drawings in parts.items() for each in drawings if each.name == kind}
-        curves = {label: each for label, each in same.items() if isinstance(each, Lines)}
+        same = {label: picture for label, drawings in parts.items() for picture in drawings if picture.name == kind}
+        curves = {label: picture for label, picture in same.items() if isinstance(picture, Lines)}
         if len(curves) == len(same) > 1:
             pictures.append(_together(curves))
             continue
-        for place, (label, each) in enumerate(same.items(), 1):
-            name = each.name if len(same) == 1 else f"{each.name}-{place}"
-            pictures.append(replace(each, name=name, title=f"{label}: {each.title[0].lower()}{each.title[1:]}"))
+        for place, (label, picture) in enumerate(same.items(), 1):
+            name = picture.name if len(same) == 1 else f"{picture.name}-{place}"
+            pictures.append(
+                replace(picture, name=name, title=f"{label}: {picture.title[0].lower()}{picture.title[1:]}")
+            )
     return pictures
 
 
@@ -208,29 +210,29 @@ def _joined(places: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     first, *others = places.values()
     if all(other == first for other in others):
         return dict(first)
-    return {f"{label}: {words}": at for label, own in places.items() for words, at in own.items()}
+    return {f"{label}: {name}": at for label, marks in places.items() for name, at in marks.items()}
 
 
 def _together(curves: Mapping[str, Lines]) -> Lines:
     """Combine curves of several labels: the focus line of each label, or all its lines."""
     first, sentences = next(iter(curves.values())), re.compile(r"(?<=\.) (?=[A-Z])")
     lines = {}
-    for label, each in curves.items():
-        shown = {each.focus: each.lines[each.focus]} if each.focus else each.lines
+    for label, curve in curves.items():
+        shown = {curve.focus: curve.lines[curve.focus]} if curve.focus else curve.lines
         for name, line in shown.items():
             shared = all(name in other.lines and np.array_equal(other.lines[name], line) for other in curves.values())
             lines[label if len(shown) == 1 else name if shared else f"{label}, {name}"] = line
-    focused = {each.focus for each in curves.values()}
+    focused = {curve.focus for curve in curves.values()}
     only = f" Of each, {first.focus} is drawn." if len(focused) == 1 and first.focus else ""
-    caption = dict.fromkeys(one for each in curves.values() for one in sentences.split(each.caption))
+    caption = dict.fromkeys(sentence for curve in curves.values() for sentence in sentences.split(curve.caption))
     return replace(
         first,
         caption=" ".join(caption) + only,
         lines=lines,
-        marks=_joined({label: each.marks for label, each in curves.items()}),
-        levels=_joined({label: each.levels for label, each in curves.items()}),
+        marks=_joined({label: curve.marks for label, curve in curves.items()}),
+        levels=_joined({label: curve.levels for label, curve in curves.items()}),
         focus=None,
-        floor=min((each.floor for each in curves.values() if each.floor is not None), default=None),
+        floor=min((curve.floor for curve in curves.values() if curve.floor is not None), default=None),
     )
 
 
@@ -240,6 +242,6 @@ def offsets_of(length: int) -> np.ndarray:
     return np.unique([*range(min(length, DENSE)), *spread, *map(int, ticks(0, length - 1, "offsets"))])
 
 
-def valued(words: str, at: float) -> str:
+def valued(label: str, at: float) -> str:
     """Words about a place on an axis, with its number."""
-    return words if brief(at) in words else f"{words}: {brief(at)}"
+    return label if brief(at) in label else f"{label}: {brief(at)}"

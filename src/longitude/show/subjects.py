@@ -125,7 +125,7 @@ def _of_label(label: str, shape: Shape, clocks: bool) -> Subject:
 
     made = built(label, shape)
     about = facts(made)
-    words = [*in_words(about)]
+    facts_in_words = [*in_words(about)]
     if clocks:
         windows = [getattr(getattr(part.module, "attention", part.module), "size", None) for part in made.mixers]
         parts = [] if windows and all(windows) else made.encodings  # in a window no offset grows with the length
@@ -133,10 +133,10 @@ def _of_label(label: str, shape: Shape, clocks: bool) -> Subject:
         if not dials:
             expected = "a rotary encoding without a window, such as rope"
             raise UsageError("--clocks", expected, label, "leave it out")
-        return Subject(label, about, words, dials)
+        return Subject(label, about, facts_in_words, dials)
     drawings = [] if made.encoding is None else encodings.drawings(made.encoding, made.shape)
     drawings += [drawing for part in made.mixers for drawing in mixers.drawings(part.module, made.shape)]
-    return Subject(label, about, words, drawings, [*in_words(about, brief=True)])
+    return Subject(label, about, facts_in_words, drawings, [*in_words(about, brief=True)])
 
 
 def facts(made: Built) -> Facts:

@@ -61,8 +61,8 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
                 canvas.point(float(place_x(mark)), float(y))
     keys = _keys(names)
     for place, (name, hue) in enumerate(zip(names, COLORS, strict=False)):
-        own = frame[frame["line"] == name]
-        x, y = (np.atleast_1d(f(own[axis].to_numpy(float))) for f, axis in ((place_x, "x"), (place_y, "y")))
+        curve = frame[frame["line"] == name]
+        x, y = (np.atleast_1d(f(curve[axis].to_numpy(float))) for f, axis in ((place_x, "x"), (place_y, "y")))
         _curve(canvas, x, y, hue if color else None)
         if len(names) > 1 and (seen := y >= canvas.ymin).any():
             at = x[seen][0] + (x[seen][-1] - x[seen][0]) * (place + 0.5) / len(names)
@@ -77,8 +77,8 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
     yield from _axis(drawing, canvas, {tick: place_x(tick) for tick in across})
     entries = [f"{keys[name]} {name}" for name in names] if len(names) > 1 else []
     hues = [*COLORS[: len(entries)]]
-    entries += [f"┄ {valued(words, at)}" for words, at in drawing.levels.items()]
-    entries += [f"┆ {valued(words, at)}" for words, at in drawing.marks.items() if left <= at <= right]
+    entries += [f"┄ {valued(label, at)}" for label, at in drawing.levels.items()]
+    entries += [f"┆ {valued(label, at)}" for label, at in drawing.marks.items() if left <= at <= right]
     yield from _legend(entries, hues if color else [], width)
     if drawing.floor is not None and frame["y"].min() < drawing.floor:
         yield f"Curves go on below {brief(drawing.floor)}, down to {brief(frame['y'].min())}."

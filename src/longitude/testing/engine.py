@@ -159,7 +159,7 @@ class Law:
         trial = _Trial(self.threshold)
         token = _trial.set(trial)
         try:
-            found = self.test(subject, **options) or trial.nearest
+            measurement = self.test(subject, **options) or trial.nearest
         except DoesNotApply as reason:
             return self._result("not applicable", reason=str(reason))
         except Unknown as reason:
@@ -172,15 +172,15 @@ class Law:
             return self._result("failed", reason=f"it raised {in_words(error)}")
         finally:
             _trial.reset(token)
-        if found is None or found.holds:
-            return self._result("passed", found, "" if found is None else found.note)
-        return self._result("failed", found, found.cause)
+        if measurement is None or measurement.holds:
+            return self._result("passed", measurement, "" if measurement is None else measurement.note)
+        return self._result("failed", measurement, measurement.cause)
 
-    def _result(self, status: Status, found: Measurement | None = None, reason: str = "") -> Result:
-        if found is None:
+    def _result(self, status: Status, measurement: Measurement | None = None, reason: str = "") -> Result:
+        if measurement is None:
             return Result(self.name, self.claim, status, reason=reason)
-        position, whose = (found.position, found.whose) if status == "failed" else (None, "")
-        numbers = finite(found.measured), finite(found.threshold)
+        position, whose = (measurement.position, measurement.whose) if status == "failed" else (None, "")
+        numbers = finite(measurement.measured), finite(measurement.threshold)
         return Result(self.name, self.claim, status, *numbers, reason, position, whose)
 
 
@@ -216,15 +216,15 @@ def measure(what: str, measured: float, threshold: float | None = None) -> None:
     trial = _trial.get() or _Trial(None)
     threshold = trial.threshold if threshold is None else threshold
     assert threshold is not None, f"{what}: the law has no threshold"
-    found = Measurement(measured, threshold)
-    if not found.holds:
-        raise LawBroken(f"{what}: differs by {measured:.2e}, more than {threshold:.0e}", found)
-    if trial.nearest is None or _share(found) > _share(trial.nearest):
-        trial.nearest = found
+    measurement = Measurement(measured, threshold)
+    if not measurement.holds:
+        raise LawBroken(f"{what}: differs by {measured:.2e}, more than {threshold:.0e}", measurement)
+    if trial.nearest is None or _share(measurement) > _share(trial.nearest):
+        trial.nearest = measurement
 
 
-def _share(found: Measurement) -> float:
-    return found.measured / max(found.threshold, 1e-300)
+def _share(measurement: Measurement) -> float:
+    return measurement.measured / max(measurement.threshold, 1e-300)
 
 
 def finite(number: float) -> float | None:
@@ -276,9 +276,9 @@ def _is_standard(file: str) -> bool:
 def _is_of(subject: Any, file: str) -> bool:
     """Whether code is the subject's: of the module of its class, or of no package that is installed."""
     kind = getattr(subject, "factory", None) or type(getattr(subject, "model", subject))
-    own = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    file_of_class = getattr(sys.modules.get(kind.__module__), "__file__", None)
     installed = [*PACKAGES, *(Path(sys.modules[name].__file__ or "").parent for name in ("longitude", "torch"))]
-    return file == own or not _within(file, installed)
+    return file == file_of_class or not _within(file, installed)
 
 
 def _within(file: str, folders: Iterable[Path]) -> bool:
@@ -324,9 +324,9 @@ class Battery:
             Each Law by its name, in order.
         """
         while self.modules:
-            found = import_module(self.modules.pop(0))
-            for inner in iter_modules(getattr(found, "__path__", ())):
-                import_module(f"{found.__name__}.{inner.name}")
+            module = import_module(self.modules.pop(0))
+            for inner in iter_modules(getattr(module, "__path__", ())):
+                import_module(f"{module.__name__}.{inner.name}")
         return dict(self.added)
 
     def __getitem__(self, name: str) -> Law:

@@ -85,11 +85,11 @@ class Example:
 
     def resolved(self, **more: Any) -> dict[str, Any]:
         """The options it is built with; `more` override everything else, but sizes only if they have no default."""
-        parameters, given = options_of(self.factory), {**self.options, **more}
-        for name in given:
+        parameters, options = options_of(self.factory), {**self.options, **more}
+        for name in options:
             if name not in parameters and (name in self.options or name not in SHAPES):
                 raise unknown("option", name, parameters, f"of {self.factory!r}")
-        known = {**SHAPES, **getattr(self.factory, "model_defaults", {}), **self.small, **given}
+        known = {**SHAPES, **getattr(self.factory, "model_defaults", {}), **self.small, **options}
         fixed = {*self.options, *self.small, *(more.keys() - SHAPES.keys())}
         return {
             name: known[name]
@@ -184,13 +184,13 @@ def mixer_example(mixer: str | Callable[..., Mixer] | MixerExample, **options: A
     return _example(MixerExample, mixer, options)
 
 
-def _example(kind: type[Example], given: Any, options: Mapping[str, Any]) -> Any:
-    if isinstance(given, Example):
-        return type(given)(**{**vars(given), "options": {**given.options, **options}})
-    if isinstance(given, kind.kind):
+def _example(kind: type[Example], part: Any, options: Mapping[str, Any]) -> Any:
+    if isinstance(part, Example):
+        return type(part)(**{**vars(part), "options": {**part.options, **options}})
+    if isinstance(part, kind.kind):
         noun = kind.kind.__name__.lower()
         raise ValueError(f"expected a name, a class or a function that builds a fresh {noun}, got one that is built")
-    return kind(kind.known[given] if isinstance(given, str) else given, options)
+    return kind(kind.known[part] if isinstance(part, str) else part, options)
 
 
 @torch.no_grad()

@@ -201,7 +201,7 @@ def without_loops() -> AbstractContextManager[Any]:
     return patch.object(c_loops, "loops", lambda name, dtype: None)
 
 
-def refused(what: str, call: Callable[[], Any], *words: str) -> str:
+def refused(what: str, call: Callable[[], Any], *parts: str) -> str:
     """The message of the ValueError that call() must raise: it has all of `words` in it."""
     try:
         call()
@@ -211,7 +211,7 @@ def refused(what: str, call: Callable[[], Any], *words: str) -> str:
         raise LawBroken(f"{what}: expected a ValueError, got {type(e).__name__}: {e}") from e
     else:
         raise LawBroken(f"{what}: was accepted, expected a ValueError")
-    for word in words:
+    for word in parts:
         if word not in message:
             raise LawBroken(f"{what}: expected the message to name {word!r}, got {message!r}")
     return message

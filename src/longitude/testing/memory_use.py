@@ -55,7 +55,7 @@ def tensors_held(cache: Any) -> list[Tensor]:
     Returns:
         The tensors.
     """
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     seen: set[int] = set()
 
     def walk(thing: Any) -> None:
@@ -64,14 +64,14 @@ def tensors_held(cache: Any) -> list[Tensor]:
         seen.add(id(thing))
         for leaf in tree_leaves(thing):
             if isinstance(leaf, Tensor):
-                found.append(leaf)
+                tensors.append(leaf)
             elif hasattr(leaf, "__dict__") and not isinstance(leaf, type | torch.nn.Module) and not callable(leaf):
                 seen.add(id(leaf))
                 for value in vars(leaf).values():
                     walk(value)
 
     walk(cache)
-    return found
+    return tensors
 
 
 def bytes_held(cache: Any) -> int:

@@ -223,7 +223,7 @@ def biases(subject: Subject, tokens: Tensor, **options: Any) -> list[Tensor]:
     """Biases that are passed to layers in one pass, each that differs from the one before."""
     seen: list[Tensor] = []
 
-    def look(module: nn.Module, given: Any, named: dict[str, Any]) -> None:
+    def look(module: nn.Module, arguments: Any, named: dict[str, Any]) -> None:
         seen.extend(named[name].detach() for name in GIVEN if isinstance(named.get(name), Tensor))
 
     with ExitStack() as stack:

@@ -172,15 +172,15 @@ def lengths(subject: Subject) -> Measurement:
     return Measurement(len(wrong), 0, cause=cause)
 
 
-def declares(got: dict[str, Any], given: dict[str, Any]) -> bool:
+def declares(got: dict[str, Any], packed: dict[str, Any]) -> bool:
     """Whether the arguments of attention mark the document boundaries, in the format of flash attention."""
     if all(got.get(key) is not None for key in KEYS):
-        return torch.equal(got[KEYS[0]], given[KEYS[0]])
+        return torch.equal(got[KEYS[0]], packed[KEYS[0]])
     at = got.get("position_ids")
     return (
         isinstance(at, Tensor)
-        and "position_ids" in given
-        and torch.equal(at.reshape(-1, at.shape[-1])[-1:], given["position_ids"])
+        and "position_ids" in packed
+        and torch.equal(at.reshape(-1, at.shape[-1])[-1:], packed["position_ids"])
     )
 
 

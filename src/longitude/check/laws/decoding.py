@@ -177,7 +177,7 @@ def tables_reset(subject: Subject) -> Measurement:
     lengths = [original, original + 1]
     before = [tables_in(subject, length) for length in lengths]
     after = [tables_in(subject, length, behind=2 * original) for length in lengths]
-    wrong = [n for n, one, other in zip(lengths, before, after, strict=True) if not same(one, other)]
+    wrong = [n for n, tables, other in zip(lengths, before, after, strict=True) if not same(tables, other)]
     cause = (
         f"tables of {' and '.join(map(str, wrong))} tokens after a sequence of {2 * original} are others than before it, so the "
         "same tokens get two answers"

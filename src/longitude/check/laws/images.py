@@ -114,7 +114,7 @@ def distances(got: Tensor, want: Tensor, after: int, pieces: list[Piece]) -> dic
     """Part of coordinates [3, L] -> its largest distance: each axis within the pieces, and the beginnings of pieces."""
     ends = torch.tensor([0, *(piece.tokens for piece in pieces)]).cumsum(0)
     begins = ends[:-1]
-    inside = [one - one[:, begins].repeat_interleave(ends.diff(), 1) for one in (got, want)]
+    inside = [coordinates - coordinates[:, begins].repeat_interleave(ends.diff(), 1) for coordinates in (got, want)]
     off = (inside[0] - inside[1]).abs().amax(1).tolist()
     starts = max(float((got - want)[:, begins].abs().max()), abs(after - int(want.max()) - 1))
     return dict(zip(AXES, off, strict=True)) | {"beginnings": starts}

@@ -131,10 +131,10 @@ def as_declared(x: Tensor, specs: Sequence[Mapping[str, Any]], positions: Tensor
     """Queries or keys [B, H, L, D] before rotation -> transformed by the encodings of a layer, in float64."""
     x = x.double()
     for spec in specs:
-        one = encoding(**spec)
-        tables = one.prepare(positions, int(positions.max()) + 1, torch.float64)
-        x = one.queries(x, tables) if queries else one.keys(x, tables)
-        for term in one.terms({}) if queries else ():
+        module = encoding(**spec)
+        tables = module.prepare(positions, int(positions.max()) + 1, torch.float64)
+        x = module.queries(x, tables) if queries else module.keys(x, tables)
+        for term in module.terms({}) if queries else ():
             if isinstance(term, Temperature):
                 x = x * term.at(positions[:, None].double())[..., None]
     return x

@@ -54,8 +54,8 @@ def of_transformers(subject: Subject) -> tuple[Any, str]:
     else:
         raise DoesNotApply("transformers has no class of its config")
     with quiet(), torch.device("meta"):
-        theirs = {name: one.shape for name, one in kind._from_config(copy.deepcopy(config)).state_dict().items()}
-    if theirs != {name: one.shape for name, one in state.items()}:
+        theirs = {name: tensor.shape for name, tensor in kind._from_config(copy.deepcopy(config)).state_dict().items()}
+    if theirs != {name: tensor.shape for name, tensor in state.items()}:
         raise DoesNotApply(f"{kind.__name__} of transformers has other weights")
     subject.require_room(state)
     with quiet():
@@ -85,7 +85,7 @@ def transformers_class(subject: Subject) -> Measurement:
     other, replaced = of_transformers(subject)
     length = min(subject.length, 128)
     tokens, ways = subject.tokens(length), [dict[str, Any]()]
-    if any(one.sections for one in declared_ropes(subject.config).values()):
+    if any(rope.sections for rope in declared_ropes(subject.config).values()):
         steps = torch.arange(length, device=subject.device)
         ways.append({"position_ids": torch.stack([steps, steps // 2, steps // 3])[:, None]})
     with subject.selection.__class__(other).of_all(length), computing_in(other, subject.kind):
@@ -96,7 +96,9 @@ def transformers_class(subject: Subject) -> Measurement:
         cause += f", in whose file {replaced} was replaced" if replaced else ""
         if far:
             cause += ", at positions of several axes" if far[0] else ""
-            got, want = (outputs(one.model, partial(one.logits, tokens, **far[0]), length) for one in (subject, theirs))
+            got, want = (
+                outputs(side.model, partial(side.logits, tokens, **far[0]), length) for side in (subject, theirs)
+            )
             cause += first_apart(subject, got, want)
     return subject.measurement(torch.stack(errors).amax(0), cause)
 
@@ -141,19 +143,19 @@ def rotary_layout(subject: Subject) -> Measurement:
 def repeated_tokens(subject: Subject) -> Measurement:
     """Whether the model copies better with queries and keys reordered."""
     ropes(subject.config)
-    own, others = nats_of_copying(subject), {}
+    nats, others = nats_of_copying(subject), {}
     for to in OTHER:
         with reordered(subject, to) as done:
             if done:
                 others[to] = nats_of_copying(subject)
     best = min(others, key=lambda to: others[to], default=None)
-    if best is None or own <= CLEARLY * others[best] and others[best] <= CLEARLY * own:
+    if best is None or nats <= CLEARLY * others[best] and others[best] <= CLEARLY * nats:
         raise DoesNotApply("random tokens read twice do not tell its layout; a reference does, --reference MODEL")
     cause = (
-        f"the weights are {OTHER[best]} in a {best} model: random tokens that are read a second time cost {own:.2g} nats, and "
+        f"the weights are {OTHER[best]} in a {best} model: random tokens that are read a second time cost {nats:.2g} nats, and "
         f"{others[best]:.2g} with the rows of queries and keys reordered; lg.positions.convert_layout(..., to='{best}')"
     )
-    return Measurement(own / others[best], CLEARLY, "by random tokens read twice", cause, whose=FILE)
+    return Measurement(nats / others[best], CLEARLY, "by random tokens read twice", cause, whose=FILE)
 
 
 def nats_of_copying(subject: Subject) -> float:

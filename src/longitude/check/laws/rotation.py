@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -93,8 +93,8 @@ class Tables(NamedTuple):
         if width != 2 * count:
             raise OtherWidth(width, 2 * count)
         halves, neighbors = (
-            int((one == other).all(1).sum())
-            for one, other in ((self.cos[:, :count], self.cos[:, count:]), (self.cos[:, 0::2], self.cos[:, 1::2]))
+            int((first == other).all(1).sum())
+            for first, other in ((self.cos[:, :count], self.cos[:, count:]), (self.cos[:, 0::2], self.cos[:, 1::2]))
         )
         if 2 * max(halves, neighbors) <= len(self.cos):  # a few wrong rows may not repeat
             raise OtherWidth(2 * width, 2 * count)
@@ -107,10 +107,11 @@ class Tables(NamedTuple):
             torch.atan2(self.sin[1], self.cos[1]).cpu(), float(torch.hypot(self.cos[0], self.sin[0]).max())
         )
 
-    def errors(self, angles: Tensor, want: Frequencies) -> Tensor:
-        """Larger error of cos and sin for angles [L, pairs]; infinite if a value is not finite."""
-        exact = ((self.cos, angles.double().cos()), (self.sin, angles.double().sin()))
-        off = [(got.cpu() - one * want.attention_factor).abs().nan_to_num(nan=float("inf")) for got, one in exact]
+    def errors(self, positions: Tensor, want: Frequencies) -> Tensor:
+        """Larger error [L, pairs] of cos and sin at positions [L]; infinite if a value is not finite."""
+        angles, pairs = angles_at(positions, want), self.pairs(len(want.inverse))
+        exact = ((pairs.cos, angles.cos()), (pairs.sin, angles.sin()))
+        off = [(got.cpu() - table * want.attention_factor).abs().nan_to_num(nan=float("inf")) for got, table in exact]
         return torch.maximum(*off)
 
 
@@ -123,8 +124,8 @@ def tables_of(subject: Subject, tokens: Tensor, **options: Any) -> dict[str | No
     """The rotary tables of one pass, by layer type (None if the model has one kind)."""
     seen: dict[str | None, Tables] = {}
 
-    def look(module: nn.Module, given: tuple, named: dict[str, Any], out: Any) -> None:
-        layer = named.get("layer_type") or next((word for word in given if isinstance(word, str)), None)
+    def look(module: nn.Module, arguments: tuple, named: dict[str, Any], out: Any) -> None:
+        layer = named.get("layer_type") or next((word for word in arguments if isinstance(word, str)), None)
         if isinstance(out, Tensor) and out.is_complex():
             out = (out.real, out.imag)
         if isinstance(out, tuple) and len(out) == 2 and all(isinstance(t, Tensor) and t.dim() >= 2 for t in out):
@@ -263,7 +264,7 @@ def given_positions(subject: Subject) -> Measurement:
 def far_positions(subject: Subject) -> Measurement:
     """Tables, biases or logits at far positions = those of float32, in the model's own dtype, in bfloat16 and under autocast.
 
-    At 100,003, and in bfloat16 beyond 2^24. And a short pass after it = the one before.
+    As far as the model is declared for, and at 100,003; in bfloat16 beyond 2^24. And a short pass after it = the one before.
     """
     tokens = subject.tokens(8)
     before, again = (subject.logits(tokens) for _ in range(2))
@@ -289,32 +290,37 @@ def far_ones(subject: Subject) -> Measurement:
     if biases:
         return far_biases(subject, biases[0])
     subject.require("position_ids", "no far position can be tried alone")
+    declared: int = getattr(subject.config, "max_position_embeddings", None) or FAR
+    starts = [FAR] if declared < 16 else sorted({FAR, declared - 8})
     try:
-        return far_tables(subject, ropes(subject.config))
+        tables = [far_tables(subject, start) for start in starts]
+        return next((measured for measured in tables if not measured.holds), tables[-1])
     except (NotShown, Unknown):
         return far_logits(subject)
 
 
-def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig]) -> Measurement:
-    """Cos and sin of 8 positions from 100,003 on against float64.
-
-    Allowed are two roundings of a float32 angle, and one to the model's dtype.
-    """
-    positions = torch.arange(FAR, FAR + 8)
-    tables = tables_at(subject, positions)
-    require_tables(tables)
-    dtype = next(subject.model.parameters()).dtype
-    error, allowed, factor = 0.0, 0.0, 1.0
-    for layer in read.keys() & tables.keys():
-        want = expected(subject.config, layer, read[layer], FAR + 8)
-        pairs = tables[layer].pairs(len(want.inverse))
-        factor = max(factor, want.attention_factor)
+def far_tables(subject: Subject, start: int) -> Measurement:
+    """Cos and sin of 8 positions from `start` on against float64."""
+    wants, positions = wants_at(subject, start + 8), torch.arange(start, start + 8)
+    error, allowed = 0.0, 0.0
+    for layer, tables in tables_at(subject, positions, wants).items():
         # A position too far or too near is no rounding: cached_decoding finds it.
-        off = min(float(pairs.errors(angles_at(positions + shift, want), want).max()) for shift in (0, -1, 1))
-        allowed = factor * (torch.finfo(dtype).eps + 8 * (FAR + 8) * 2.0**-24)
+        off = min(float(tables.errors(positions + shift, wants[layer]).max()) for shift in (0, -1, 1))
         error = max(error, off)
-    place = f"at position {FAR} in {dtype_name(dtype)}"
-    return Measurement(error, allowed, place, f"cos and sin {place} are not those of its config", FAR)
+        allowed = max(allowed, float(roundings(subject, positions, wants[layer]).max()))
+    place = f"at position {start} in {dtype_name(next(subject.model.parameters()).dtype)}"
+    return Measurement(error, allowed, place, f"cos and sin {place} are not those of its config", start)
+
+
+def wants_at(subject: Subject, length: int) -> dict[str | None, Frequencies]:
+    """Frequencies and factors that the config declares, by layer type, in a sequence of this length."""
+    return {layer: expected(subject.config, layer, rope, length) for layer, rope in ropes(subject.config).items()}
+
+
+def roundings(subject: Subject, positions: Tensor, want: Frequencies) -> Tensor:
+    """Allowed error [L] of cos and sin: two roundings of a float32 angle, and one to the model's dtype."""
+    eps = torch.finfo(next(subject.model.parameters()).dtype).eps
+    return want.attention_factor * (eps + 8 * (positions + 8) * 2.0**-24)
 
 
 # ---- all that is declared ------------------------------------------------------------------------------------------------
@@ -332,31 +338,25 @@ def served_positions(subject: Subject) -> Measurement:
     if (table := table_of(subject.model)) is not None and (end := last_position(subject.model)) is not None:
         return served_by_table(subject, table[1], end)
     subject.require("position_ids", "no position can be tried alone")
-    declared, read = declared_length(subject.config), ropes(subject.config)
-    if declared is None or any(isinstance(rope.scaling, Follows) for rope in read.values()):
+    declared = declared_length(subject.config)
+    if declared is None or any(isinstance(rope.scaling, Follows) for rope in ropes(subject.config).values()):
         raise DoesNotApply("its config declares no length" if declared is None else "its tables follow the length")
     powers = {place + step for place in (2**k for k in range(declared.bit_length())) for step in (-1, 0, place // 2)}
     places = torch.tensor(sorted({*range(min(declared, ALL)), *(place for place in powers if place < declared)}))
-    wants = {layer: expected(subject.config, layer, rope, declared) for layer, rope in read.items()}
-    eps, wrong = torch.finfo(next(subject.model.parameters()).dtype).eps, []
+    wants, wrong = wants_at(subject, declared), set[int]()
     for positions in places.split(BLOCK):
-        tables = tables_at(subject, positions)
-        require_tables(tables)
-        for layer in tables.keys() & wants.keys():
-            want = wants[layer]
-            off = tables[layer].pairs(len(want.inverse)).errors(angles_at(positions, want), want).amax(1)
-            wrong += positions[off > want.attention_factor * (eps + 8 * (positions + 8) * 2.0**-24)].tolist()
-    cause = (
-        f"cos and sin are not those of their position at {min(wrong)}, the first of {len({*wrong})}" if wrong else ""
-    )
-    return Measurement(len({*wrong}), 0, f"{len(places)} positions up to {declared}", cause)
+        for layer, tables in tables_at(subject, positions, wants).items():
+            off = tables.errors(positions, wants[layer]).amax(1)
+            wrong |= {*positions[off > roundings(subject, positions, wants[layer])].tolist()}
+    cause = f"cos and sin are not those of their position at {min(wrong)}, the first of {len(wrong)}" if wrong else ""
+    return Measurement(len(wrong), 0, f"{len(places)} positions up to {declared}", cause)
 
 
 def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurement:
     """Measure which rows of a learned table a sequence of `end` tokens, its full length, gets."""
     seen: list[Tensor] = []
 
-    def look(module: nn.Module, given: Any, out: Any) -> None:
+    def look(module: nn.Module, arguments: Any, out: Any) -> None:
         out = out[0] if isinstance(out, tuple) else out  # ProphetNet's table returns the positions as well
         seen.append(out.detach().reshape(-1, out.shape[-1]))
         raise Seen
@@ -383,11 +383,12 @@ def served_by_table(subject: Subject, table: nn.Embedding, end: int) -> Measurem
 
 
 # ---- tables, biases and logits far away --------------------------------------------------------------------------------------
-def tables_at(subject: Subject, positions: Tensor) -> dict[str | None, Tables]:
-    """Rotary tables [L] of these positions [L], on the CPU."""
+def tables_at(subject: Subject, positions: Tensor, layers: Container[str | None]) -> dict[str | None, Tables]:
+    """Rotary tables [L] of these positions [L] by layer type, of those in `layers`. NotShown if the model shows none."""
     at = positions.to(subject.device)[None]
-    tables_by_layer = tables_of(subject, subject.tokens(len(positions)), position_ids=at)
-    return {layer: Tables(*(table.cpu() for table in tables)) for layer, tables in tables_by_layer.items()}
+    tables = tables_of(subject, subject.tokens(len(positions)), position_ids=at)
+    require_tables(tables)
+    return {layer: of_layer for layer, of_layer in tables.items() if layer in layers}
 
 
 def far_biases(subject: Subject, module: Any) -> Measurement:
@@ -435,9 +436,7 @@ def in_bfloat16(subject: Subject) -> Measurement:
     out.
     """
     subject.require("position_ids", "no far position can be tried alone")
-    read = ropes(subject.config)
-    wants = {layer: expected(subject.config, layer, rope, BEYOND + 8) for layer, rope in read.items()}
-    positions = torch.arange(BEYOND, BEYOND + 8)
+    wants, positions = wants_at(subject, BEYOND + 8), torch.arange(BEYOND, BEYOND + 8)
     model, worst, wrong, notes = subject.model, 0.0, [], []
     ways = {
         "with weights in bfloat16": lambda: computing_in(model, torch.bfloat16, tables=False),
@@ -446,13 +445,12 @@ def in_bfloat16(subject: Subject) -> Measurement:
     for way, running in ways.items():
         try:
             with running():
-                tables = tables_at(subject, positions)
+                by_layer = tables_at(subject, positions, wants)
         except (RuntimeError, TypeError) as error:
             notes.append(f"it does not run {way} ({type(error).__name__})")
             continue
-        require_tables(tables)
-        for layer in tables.keys() & wants.keys():
-            off = excess(tables[layer].pairs(len(wants[layer].inverse)), positions, wants[layer])
+        for layer, tables in by_layer.items():
+            off = excess(tables, positions, wants[layer])
             wrong += [] if off <= 1 else [way]
             worst = max(worst, off)
     cause = f"cos and sin at position {BEYOND} are not those of its config ({'; '.join(dict.fromkeys(wrong))})"
@@ -468,7 +466,7 @@ def excess(tables: Tables, positions: Tensor, want: Frequencies) -> float:
     if not bool((compared := (unsure < RESOLVED).all(0)).any()):
         raise NotShown(f"all its pairs are too fast for float32 at position {BEYOND}")
     allowed = want.attention_factor * (unsure + 2 * torch.finfo(torch.bfloat16).eps)
-    return float((tables.errors(angles, want) / allowed)[:, compared].max())
+    return float((tables.errors(positions, want) / allowed)[:, compared].max())
 
 
 # ---- the meta device -----------------------------------------------------------------------------------------------------

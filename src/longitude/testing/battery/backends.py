@@ -103,13 +103,13 @@ def queries_are_last(build: Example) -> None:
     """With fewer queries than keys, and no positions of queries given, queries are the last."""
     length = 9
     encoding, tensors = build(), heads_and_tokens(length, length)
-    for given in ({}, {"k_positions": 4}, {"k_positions": torch.arange(length) * 2 + 1}):
+    for positions in ({}, {"k_positions": 4}, {"k_positions": torch.arange(length) * 2 + 1}):
         for mask in (Causal(), Window(3)):
-            case = Call(encoding, tensors, mask, options=given)
+            case = Call(encoding, tensors, mask, options=positions)
             whole = case.forward(tensors, "auto")
             for rows in (1, 4):
                 last = case.forward({**tensors, "q": tensors["q"][:, :, -rows:]}, "auto")
-                close(f"the last {rows} queries alone, {given}", last, whole[:, :, -rows:])
+                close(f"the last {rows} queries alone, {positions}", last, whole[:, :, -rows:])
 
 
 # ---- what a call leaves behind ---------------------------------------------------------------------------------------
@@ -126,11 +126,11 @@ def autograd_graph(build: Example, kinds: tuple[str, ...] | None = QUICK) -> Non
     for kind, case in calls_with_every_mask(build(), heads_and_tokens(6, 6), kinds):
         want = _graphs(case, "reference")
         for name in ("auto", *case.able()):
-            for wanted, found in _graphs(case, name).items():
-                if found != want[wanted]:
+            for wanted, kind_of_graph in _graphs(case, name).items():
+                if kind_of_graph != want[wanted]:
                     raise LawBroken(
                         f"backend {name}, mask {kind}: wanting a gradient for {wanted}, expected {want[wanted]}, as `reference` "
-                        f"has, got {found}"
+                        f"has, got {kind_of_graph}"
                     )
 
 
@@ -138,13 +138,13 @@ def _graphs(case: Call, backend: str) -> dict[str, str]:
     """For each tensor that alone requires a gradient: whether the output has a graph. If all do: whether it gets a gradient."""
     learned = parameters_of(case.encoding)
     before = {name: p.requires_grad for name, p in learned.items()}
-    found = {}
+    graphs = {}
     try:
         for name in (*case.tensors, *learned):
             for other, p in learned.items():
                 p.requires_grad_(other == name)
             tensors = {n: t.detach().requires_grad_(n == name) for n, t in case.tensors.items()}
-            found[f"{name} alone"] = "a graph" if case.forward(tensors, backend).requires_grad else "no graph"
+            graphs[f"{name} alone"] = "a graph" if case.forward(tensors, backend).requires_grad else "no graph"
         for p in learned.values():
             p.requires_grad_()
         wanted = differentiable(**case.tensors) | learned
@@ -153,11 +153,11 @@ def _graphs(case: Call, backend: str) -> dict[str, str]:
         if out.requires_grad:
             gradients = torch.autograd.grad(out.sum(), list(wanted.values()), allow_unused=True)
         for name, gradient in zip(wanted, gradients, strict=True):
-            found[f"{name} among all"] = "no gradient" if gradient is None else "a gradient"
+            graphs[f"{name} among all"] = "no gradient" if gradient is None else "a gradient"
     finally:
         for name, p in learned.items():
             p.requires_grad_(before[name])
-    return found
+    return graphs
 
 
 @ENCODING_LAWS.law(threshold=1e-8)
@@ -200,22 +200,28 @@ def _derivatives(case: Call, backend: str, some: Tensor, asked: dict[str, bool],
     """
 
     def loss(tensors: Named) -> Tensor:
-        found = [torch.where(some, x, 0.0) for x in _columns(case.forward(tensors, backend, **asked))]
-        return sum((x.sin() * numbers(*x.shape[1:], seed=n)).sum() for n, x in enumerate(found))  # type: ignore[return-value]
+        columns = [torch.where(some, x, 0.0) for x in _columns(case.forward(tensors, backend, **asked))]
+        return sum((x.sin() * numbers(*x.shape[1:], seed=n)).sum() for n, x in enumerate(columns))  # type: ignore[return-value]
 
     inputs = differentiable(**case.tensors)
     wanted = {**inputs, **parameters_of(case.encoding)}
     first = torch.autograd.grad(loss(inputs), list(wanted.values()), create_graph=True, allow_unused=True)
-    found = {f"gradient of {name}": g for name, g in zip(wanted, first, strict=True) if g is not None}
-    along = sum((g * numbers(*g.shape, seed=3)).sum() for g in found.values())
+    derivatives = {f"gradient of {name}": g for name, g in zip(wanted, first, strict=True) if g is not None}
+    along = sum((g * numbers(*g.shape, seed=3)).sum() for g in derivatives.values())
     with suppress(RuntimeError):  # torch's fused function and loops in C have none, and raise
         second = torch.autograd.grad(along, list(wanted.values()), allow_unused=True)  # type: ignore[arg-type]
-        found |= {f"second derivative, {name}": g for name, g in zip(wanted, second, strict=True) if g is not None}
+        derivatives |= {
+            f"second derivative, {name}": g for name, g in zip(wanted, second, strict=True) if g is not None
+        }
     directions = {name: numbers(*x.shape, seed=8) for name, x in case.tensors.items()}
     with suppress(ValueError):  # not every backend supports forward mode
-        answers = torch.func.jvp(lambda given: case.forward(given, backend, **asked), (case.tensors,), (directions,))[1]
-        found |= {f"tangent {n}": x if whole else torch.where(some, x, 0.0) for n, x in enumerate(_columns(answers))}
-    return {name: x.detach() for name, x in found.items()}
+        answers = torch.func.jvp(lambda inputs: case.forward(inputs, backend, **asked), (case.tensors,), (directions,))[
+            1
+        ]
+        derivatives |= {
+            f"tangent {n}": x if whole else torch.where(some, x, 0.0) for n, x in enumerate(_columns(answers))
+        }
+    return {name: x.detach() for name, x in derivatives.items()}
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

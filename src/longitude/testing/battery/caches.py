@@ -60,14 +60,14 @@ def precision(build: MixerExample) -> None:
     close("float32, 500 tokens", single(x.float(), 0), want)
     close("float32, 500 tokens in chunks", single.in_chunks(x.float(), (0, 301, 302, 410, 500)), want)
     half, brain = LayerStack(build).bfloat16(), torch.bfloat16
-    for what, net, given, autocast, out_dtype, state_dtype in (
+    for what, net, tokens, autocast, out_dtype, state_dtype in (
         ("a bfloat16 model", half, x.bfloat16(), False, brain, torch.float32),
         ("autocast", single, x.float(), True, None, torch.float32),
         ("a float64 model", exact, x[:, :31], False, torch.float64, torch.float64),
     ):
-        caches, end = net.caches(), given.shape[1]
+        caches, end = net.caches(), tokens.shape[1]
         with torch.autocast("cpu", brain, enabled=autocast):
-            out = net.in_chunks(given, (0, end * 3 // 5, end * 3 // 5 + 1, end), caches=caches)
+            out = net.in_chunks(tokens, (0, end * 3 // 5, end * 3 // 5 + 1, end), caches=caches)
         if not bool(out.isfinite().all()) or out.dtype != (out_dtype or out.dtype):
             raise LawBroken(f"{what}: expected finite outputs of {out_dtype or 'any dtype'}, got {out.dtype}")
         held = {t.dtype.to_real() for t in tensors_held(caches) if t.is_floating_point() or t.is_complex()}

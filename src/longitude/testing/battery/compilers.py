@@ -48,8 +48,8 @@ def transforms(build: MixerExample, length: int = 9) -> None:
         documents = torch.stack([torch.arange(length) // (n + 2) - n % 2 for n in range(3)])
         mapped = vmap(lambda sequence, documents: net(sequence[None], 0, documents[None])[0])(x, documents)
         close("vmap over documents", mapped, net(x, 0, documents))
-    for n, each in enumerate(by_row):
-        close(f"vmap(grad), sequence {n}", {name: rows[n] for name, rows in together.items()}, each)
+    for n, want_of_row in enumerate(by_row):
+        close(f"vmap(grad), sequence {n}", {name: rows[n] for name, rows in together.items()}, want_of_row)
     along = [(tangents[name] * by_row[0][name]).sum() for name in learned]
     close("jvp", forward, sum(along, torch.zeros(())).to(forward))
 
@@ -77,8 +77,8 @@ def compiled_at_many_lengths(build: Example) -> Measurement:
     attention = _Attention(encoding.float())
     with compiled(attention, single := CompileCounter(), dynamic=True) as forward:
         for length in (7, 12):
-            given = [x.float() for x in heads_and_tokens(length, length).values()]
-            close(f"attend, dynamic=True, length {length}", forward(*given), attention(*given), 1e-5)
+            tensors = [x.float() for x in heads_and_tokens(length, length).values()]
+            close(f"attend, dynamic=True, length {length}", forward(*tensors), attention(*tensors), 1e-5)
     if single.frame_count != 1:
         raise LawBroken(f"attend, dynamic=True: expected one graph of two lengths, got {single.frame_count}")
     return Measurement(graphs.frame_count, 2, cause=f"{graphs.frame_count} graphs for {len(LENGTHS)} lengths")
@@ -96,16 +96,16 @@ def compiled_training(build: MixerExample) -> None:
     documents = torch.tensor([[0] * 9 + [1] * 12, [-1] * 4 + [0] * 17])
     ways = [("", (x, 0), None), (" with documents", (x, positions, documents), (documents >= 0)[..., None].float())]
     with compiled(net, "aot_eager") as forward:
-        for what, given, seen in ways[: 1 if isinstance(build.encoding, Example) else 2]:
-            got, want = (net.answer(*given, forward=f, seen=seen) for f in (forward, net))
+        for what, arguments, seen in ways[: 1 if isinstance(build.encoding, Example) else 2]:
+            got, want = (net.answer(*arguments, forward=f, seen=seen) for f in (forward, net))
             close(f"compiled{what}", got, want)
         if not isinstance(build.encoding, Example):
             spoiled, others = x.clone(), documents >= torch.tensor([[1], [0]])
             spoiled[0, 3] = spoiled[1, :4] = math.nan  # in the first document, and at padding
             seen = others[..., None].float()
             got, want = (
-                net.answer(each, positions, documents, forward=f, seen=seen)
-                for each, f in ((spoiled, forward), (x, net))
+                net.answer(tokens, positions, documents, forward=f, seen=seen)
+                for tokens, f in ((spoiled, forward), (x, net))
             )
             for name in ("output", "gradient of x"):
                 close(f"compiled, NaN in other documents, {name}", got[name][others], want[name][others])

@@ -35,8 +35,8 @@ def chunks(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> None:
             one_by_one = [tuple(range(length + 1))] * (start != 7)
             for cuts in (*one_by_one, random_cuts(length, 0), random_cuts(length, 1)):
                 here = f"{length} tokens {'with gaps' if start is None else f'from {start} on'}, cut at {cuts[1:-1]}"
-                each = lambda a, b: gaps[a:b] if start is None else start + a  # noqa: B023, E731
-                close(here, net.in_chunks(x, cuts, each), whole)
+                of_every_chunk = lambda a, b: gaps[a:b] if start is None else start + a  # noqa: B023, E731
+                close(here, net.in_chunks(x, cuts, of_every_chunk), whole)
                 if start is not None and not net.encoding.at_input:
                     first = lambda a, b: None if a else start  # noqa: B023, E731
                     close(f"{here}, position of the first chunk alone", net.in_chunks(x, cuts, first), whole)

@@ -99,8 +99,8 @@ class _Streams:
             raise LawBroken(f"{what}: expected finite outputs at padding, too")
         close(f"{what}, gradient of padding", together["gradient of x"] * ~real, torch.zeros_like(self.x))
         totals = {name: torch.zeros_like(together[name]) for name in together}
-        for own, (row, tokens) in zip(self.alone, self.sequences, strict=True):
-            separate = net.answer(own, 0)
+        for sequence, (row, tokens) in zip(self.alone, self.sequences, strict=True):
+            separate = net.answer(sequence, 0)
             for name, total in totals.items():
                 if name in ("output", "gradient of x"):
                     close(f"{what}, {name} of {tokens} in row {row}", together[name][row, tokens], separate[name][0])
@@ -134,8 +134,8 @@ def _continued(batch: _Streams, net: LayerStack) -> None:
     x, positions = torch.cat([batch.x, more], 1), torch.cat([batch.positions, after], 1)
     documents = torch.cat([batch.documents, torch.zeros_like(after)], 1)
     width, end = batch.x.shape[1], x.shape[1]
-    for cuts, given in (((0, end), end), ((0, width, end), width), ((0, 3, width - 2, width + 4, end), end)):
-        at = lambda a, b: positions[:, a:b] if a < given else None  # noqa: B023, E731
+    for cuts, until in (((0, end), end), ((0, width, end), width), ((0, 3, width - 2, width + 4, end), end)):
+        at = lambda a, b: positions[:, a:b] if a < until else None  # noqa: B023, E731
         out = net.in_chunks(x, cuts, at, documents)
         for n, row in enumerate(batch.alone):
             want = net(torch.cat([row, more[n : n + 1]], 1), 0)[0, -9:]

@@ -136,8 +136,8 @@ def weight_decay_of_mixers(build: MixerExample) -> None:
     In a copy neither. What `undecayed` names is there, and marked with `_no_weight_decay`, which other trainers read.
     """
     mixer = build()
-    for one in (mixer, deepcopy(mixer)):
-        _grouped(one, set(mixer.undecayed))
+    for copy in (mixer, deepcopy(mixer)):
+        _grouped(copy, set(mixer.undecayed))
     marked = {name for name, p in mixer.named_parameters() if getattr(p, "_no_weight_decay", False)}
     if missing := set(mixer.undecayed) - marked:
         raise LawBroken(f"undecayed: {sorted(missing)} are not marked with _no_weight_decay; call mark_undecayed()")

@@ -41,13 +41,13 @@ def language_model(*builds: MixerExample, encoding: Composed | None = None) -> L
         encoding="nope",
     )
     model = fill(LongitudeForCausalLM(config).double().eval(), std=DIM**-0.5)
-    stack, own = model.model, []
+    stack, encodings = model.model, []
     for seed, (block, build) in enumerate(zip(stack.layers, builds, strict=True)):
         block.mixer = build(seed)
-        own.append(build.encodings(block.mixer) if encoding is None else encoding)
-    stack.encodings = nn.ModuleList(own)
-    stack.share_encodings(own)
-    stack.axes = max(one.axes for one in own)
+        encodings.append(build.encodings(block.mixer) if encoding is None else encoding)
+    stack.encodings = nn.ModuleList(encodings)
+    stack.share_encodings(encodings)
+    stack.axes = max(encoding_of_layer.axes for encoding_of_layer in encodings)
     model._is_stateful = stack.forgets
     return model
 
@@ -112,13 +112,13 @@ def require_documents_across_calls(name: str, model: LongitudeForCausalLM) -> No
             positions[row, start:stop], real[row, start:stop] = torch.arange(stop - start), 1
         whole = model(ids, use_cache=False, **streams).logits
         close(f"{name}, {what}, one call", whole * real, alone, EQUAL)
-        given = {
+        positions_of = {
             "no positions": lambda a, b: None,
             "positions of the first call": lambda a, b: None if a else positions[:, :b],  # noqa: B023
         }
         for seed, how in enumerate(ways):
             cuts = (0, first, *(first + cut for cut in random_cuts(LENGTH - first, seed, 1)[1:]))
-            out = in_calls(model, ids, cuts, given[how], **streams)
+            out = in_calls(model, ids, cuts, positions_of[how], **streams)
             close(f"{name}, {what}, {how}, cut at {cuts[1:-1]}", out * real, alone, EQUAL)
 
 
@@ -132,7 +132,7 @@ def in_calls(
     """Logits of tokens that come in chunks, with a cache between them; streams: attention_mask, document_ids, of all tokens."""
     cache, parts = None, []
     for a, b in pairwise(cuts):
-        so_far = {name: given[:, :b] for name, given in streams.items()}
+        so_far = {name: marks[:, :b] for name, marks in streams.items()}
         out = model(ids[:, a:b], position_ids=positions(a, b), cache=cache, use_cache=True, **so_far)
         cache = out.cache
         parts.append(out.logits)

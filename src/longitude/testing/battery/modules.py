@@ -32,11 +32,11 @@ def shared_tables(build: Example) -> None:
     for n, (what, seed, options) in enumerate(_variants(build)):
         length = 101 + 4 * n  # one that no table was made for before
         shapes = OTHER_SHAPES if options is OTHER_SHAPES else {}
-        one = LayerStack(build.in_attention())
+        stack = LayerStack(build.in_attention())
         two = LayerStack(build.in_attention(), encoding=build(seed, **options), **shapes)
-        x, y = (numbers(1, length + 2, {**SHAPES, **own}["dim"]) for own in ({}, shapes))
-        two_long, one_short = two(y[:, : length + 1], 0), one(x[:, :length], 0)
-        two_short, one_long = two(y[:, :length], 0), one(x, 0)
+        x, y = (numbers(1, length + 2, {**SHAPES, **sizes}["dim"]) for sizes in ({}, shapes))
+        two_long, one_short = two(y[:, : length + 1], 0), stack(x[:, :length], 0)
+        two_short, one_long = two(y[:, :length], 0), stack(x, 0)
         # causal: a shorter sequence is the beginning of a longer one
         close(f"with {what}", one_short, one_long[:, :length])
         close(f"{what}, with the first", two_short, two_long[:, :length])
@@ -44,7 +44,7 @@ def shared_tables(build: Example) -> None:
 
 def _variants(build: Example) -> list[tuple[str, int, dict[str, Any]]]:
     """Other configurations of the same class: description of the difference, seed, options."""
-    found: list[tuple[str, int, dict[str, Any]]] = [("other parameters", 1, {})]
+    variants: list[tuple[str, int, dict[str, Any]]] = [("other parameters", 1, {})]
     tried: list[tuple[str, dict[str, Any]]] = []
     if build.resolved(**OTHER_SHAPES) != build.resolved():
         tried.append(("other heads and widths", OTHER_SHAPES))
@@ -56,8 +56,8 @@ def _variants(build: Example) -> list[tuple[str, int, dict[str, Any]]]:
             build(**options)
         except ValueError:  # with the other options, it is outside its domain
             continue
-        found.append((what, 0, options))
-    return found
+        variants.append((what, 0, options))
+    return variants
 
 
 # ---- state -----------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def state_dict_of_encodings(build: Example) -> None:
     if encoding.learned != bool(names):
         raise LawBroken(f"declared learned = {encoding.learned}, has the parameters {sorted(names)}")
     x = numbers(2, 7, DIM)
-    _loads(build, encoding, lambda one: LayerStack(build.in_attention(), encoding=one)(x, 0))
+    _loads(build, encoding, lambda loaded: LayerStack(build.in_attention(), encoding=loaded)(x, 0))
 
 
 @MIXER_LAWS.law(name="state_dict", threshold=1e-12)
@@ -89,7 +89,7 @@ def state_dict_of_mixers(build: MixerExample) -> None:
     if missing := learned_of(mixer).keys() - mixer.state_dict().keys():
         raise LawBroken(f"expected every parameter in state_dict, {sorted(missing)} are not")
     around, x = {"encoding": build.encodings(mixer), "positions": 0}, numbers(2, 21, DIM)
-    _loads(build, mixer, lambda one: one(x, **around))
+    _loads(build, mixer, lambda loaded: loaded(x, **around))
 
 
 @torch.no_grad()
@@ -133,7 +133,7 @@ class _Adapted(torch.nn.Module):
         return self.base(x) + self.added(x)
 
 
-def _multiplied(layer: Any, given: Any, out: Any) -> Tensor:
+def _multiplied(layer: Any, arguments: Any, out: Any) -> Tensor:
     return 1.5 * out
 
 
@@ -160,17 +160,17 @@ def adapters(build: MixerExample) -> None:
 
     for name, options in build.forms((16,)).items():
         net = LayerStack(build, **options)
-        layers = [path for path, one in net.named_modules() if "weight" in one._parameters]
+        layers = [path for path, module in net.named_modules() if "weight" in module._parameters]
         if not layers:
             raise DoesNotApply("it has no layers")
         merged, adapted, scaled, hooked = (deepcopy(net) for _ in range(4))
         for n, path in enumerate(layers):
-            (parent, _, own), layer = path.rpartition("."), adapted.get_submodule(path)
+            (parent, _, leaf), layer = path.rpartition("."), adapted.get_submodule(path)
             if isinstance(layer, torch.nn.Linear):
                 shape = layer.out_features, layer.in_features
                 product = 0.1 * numbers(shape[0], 2, seed=7 + n) @ numbers(2, shape[1], seed=8 + n)
                 merged.get_parameter(f"{path}.weight").data += product
-                setattr(adapted.get_submodule(parent), own, _Adapted(layer, partial(F.linear, weight=product)))
+                setattr(adapted.get_submodule(parent), leaf, _Adapted(layer, partial(F.linear, weight=product)))
             for p in scaled.get_submodule(path).parameters(recurse=False):
                 p.data *= 1.5
             hooked.get_submodule(path).register_forward_hook(_multiplied)
@@ -199,8 +199,8 @@ def extreme_inputs(build: MixerExample) -> None:
             answer = net.answer(x, 0)
             with torch.no_grad():
                 answer["output in chunks"] = net.in_chunks(x, (0, 9, 10, x.shape[1]))
-            for part, found in answer.items():
-                if not bool(found.isfinite().all()):
+            for part, tensor in answer.items():
+                if not bool(tensor.isfinite().all()):
                     raise LawBroken(f"{what}{where}: {part} is not finite")
 
 

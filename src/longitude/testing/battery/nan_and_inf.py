@@ -136,10 +136,10 @@ def _in_whole_tokens(build: Example, tensors: Named) -> None:
         clean = {name: x.to(dtype) for name, x in tensors.items()}
         case, token = Call(encoding, clean), torch.arange(LENGTH)
         if encoding.at_input:
-            _in_a_token(f"{dtype}, at the input", lambda given: encoding.embed(given["x"], token), clean)  # noqa: B023
+            _in_a_token(f"{dtype}, at the input", lambda tokens: encoding.embed(tokens["x"], token), clean)  # noqa: B023
         for backend in case.able():
             where = f"{dtype}, backend {backend}"
-            _in_a_token(where, lambda given: case.forward(given, backend).transpose(1, 2), clean)  # noqa: B023
+            _in_a_token(where, lambda tokens: case.forward(tokens, backend).transpose(1, 2), clean)  # noqa: B023
             net = LayerStack(build.in_attention(), 1, encoding, backend=backend).to(dtype)
             for name in _spoiled(encoding, whole=True):
                 if math.isfinite(float(net(clean["x"], 0).sum())):
@@ -192,7 +192,7 @@ def nan_in_documents(build: MixerExample, paddings: tuple[str, ...] | None = Non
     kernels = (nullcontext, without_loops) if build.has("mode") else (nullcontext,)
     values = {True: NOT_FINITE, False: NOT_FINITE[:1]}  # all in the first form, NaN alone in the others
     first = True
-    for (words, options), loops, padding in product(build.forms((5,), backends).items(), kernels, paddings):
+    for (form, options), loops, padding in product(build.forms((5,), backends).items(), kernels, paddings):
         with loops():
             net, documents = LayerStack(build, **options), DOCUMENTS[padding]
             try:
@@ -201,7 +201,7 @@ def nan_in_documents(build: MixerExample, paddings: tuple[str, ...] | None = Non
                 if not of_encoding:
                     raise
                 continue  # the backend does not support the call
-            _stays_in_its_document(f"{words}, {loops.__name__}", net, documents, clean, values[first])
+            _stays_in_its_document(f"{form}, {loops.__name__}", net, documents, clean, values[first])
             first = False
 
 
@@ -214,27 +214,27 @@ def _stays_in_its_document(
     behind = second & (second.cumsum(1) >= 2)
     for value in values:
         what = f"{value} in a document, {here}"
-        found = _everything(net, x.masked_fill(bad[..., None], value), documents)
-        _same_elsewhere(what, found, clean, ~(second | padding))
-        if not net.mixer.saturates and any(bool(found[n][bad].isfinite().all(-1).any()) for n in ("output", SINGLE)):
+        answers = _everything(net, x.masked_fill(bad[..., None], value), documents)
+        _same_elsewhere(what, answers, clean, ~(second | padding))
+        if not net.mixer.saturates and any(bool(answers[n][bad].isfinite().all(-1).any()) for n in ("output", SINGLE)):
             raise LawBroken(f"{what}: its own output is finite")
         if hasattr(net.mixer, "mode") and any(
-            (found[n].isfinite().all(-1) == behind).any() for n in ("output", SINGLE)
+            (answers[n].isfinite().all(-1) == behind).any() for n in ("output", SINGLE)
         ):
             raise LawBroken(f"{what}: expected NaN in its own and all later outputs of its document alone")
         what = f"{value} at padding, {here}"
-        found = _everything(net, x.masked_fill(padding[..., None], value), documents)
-        _same_elsewhere(what, found, clean, ~padding)
+        answers = _everything(net, x.masked_fill(padding[..., None], value), documents)
+        _same_elsewhere(what, answers, clean, ~padding)
         for name in clean.keys() - {"output", "gradient of x", SINGLE}:
-            close(f"{what}, {name}", found[name], clean[name])
+            close(f"{what}, {name}", answers[name], clean[name])
     for where, lost, others in (("a document", bad, ~(second | padding)), ("padding", padding, ~padding)):
-        found = _everything(net, x, documents, lost)
-        _same_elsewhere(f"a gradient of NaN in {where}, {here}", found, clean, others)
+        answers = _everything(net, x, documents, lost)
+        _same_elsewhere(f"a gradient of NaN in {where}, {here}", answers, clean, others)
 
 
-def _same_elsewhere(what: str, found: Named, clean: Named, others: Tensor) -> None:
-    for name in (name for name in ("output", "gradient of x", SINGLE) if name in found):
-        close(f"{what}, {name}", found[name][others], clean[name][others])
+def _same_elsewhere(what: str, answers: Named, clean: Named, others: Tensor) -> None:
+    for name in (name for name in ("output", "gradient of x", SINGLE) if name in answers):
+        close(f"{what}, {name}", answers[name][others], clean[name][others])
 
 
 SINGLE = "token by token"
@@ -253,12 +253,12 @@ def _everything(net: LayerStack, x: Tensor, documents: Tensor, lost: Tensor | No
     out = net(x, positions, documents)
     [of_x] = torch.autograd.grad((out.sin() * direction).sum(), x, retain_graph=True)
     of_parameters = with_gradients(lambda: out, learned_of(net), direction=direction * real)
-    found = {**of_parameters, "output": out.detach(), "gradient of x": of_x}
+    answers = {**of_parameters, "output": out.detach(), "gradient of x": of_x}
     if lost is not None:  # decoding has no loss
-        return found
+        return answers
     with torch.no_grad():
         single = net.in_chunks(x, range(x.shape[1] + 1), lambda a, b: positions[:, a:b], documents)
-    return found | {SINGLE: single}
+    return answers | {SINGLE: single}
 
 
 @MIXER_LAWS.law(name="nan_and_inf", threshold=1e-5)
@@ -277,7 +277,7 @@ def nan_and_inf_in_mixers(build: MixerExample) -> None:
         around = {"encoding": build.encodings(mixer).to(dtype), "positions": 0}
         x = numbers(2, LENGTH, DIM).to(dtype)
         values = (math.nan,) if mixer.saturates else NOT_FINITE
-        _in_a_token(where, lambda given: mixer(given["x"], **around), {"x": x}, values)  # noqa: B023
+        _in_a_token(where, lambda tensors: mixer(tensors["x"], **around), {"x": x}, values)  # noqa: B023
         for parameter in _spoiled(mixer):
             if math.isfinite(float(mixer(x, **around).sum())):
                 raise LawBroken(f"NaN in {parameter}, {where}: the loss is finite")

@@ -104,9 +104,9 @@ def far_positions(build: Example) -> None:
     positions = torch.tensor(sorted({0, 1, *(min(far, last) - back for far in FAR for back in (1, 0))}))
     half = torch.bfloat16
     with torch.autocast("cpu", half):
-        for own, length in _lengths(low, positions):
+        for chosen, length in _lengths(low, positions):
             tables, exactly = (
-                encoding.prepare(positions[own], length, dtype)
+                encoding.prepare(positions[chosen], length, dtype)
                 for encoding, dtype in ((low, half), (exact, torch.float64))
             )
             for got, want in zip(tensors_in(tables), tensors_in(exactly), strict=True):
@@ -118,11 +118,11 @@ def far_positions(build: Example) -> None:
         for dtype, threshold in ((torch.float32, 2e-6), (half, IN_BFLOAT16["embed, queries and keys"])):
             want = exact.embed(zeros.double(), positions)
             close(f"embed in {dtype}", low.embed(zeros.to(dtype), positions), want, threshold)
-            for own, length in _lengths(low, positions):
-                here = q[:, :, own].to(dtype)
+            for chosen, length in _lengths(low, positions):
+                here = q[:, :, chosen].to(dtype)
                 for what in ("queries", "keys"):
-                    got = getattr(low, what)(here, low.prepare(positions[own], length, dtype))
-                    exactly = exact.prepare(positions[own], length, torch.float64)
+                    got = getattr(low, what)(here, low.prepare(positions[chosen], length, dtype))
+                    exactly = exact.prepare(positions[chosen], length, torch.float64)
                     close(f"{what} in {dtype}", got, getattr(exact, what)(here.double(), exactly), threshold)
 
         columns = compose(low).context(x.to(half))[0]
@@ -153,8 +153,8 @@ def _in_int32(encoding: Encoding) -> None:
     narrow, tensors = wide.int(), heads_and_tokens(len(wide), len(wide))
     zeros = torch.zeros(1, len(wide), DIM, dtype=torch.float64)
     close("embed, positions in int32", encoding.embed(zeros, narrow), encoding.embed(zeros, wide))
-    for own, length in _lengths(encoding, wide):
-        got, want = (tensors_in(encoding.prepare(p[own], length, torch.float64)) for p in (narrow, wide))
+    for chosen, length in _lengths(encoding, wide):
+        got, want = (tensors_in(encoding.prepare(p[chosen], length, torch.float64)) for p in (narrow, wide))
         close("tables, positions in int32", dict(enumerate(got)), dict(enumerate(want)))  # type: ignore[arg-type]
     for term in encoding.terms(compose(encoding).context(tensors["x"])[0]):
         close("terms, positions in int32", _tables_of(term, narrow), _tables_of(term, wide))

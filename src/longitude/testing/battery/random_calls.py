@@ -24,10 +24,12 @@ def draw(build: Example, seed: int, longest: int = 24) -> Call:
     """The random call of this seed: at most 3 sequences of at most `longest` keys."""
     r = random.Random(seed)
     encoding = build(seed)
-    one = compose(encoding)
+    composed = compose(encoding)
     batch, keys = r.randint(1, 3), r.choice([1, 2, r.randint(3, 12), r.randint(8, longest)])
     rows = r.choice([keys, keys, 1, r.randint(1, keys)])
-    among = one.causal_only or one.query_columns  # query columns are computed from tokens, which are keys as well
+    among = (
+        composed.causal_only or composed.query_columns
+    )  # query columns are computed from tokens, which are keys as well
     late = not among and r.random() < 0.1  # some masks allow queries that are no keys
     rows = keys + r.randint(1, 5) if late else rows
     kv_heads = SHAPES["num_kv_heads"]
@@ -39,8 +41,8 @@ def draw(build: Example, seed: int, longest: int = 24) -> Call:
         "v": numbers(batch, kv_heads, keys, SHAPES["head_dim"], seed=seed + 2),
         "x": numbers(batch, keys, SHAPES["dim"], seed=seed + 3),
     }
-    mask, documents = masks(r, batch, rows, keys, one.causal_only)
-    options = positions(r, batch, rows, keys, one)
+    mask, documents = masks(r, batch, rows, keys, composed.causal_only)
+    options = positions(r, batch, rows, keys, composed)
     for name in "qkv":  # as layers make them, or one sequence for all
         x, kind = tensors[name], r.random()
         tensors[name] = (
@@ -49,7 +51,7 @@ def draw(build: Example, seed: int, longest: int = 24) -> Call:
     if r.random() < 0.1:
         tensors["v"] = tensors["v"] * (torch.arange(SHAPES["head_dim"]) > 0)  # an output of zeros that is right
     if r.random() < 0.3:
-        options["scale"] = r.choice([1.0, 0.1, 0.5 if one.query_columns else 0.0, -0.5])  # such a mix refuses 0
+        options["scale"] = r.choice([1.0, 0.1, 0.5 if composed.query_columns else 0.0, -0.5])  # such a mix refuses 0
     if r.random() < 0.3:
         options["return_lse"] = True
     return Call(encoding, tensors, mask, documents, options)

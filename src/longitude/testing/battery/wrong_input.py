@@ -80,10 +80,10 @@ def wrong_input_of_encodings(build: Example) -> None:
     if context:
         tried["context, another width"] = partial(compose(encoding).context, x[..., 1:]), "expected"
     tried |= wrong_options(build)
-    given = [q, k, v, x, *context.values(), *encoding.parameters()]
-    for what, (call, *words) in tried.items():
-        with unchanged(what, *given):
-            refused(what, call, *words)
+    arguments = [q, k, v, x, *context.values(), *encoding.parameters()]
+    for what, (call, *parts) in tried.items():
+        with unchanged(what, *arguments):
+            refused(what, call, *parts)
 
 
 def wrong_values(annotation: Any) -> Iterator[Any]:
@@ -143,10 +143,10 @@ def wrong_input_of_mixers(build: MixerExample) -> None:
         tried["a bidirectional mask"] = calling(mask=NoMask()), "mask", name, "NoMask"
     for able, kind in ((mixer.scores, ALiBi(4)), (mixer.rotates, Rotary(8, "half"))):
         if not able:
-            words = type(kind).__name__, name, "expected"
-            tried[f"an encoding {words[0]}"] = calling(encoding=compose(kind)), *words
+            parts = type(kind).__name__, name, "expected"
+            tried[f"an encoding {parts[0]}"] = calling(encoding=compose(kind)), *parts
     tried |= wrong_options(build)
     if build.has("mode"):
         tried["mode='fast'"] = (lambda: build(mode="fast")(numbers(1, 3, DIM))), "mode"
-    for what, (call, *words) in tried.items():
-        refused(what, call, *words)
+    for what, (call, *parts) in tried.items():
+        refused(what, call, *parts)
