@@ -13,15 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import make_api
-from longitude.attention.backends.base import Backend
 from longitude.attention.masks import Mask
 from longitude.attention.mixer import MIXERS, Mixer
 from longitude.positions.base import ENCODINGS, Encoding
 from longitude.positions.scaling import SCHEMES, Scaling
 from longitude.registry import Registry
-from longitude.study.tasks.base import TASKS, Task
+from longitude.study.tasks.base import TASKS
 
-SUBCLASSED = (Encoding, Mixer, Mask, Backend, Scaling, Task)
+SUBCLASSED = (Encoding, Mixer, Mask, Scaling)
 """Classes that a user inherits."""
 FILE = Path(__file__).with_name("public_api.txt")
 OPENING = """\
@@ -46,14 +45,16 @@ def member(kind: type, name: str) -> str:
 
 
 def members(kind: type) -> Iterator[str]:
-    """Of a class that users inherit all public members; of others those that make an object: class methods of its own."""
+    """Of a class that users inherit all public members; of others the class methods that no class before it has."""
     own = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
     if kind in SUBCLASSED:
         yield from (
             member(kind, name) for name in sorted({*own, *vars(kind).get("__annotations__", {})}) if name[0] != "_"
         )
     else:
-        yield from (member(kind, name) for name, value in sorted(own.items()) if isinstance(value, classmethod))
+        inherited = {name for base in kind.__mro__[1:] for name in vars(base)}
+        makers = {name for name, value in own.items() if isinstance(value, classmethod)} - inherited
+        yield from (member(kind, name) for name in sorted(makers))
 
 
 def registered(registry: Registry) -> Iterator[str]:

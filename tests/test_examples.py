@@ -61,23 +61,6 @@ def test_a_tiny_checkpoint_is_trained(kind: str, run: Any, tmp_path: Path, capsy
     assert torch.isfinite(model(**tokens).logits).all()
 
 
-@pytest.mark.parametrize(
-    ("out", "more", "words"),
-    [
-        ("", (), "does not exist"),
-        ("out", ("--width", "33"), "multiple of 32"),
-        ("out", ("--skills", "--length", "64"), "512"),
-        ("out", ("--model", "rwkv", "--layers", "1"), "2 or more for rwkv"),
-    ],
-)
-def test_wrong_use(
-    out: str, more: tuple, words: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as refused:
-        run("--out", str(tmp_path / out), *more)
-    assert refused.value.code == 2 and words in capsys.readouterr().err and not (tmp_path / "out").exists()
-
-
 # ---- a course of skills -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def skills(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -3,8 +3,6 @@
 import ast
 import re
 import sys
-from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -134,11 +132,3 @@ def test_data_from_outside_is_never_unpickled() -> None:
     """ruff refuses pickle; these are the ways to it that ruff does not know."""
     ways = re.compile(r"torch\.load\(|trust_remote_code\s*=\s*True|weights_only\s*=\s*False")
     assert [f.name for f in PACKAGE.rglob("*.py") if ways.search(f.read_text())] == []
-
-
-def test_one_version_of_a_typed_package() -> None:
-    """The package's, the installed one's and the changelog's newest."""
-    assert (files("longitude") / "py.typed").is_file()
-    assert lg.__version__ == version("longitude")
-    newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest is not None and newest[1] == lg.__version__

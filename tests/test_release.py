@@ -64,17 +64,6 @@ def test_links_of_the_readme_work_on_another_page() -> None:
     assert not re.search(r'(\]\(|src(set)?=")(?!http|#)', page)
 
 
-# ---- the citation ----------------------------------------------------------------------------------------------------
-def test_the_citation_says_what_the_package_says() -> None:
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert {"cff-version", "message", "title", "authors"} <= cited.keys() and cited["cff-version"] == "1.2.0"
-    assert cited["version"] == lg.__version__ and cited["type"] == "software"
-    assert cited["title"].partition(":")[0].lower() == project()["name"] == "longitude"
-    assert cited["authors"] == project()["authors"]
-    assert (cited["abstract"], cited["keywords"]) == (project()["description"], project()["keywords"])
-    assert cited["license"] == project()["license"]
-
-
 # ---- continuous integration ------------------------------------------------------------------------------------------
 def workflow() -> dict[str, Any]:
     return yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())

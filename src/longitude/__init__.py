@@ -68,7 +68,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.composed import Composed as Composed
     from longitude.positions.contextual import CoPE as CoPE, FoX as FoX, PaTH as PaTH
     from longitude.positions.hugging_face import RopeConfig as RopeConfig, to_hugging_face as to_hugging_face
-    from longitude.positions.layers import LayerPositions as LayerPositions
     from longitude.positions.places import Abacus as Abacus, Coupled as Coupled
     from longitude.positions.polar import PoPE as PoPE
     from longitude.positions.relative import Inkling as Inkling, Shaw as Shaw, TransformerXL as TransformerXL
@@ -109,7 +108,6 @@ _NAMES = {
     "positions.rotary": "Rotary XPos AxialRotary MultimodalRotary",
     "positions.scaling": "rope_frequencies",
     "positions.hugging_face": "RopeConfig to_hugging_face",
-    "positions.layers": "LayerPositions",
     "checkpoints.config": "from_hugging_face",
     "positions.bias": "ALiBi Kerple Sandwich Fire T5Bias ClippedBias",
     "positions.relative": "Inkling Shaw TransformerXL",
@@ -155,12 +153,16 @@ def __dir__() -> list[str]:
 
 
 def loaded_on_use(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """Make `__getattr__` and `__all__` of a package. names: module in it -> public names, separated by spaces."""
-    module_of = {name: module for module, own in names.items() for name in own.split()}
+    """Make `__getattr__` and `__all__` of a package. names: module of longitude -> public names, separated by spaces.
+
+    The module itself has its own name.
+    """
+    module_of = {name: module for module, public in names.items() for name in public.split()}
 
     def get(name: str) -> Any:
         if name not in module_of:
             raise import_module("longitude.errors").no_attribute(package, name)
-        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+        module = import_module(f"longitude.{module_of[name]}")
+        return getattr(module, name, module)
 
     return get, sorted(module_of)

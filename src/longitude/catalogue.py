@@ -33,7 +33,7 @@ from longitude.positions.samplers import SAMPLERS
 from longitude.positions.scaling import SCHEMES
 from longitude.registry import options_of
 from longitude.runs.provenance import machine, versions
-from longitude.testing import SHAPES, example
+from longitude.testing.examples import SHAPES, example
 
 Facts = dict[str, Any]
 USE = re.compile(r"^ +(\w+): (?:(?!^ +\w+: ).)*?Use\s+(?:it|them)\s+when\s+([^.]*)\.", re.MULTILINE | re.DOTALL)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel, GPTNeoForCausalLM
 
-from longitude.check import check_subject, subject_of
+from longitude.check.run import check_subject, subject_of
 from longitude.checkpoints.load import load
 from tests.check import broken_caches
 from tests.check.broken_models import gpt2

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from longitude.check import check_subject, quick as quick_models
-from longitude.check.run import require_kernels
+from longitude.check import quick as quick_models
+from longitude.check.run import check_subject, require_kernels
 
 NO_GPU = RuntimeError("0 active drivers ([]). There should only be one.")
 

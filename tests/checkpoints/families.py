@@ -23,7 +23,8 @@ from longitude.checkpoints.compare import LayerRope, read
 from longitude.checkpoints.declared import class_of, text_part
 from longitude.checkpoints.observed import skeleton
 from longitude.positions.hugging_face import NotUnderstood
-from longitude.positions.scaling import Follows, rope_frequencies
+from longitude.positions.scaling import rope_frequencies
+from longitude.positions.scaling.base import Follows
 from make_families import OPTIONS, OWN, SHAPE
 from tests.checkpoints.published import PUBLISHED
 

@@ -171,20 +171,3 @@ def test_attention_that_cannot_have_other_positions_is_named(family, words):
     with refused(*words, what="set_positions"):
         set_positions(model, "alibi")
     assert getattr(model.config, KEY, None) is None and model(torch.arange(3, 9)[None]).logits.isfinite().all()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_every_family_takes_other_positions_or_is_refused_in_words():
-    warnings.simplefilter("ignore")
-    logging.set_verbosity_error()
-    found = {}
-    for family in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        if (made := toy(family)) is not None:
-            model = made[0]
-            try:
-                set_positions(model, "alibi")
-                found[family] = model(torch.arange(3, 15)[None]).logits.isfinite().all()
-            except ValueError:
-                found[family] = False
-    assert sum(map(bool, found.values())) > 30

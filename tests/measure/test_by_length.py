@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from longitude.measure import by_length, default_bins, losses_by_length
+from longitude.measure import by_length, losses_by_length
+from longitude.measure.text import default_bins
 from tests.measure.conftest import build
 from tests.support import refused
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 import pandas as pd
 import pytest
 
-from longitude.measure import SCHEMA, Row, from_frame, read_rows, to_frame, write_rows
-from longitude.measure.rows import ADDED
+from longitude.measure import Row, read_rows, to_frame, write_rows
+from longitude.measure.rows import ADDED, SCHEMA, from_frame
 from tests.support import refused
 
 PUBLISHED = """schema task model encoding label seed train_length length position_from position_to metric method window

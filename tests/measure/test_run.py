@@ -22,10 +22,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from longitude.cli import main
-from longitude.measure import Row, from_frame, read_rows, run as runs
+from longitude.measure import Row, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
 from longitude.measure.plan import Part, plan
 from longitude.measure.report import figures, terminal, write_report
+from longitude.measure.rows import from_frame
 from longitude.measure.run import Measured, Results, measure, read_results
 from longitude.measure.tables import sentences, tables
 from longitude.measure.windows import Bounded

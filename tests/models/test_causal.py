@@ -108,7 +108,6 @@ def test_memories_that_cannot_be(build, ids):
     states = out.hidden_states
     for memories, options, words in (
         (states[:1], {}, ("memories", "2", "1")),
-        ((states[0], None), {}, ("memories", "None")),
         (states, {"cache": out.cache}, ("position_ids",)),
         (states, {"position_ids": x}, ("position_ids",)),
         ([h[:1] for h in states], {}, ("memory", "[2, M, 16]", "[1, 6, 16]")),

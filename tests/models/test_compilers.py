@@ -56,22 +56,6 @@ def test_decoding_compiles(options, build, ids):
 
 @pytest.mark.slow
 @pytest.mark.ecosystem
-def test_no_graph_break(build, ids):
-    """Of a decoder in training and of a step of decoding, as torch's own report counts them."""
-    model, x = build("alibi"), ids(2, 9)
-
-    def require_one_graph(*arguments, **named):
-        report = torch._dynamo.explain(model)(*arguments, **named)
-        assert (report.graph_count, report.graph_break_count) == (1, 0), report.break_reasons
-
-    require_one_graph(x, labels=x)
-    with torch.no_grad():
-        cache = model(x, use_cache=True).cache
-        require_one_graph(x[:, :1], cache=cache, use_cache=True)
-
-
-@pytest.mark.slow
-@pytest.mark.ecosystem
 @pytest.mark.timeout(900)  # a compiler of C++ on a busy machine
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor writes C++, and there is no compiler")
 @pytest.mark.filterwarnings("ignore:.torch._prims_common.check. is deprecated:FutureWarning")  # of torch's own diagonal

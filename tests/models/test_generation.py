@@ -35,17 +35,14 @@ def generate(model, x, new=NEW, **options):
 
 
 MODELS = [
-    *({"encoding": spec} for spec in ("t5", "learned", "path_fox", "abacus", "self_extend", "kerple_log")),
-    *(
-        {"encoding": "auto", "mixer": mixer_spec(name)}
-        for name in ("window", "hierarchical", "latent", "rwkv6", "mamba2")
-    ),
+    *({"encoding": spec} for spec in ("t5", "path_fox", "abacus", "self_extend")),
+    *({"encoding": "auto", "mixer": mixer_spec(name)} for name in ("window", "hierarchical", "latent", "mamba2")),
     {"encoding": "auto", "mixers": ["mamba", "attention"]},
 ]
 """One of each way to act and to cache; the laws hold every encoding and mixer in models, whole and in parts."""
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("options", MODELS, ids=str)
 @torch.no_grad()
 def test_with_the_cache_as_without(options, build, ids):
@@ -57,7 +54,7 @@ def test_with_the_cache_as_without(options, build, ids):
         expected = torch.cat([expected, best[:, None]], 1)
     for ways in ({}, {"use_cache": False}, {"cache": DynamicCache()}):
         assert torch.equal(generate(model, x, **ways), expected)
-    assert len(set(expected[:, 7:].flatten().tolist())) > (1 if "kerple" in str(options) else 2)
+    assert len(set(expected[:, 7:].flatten().tolist())) > 2
     for ways in ({"do_sample": True, "temperature": 1.5}, {"num_beams": 3, "num_return_sequences": 3}):
         found = []
         for use_cache in (True, False):
@@ -66,7 +63,7 @@ def test_with_the_cache_as_without(options, build, ids):
         assert torch.equal(*found)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("options", MODELS, ids=str)
 def test_a_left_padded_batch_is_its_rows_alone(options, beams, build, ids):

@@ -44,17 +44,6 @@ def test_models_take_both_names(kind, build, ids):
             assert torch.equal(got, model.generate(x, **options)) and cache.get_seq_length() >= 4
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_a_compiled_step(build, ids):
-    """As one graph; the cache that was given comes back."""
-    model, x = build("rope"), ids(2, 6)
-    step = torch.compile(model, backend="eager", fullgraph=True)
-    out = step(x[:, 5:], cache=(cache := model(x[:, :5], use_cache=True).cache))
-    assert out.cache is cache
-    close(out[0], model(x, use_cache=False)[0][:, 5:], 1e-10)
-
-
 @pytest.mark.parametrize(
     "cache", [((torch.zeros(2, 2, 3, 8),) * 2,), empty(LongitudeForSeq2SeqLM)], ids=["tuple", "of both"]
 )

@@ -9,10 +9,11 @@ from torch import Tensor
 
 import longitude as lg
 from longitude import testing
+from longitude.testing.examples import Example
 from longitude.testing.fixtures import LayerStack, numbers
 from tests.support import close
 
-FREQUENCIES: dict[str, testing.Example] = {
+FREQUENCIES: dict[str, Example] = {
     "rope": testing.example("rope", learned_frequencies=True, layout="half"),
     "axial_rope": testing.example("axial_rope", learned_frequencies=True),
     "axial_rope mixed": testing.example("axial_rope", mixed=True),
@@ -34,7 +35,7 @@ def gradients(stack: LayerStack, x: Tensor, start: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("name", "example", "start"), CASES)
-def test_gradients_in_bfloat16(name: str, example: testing.Example, start: int) -> None:
+def test_gradients_in_bfloat16(name: str, example: Example, start: int) -> None:
     """Within 10% of float64 with the same numbers, as a whole; rounding alone is 1 to 5%."""
     low = LayerStack(example.in_attention(), layers=1, encoding=example()).bfloat16()
     exact, x = deepcopy(low).double(), numbers(2, 64, 16).bfloat16()

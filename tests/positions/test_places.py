@@ -154,10 +154,6 @@ def test_positions_of_others_stay() -> None:
     plain = model_with("rope")
     plain.load_state_dict(model.state_dict(), strict=False)
     close(got, plain(inputs_embeds=embeds).logits)
-    given = model(inputs_embeds=model.model.embed_tokens(IDS), place_ids=abacus.places(IDS)).logits
-    close(given, got)
-    other = model(IDS, place_ids=torch.zeros_like(IDS)).logits
-    assert not torch.allclose(other, got)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -198,26 +194,22 @@ def test_saved_and_loaded(tmp_path) -> None:
 def test_encoders_and_encoder_decoders_have_places() -> None:
     torch.manual_seed(0)
     config = lg.LongitudeConfig(vocab_size=29, hidden_size=16, num_hidden_layers=1, encoding="abacus", bos_token_id=0)
-    encoder = lg.LongitudeForMaskedLM(config).eval()
-    close(encoder(IDS, place_ids=encoder.model.encodings[0].places(IDS)).logits, encoder(IDS).logits)
-    both = lg.LongitudeForSeq2SeqLM(deepcopy(config)).eval()
-    for which, ids in (("encoder", IDS), ("decoder", IDS[:, :5])):
+    alone, both = lg.LongitudeForMaskedLM(config).eval(), lg.LongitudeForSeq2SeqLM(deepcopy(config)).eval()
+    target, table = IDS[:, :5], both.encoder.embed_tokens
+    for stack, embeddings, ids in (
+        (alone.model, alone.model.embed_tokens, IDS),
+        (both.encoder, table, IDS),
+        (both.decoder, table, target),
+    ):
         embedded = []
-        hook = getattr(both, which).layers[0].register_forward_pre_hook(lambda _, args: embedded.append(args[0]))  # noqa: B023
-        both(input_ids=IDS, decoder_input_ids=IDS[:, :5])
+        hook = stack.layers[0].register_forward_pre_hook(lambda _, args: embedded.append(args[0]))  # noqa: B023
+        alone(IDS)
+        both(input_ids=IDS, decoder_input_ids=target)
         hook.remove()
-        stack = getattr(both, which)
-        close(embedded[0], stack.encodings[0].embed(both.encoder.embed_tokens(ids) * 4, stack.encodings[0].places(ids)))
+        close(embedded[0], stack.encodings[0].embed(embeddings(ids) * 4, stack.encodings[0].places(ids)))
 
 
 MODEL = model_with("abacus")
-
-
-def continued() -> None:
-    out = MODEL(inputs_embeds=MODEL.model.embed_tokens(IDS), place_ids=torch.zeros_like(IDS), use_cache=True)
-    MODEL(IDS[:, :1], cache=out.cache)
-
-
 A, X = {"max_length": 9, "dim": 4}, torch.zeros(1, 2, 4)
 test_refusals = refused_calls([
     (lambda: lg.Abacus(**A, digits=()), "digits", "Abacus", "0"),
@@ -226,8 +218,5 @@ test_refusals = refused_calls([
     (lambda: lg.Coupled(**A, separators=["+"]), "separators", "Coupled"),
     (lambda: lg.Coupled(**A, separators=[9, 10]), "Coupled", "[9]"),
     (lambda: lg.Abacus(**A).embed(X, torch.tensor([9, 110])), "places", "0", "109", "9"),
-    (lambda: model_with("rope")(IDS, place_ids=IDS), "place_ids"),
-    (lambda: MODEL(IDS, place_ids=IDS[:, 1:]), "place_ids", "[13]", "[2, 13]", "[2, 12]"),
     (lambda: MODEL(inputs_embeds=MODEL.model.embed_tokens(IDS)), "ids", "input_ids"),
-    (continued, "ids", "input_ids", "place_ids"),
 ])  # fmt: skip

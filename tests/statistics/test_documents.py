@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from longitude.measure import document_difference, interval, paired_difference, paired_ratio
+from longitude.measure import interval, paired_difference, paired_ratio
+from longitude.statistics.documents import document_difference
 from tests.support import refused_calls
 
 

@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from longitude.measure import holm, seed_difference, t_interval
 from longitude.statistics.documents import Difference
-from longitude.statistics.seeds import benjamini_hochberg, pooled_spread, unpaired_difference
+from longitude.statistics.seeds import (
+    benjamini_hochberg,
+    holm,
+    pooled_spread,
+    seed_difference,
+    t_interval,
+    unpaired_difference,
+)
 from tests.support import refused_calls
 
 # Additional hours of sleep by two drugs, ten patients: Student 1908, p. 20.

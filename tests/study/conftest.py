@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from longitude.measure import Row, default_bins, read_rows, write_rows
+from longitude.measure import Row, read_rows, write_rows
+from longitude.measure.text import default_bins
 from longitude.runs.files import checksums
 from longitude.runs.store import Store, Unit
 from longitude.study import analysis, runner

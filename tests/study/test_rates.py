@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from longitude.measure import from_frame, read_rows
+from longitude.measure import read_rows
+from longitude.measure.rows import from_frame
 from longitude.runs.store import Store
 from longitude.study import rates, run_trial, runner
 from longitude.study.executors import Workers

@@ -10,7 +10,8 @@ from time import sleep
 import pytest
 import torch
 
-from longitude.measure import from_frame, read_rows
+from longitude.measure import read_rows
+from longitude.measure.rows import from_frame
 from longitude.runs import files
 from longitude.study import run_trial
 from longitude.study.results import Run

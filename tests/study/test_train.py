@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import longitude.models  # noqa: F401  the Auto classes know the model
-from longitude.measure import from_frame, losses_by_length, read_rows
+from longitude.measure import losses_by_length, read_rows
+from longitude.measure.rows import from_frame
 from longitude.runs.training import LossLog, newest, seal
 from longitude.study import run_trial, train
 from longitude.study.data import WINDOWS, Windows

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from longitude.measure import from_frame, read_rows
+from longitude.measure import read_rows
+from longitude.measure.rows import from_frame
 from longitude.runs.store import Store
 from longitude.study import run_trial
 from longitude.study.plan import plan

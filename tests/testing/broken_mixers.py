@@ -14,7 +14,7 @@ from longitude.attention.masks import Causal, Documents, Padding
 from longitude.attention.short_conv import previous
 from longitude.attention.state_cache import StateLayer
 from longitude.errors import check_sizes
-from longitude.not_finite import nan_in_its_document
+from longitude.native.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer
 from longitude.recurrent.ops.checks import require_mode, require_state, state_dtype
 from tests.testing.broken_encodings import collected

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from longitude.attention.request import Request
 from longitude.native.derivatives import in_forward_mode
+from longitude.native.not_finite import all_finite, filled, gradients_apart, not_finite
 from longitude.native.tensors import in_memory
-from longitude.not_finite import all_finite, filled, gradients_apart, not_finite
 
 if TYPE_CHECKING:
     from longitude.attention.backends.base import Backend

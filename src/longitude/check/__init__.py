@@ -1,6 +1,6 @@
 """The laws of a checkpoint: whether a causal model keeps its positions right, each measured and compared with a threshold.
 
-    from longitude.checkpoints.load import load
+    from longitude.measure import load
     from longitude.check import check
 
     for result in check(load("my-model", tokenizer=False)).values():
@@ -15,8 +15,6 @@ from longitude.errors import require_extra
 
 require_extra("longitude.check", "models")
 
-from longitude.check.run import check, check_subject, laws, subject_of
-from longitude.check.subject import Subject
-from longitude.testing.engine import Result
+from longitude.check.run import check, laws
 
-__all__ = ["Result", "Subject", "check", "check_subject", "laws", "subject_of"]
+__all__ = ["check", "laws"]

@@ -18,7 +18,8 @@ from longitude.checkpoints.load import shapes_of
 from longitude.checkpoints.source import Source, open_source, ropes_of
 from longitude.errors import UsageError
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.scaling import DynamicNTK, Follows, LongRoPE
+from longitude.positions.scaling import DynamicNTK, LongRoPE
+from longitude.positions.scaling.base import Follows
 
 ADAPTER = "adapter_config.json"
 FORMS = {

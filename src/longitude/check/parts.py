@@ -9,13 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from longitude import testing
 from longitude.attention.mixer import MIXERS, Mixer
 from longitude.errors import unknown
 from longitude.plugins import run_file
 from longitude.positions.base import Encoding, list_encodings
 from longitude.testing.engine import OnLaw, Result, in_words, try_laws
-from longitude.testing.examples import Example
+from longitude.testing.examples import SHAPES, Example
 from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, PartBattery
 
 EncodingOrMixer = str | Callable[..., Any]
@@ -68,7 +67,7 @@ def built(build: Example) -> Encoding | Mixer:
     except ValueError:
         raise
     except TypeError as error:
-        sizes = ", ".join(f"{name}={value}" for name, value in testing.SHAPES.items())
+        sizes = ", ".join(f"{name}={value}" for name, value in SHAPES.items())
         raise ValueError(
             f"expected a class or a function that can be built with {sizes} and its own defaults, got "
             f"{type(error).__name__}: {error}; give missing options after a colon, name=value"

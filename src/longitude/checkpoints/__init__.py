@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 __getattr__, __all__ = loaded_on_use(
     __name__,
     {
-        "config": "layers_from_hugging_face",
+        "checkpoints.config": "layers_from_hugging_face",
     },
 )

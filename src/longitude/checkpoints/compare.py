@@ -48,8 +48,8 @@ from longitude.positions.hugging_face import (
     read_ropes,
 )
 from longitude.positions.rotary import MultimodalRotary
-from longitude.positions.scaling import Follows, Frequencies, rope_frequencies
-from longitude.positions.scaling.base import ROPE_TYPES, Follow
+from longitude.positions.scaling import Frequencies, rope_frequencies
+from longitude.positions.scaling.base import ROPE_TYPES, Follow, Follows
 
 EQUAL = 2e-6
 """Relative tolerance between our frequencies and those of transformers, which are computed in float32."""

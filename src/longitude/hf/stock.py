@@ -23,7 +23,7 @@ from longitude.labels import LAYERS, is_label, parse_encoding
 from longitude.models.configuration import LongitudeConfig, by_pattern
 from longitude.models.decoder import built_by_layer
 from longitude.models.stock_caches import PLAIN_LAYERS
-from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
+from longitude.positions.base import ENCODINGS, Encoding
 from longitude.positions.composed import Composed, compose, of_axes
 from longitude.positions.coordinates import as_int, canonical, explicit
 from longitude.positions.hugging_face import RopeConfig, read_ropes
@@ -31,7 +31,7 @@ from longitude.positions.remapped import Remapped
 from longitude.positions.rotary import Rotary
 from longitude.registry import options_of
 
-Spec = str | dict[str, Any] | Encoding | Sequence[Any]
+Spec = str | dict[str, Any] | Sequence[Any]
 KEY = "longitude_positions"
 """The key of the encoding in config.json, and the name under which the model has its parameters."""
 
@@ -44,10 +44,9 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
 
     Args:
         model: a causal model with rotary parameters (Llama, Mistral, GPT-NeoX and similar models).
-        encoding: a name, {"name": name, **options}, a label such as "t5:max_distance=32", an Encoding, or a list of these,
-            which is composed. Missing options come from the model's shape. {"layers": [...]} has an entry for each layer,
-            without Encodings, or a pattern of fewer entries that is repeated, as does the label "rope..rope..nope". "nope" is a
-            layer without position.
+        encoding: a name, {"name": name, **options}, a label such as "t5:max_distance=32", or a list of these, which is
+            composed. Missing options come from the model's shape. {"layers": [...]} has an entry for each layer, or a pattern
+            of fewer entries that is repeated, as does the label "rope..rope..nope". "nope" is a layer without position.
 
     Raises:
         ValueError: a model or an encoding that does not fit, with the reason.
@@ -58,11 +57,11 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
         encoding = {"layers": encoding.split(LAYERS)}
     if isinstance(encoding, Mapping) and "layers" in encoding:
         layer_specs = by_layer(encoding, model.config, len(layers))
-        specs, built = {"layers": layer_specs}, built_by_layer(layer_specs)
+        specs = {"layers": layer_specs}
     else:
-        specs, modules = resolved(encoding, model.config)
+        specs = resolved(encoding, model.config)
         layer_specs = [specs] * len(layers)
-        built = built_by_layer(layer_specs) if modules is None else copies(modules, len(layers))
+    built = built_by_layer(layer_specs)
     members = list(dict.fromkeys(member for of_layer in built for member in of_layer))  # a shared one is there once
     require_fitting([spec for of_layer in layer_specs for spec in of_layer], members, model.config)
     composed_by_layer = [Composed(of_layer) for of_layer in built]
@@ -200,25 +199,17 @@ def require_fitting(specs: list[dict[str, Any]], members: list[Encoding], config
 
 
 # ---- from specs to modules, and back --------------------------------------------------------------------
-def resolved(
-    encoding: Spec, config: PreTrainedConfig, layer: int | None = None
-) -> tuple[list[dict[str, Any]], list[Encoding] | None]:
-    """Resolve an encoding: a dict with all options for each composed encoding, and the Encodings, if the caller passed them.
+def resolved(encoding: Spec, config: PreTrainedConfig, layer: int | None = None) -> list[dict[str, Any]]:
+    """The name and all options of each composed encoding.
 
     layer: the layer with the rotation that supplies missing options; None: the rotation of all layers.
     """
-    parts = list(encoding) if isinstance(encoding, Composed | list | tuple) else [encoding]
-    if not parts or not all(isinstance(part, str | Mapping | Encoding) for part in parts):
+    parts = encoding if isinstance(encoding, list | tuple) else [encoding]
+    if not parts or not all(isinstance(part, str | Mapping) for part in parts):
         raise UsageError(
-            "set_positions",
-            'a name, {"name": name, **options}, an Encoding, or a list of at least one of them',
-            repr(encoding),
+            "set_positions", 'a name, {"name": name, **options}, or a list of at least one of them', repr(encoding)
         )
-    modules = [part for part in parts if isinstance(part, Encoding)]
-    if modules and len(modules) < len(parts):
-        raise UsageError("set_positions", "names and options, or Encodings", "both in one list")
     heads = heads_of(config)
-    head_dim = heads["head_dim"]
     shape = LongitudeConfig(
         hidden_size=config.hidden_size,
         num_attention_heads=heads["num_heads"],
@@ -227,38 +218,25 @@ def resolved(
         encoding="nope",
     )
     specs = []
-    by_label = ((parse_encoding(part) if isinstance(part, str) and is_label(part) else [part]) for part in parts)
-    parts = [part for labeled in by_label for part in labeled]
     for part in parts:
-        options: dict[str, Any] = (
-            spec_of(part) if isinstance(part, Encoding) else {"name": part} if isinstance(part, str) else dict(part)
-        )
-        factory = ENCODINGS[options.get("name", "")]
-        if "head_dim" in options_of(factory):
-            options.setdefault("head_dim", head_dim)
-        if isinstance(factory, type) and issubclass(factory, Rotary):
-            options = with_own_rotation(options, config, head_dim, layer)
-        spec = shape.resolve(options)
-        specs += spec if isinstance(spec, list) else [spec]
-    return specs, modules or None
+        labeled = parse_encoding(part) if isinstance(part, str) and is_label(part) else [part]
+        for options in ({"name": spec} if isinstance(spec, str) else dict(spec) for spec in labeled):
+            factory = ENCODINGS[options.get("name", "")]
+            if "head_dim" in options_of(factory):
+                options.setdefault("head_dim", heads["head_dim"])
+            if isinstance(factory, type) and issubclass(factory, Rotary):
+                options = with_own_rotation(options, config, heads["head_dim"], layer)
+            spec = shape.resolve(options)
+            specs += spec if isinstance(spec, list) else [spec]
+    return specs
 
 
 def by_layer(encoding: Mapping[str, Any], config: PreTrainedConfig, layers: int) -> list[list[dict[str, Any]]]:
     """For each layer its specs with every option written out."""
     if encoding.keys() != {"layers"} or not isinstance(encoding["layers"], list | tuple):
         raise UsageError("set_positions", '{"layers": [an encoding, ...]} alone', repr(dict(encoding)))
-    layer_specs = []
-    for layer, part in enumerate(by_pattern("set_positions", encoding["layers"], layers)):
-        specs, modules = resolved(part, config, layer)
-        if modules is not None:
-            raise UsageError("set_positions", "names and options in layers", "Encodings", "pass them by name")
-        layer_specs.append(specs)
-    return layer_specs
-
-
-def copies(members: Sequence[Encoding], layers: int) -> list[list[Encoding]]:
-    """The encodings of each layer; one that is not shared is copied for the layers after the first."""
-    return [[deepcopy(m) if layer and not m.shared else m for m in members] for layer in range(layers)]
+    pattern = by_pattern("set_positions", encoding["layers"], layers)
+    return [resolved(part, config, layer) for layer, part in enumerate(pattern)]
 
 
 def heads_of(config: PreTrainedConfig, layer_type: str | None = None) -> dict[str, int]:
@@ -331,22 +309,6 @@ def with_own_rotation(
     return options
 
 
-def spec_of(member: Encoding) -> dict[str, Any]:
-    """The name and options that build an encoding like this one."""
-    for name in list_encodings():
-        wanted = options_of(ENCODINGS[name])
-        if not all(hasattr(member, option) for option in wanted):
-            continue
-        options = {option: getattr(member, option) for option in wanted}
-        made = build(name, **options)
-        if type(made) is type(member) and made.extra_repr() == member.extra_repr():
-            return {"name": name} | options
-    raise ValueError(
-        f"set_positions: {type(member).__name__} does not have all its options as attributes, so it could not be loaded again; "
-        "pass it by name and options"
-    )
-
-
 # ---- saved and loaded ------------------------------------------------------------------------------------------------
 loading: ContextVar[bool] = ContextVar("loading", default=False)
 """Whether a model with the sentinel in its config may be made."""
@@ -383,18 +345,13 @@ def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
         The model.
 
     Raises:
-        ValueError: there is no such model, it has no encoding of Longitude, or its weights lack parameters.
+        ValueError: it has no encoding of Longitude, or its weights lack parameters.
+        OSError: there is no such model.
     """
     if options.get("attn_implementation", "longitude") != "longitude":
         raise UsageError("attn_implementation", "'longitude'", repr(options["attn_implementation"]))
     options["attn_implementation"] = "longitude"
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:240]
-        raise ValueError(
-            f"{path}: no model could be read; expected a folder or a name of the hub ({reason})"
-        ) from error
+    config = AutoConfig.from_pretrained(path)
     if getattr(config, KEY, None) is None:
         raise ValueError(f"{path}: no encoding was set in this model ({KEY} in config.json); load it with transformers")
     model, info = class_of(path, config).from_pretrained(path, config=config, output_loading_info=True, **options)

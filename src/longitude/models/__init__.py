@@ -18,9 +18,8 @@ AutoModelForCausalLM.register(LongitudeConfig, LongitudeForCausalLM, exist_ok=Tr
 AutoModelForMaskedLM.register(LongitudeConfig, LongitudeForMaskedLM, exist_ok=True)
 AutoModelForSeq2SeqLM.register(LongitudeConfig, LongitudeForSeq2SeqLM, exist_ok=True)
 
-__all__ = [
-    "LongitudeConfig", "LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM", "LongitudeModel",
-]  # fmt: skip
+__all__ = ["LongitudeModel"]
+"""The others are lg.LongitudeConfig and so on."""
 
 
 def __getattr__(name: str) -> object:

@@ -12,12 +12,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
-from longitude.attention.documents import documents_of, places_in, streams_of
+from longitude.attention.documents import places_in, streams_of
 from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig
-from longitude.models.decoder import DECLARED, LongitudeModel, LongitudePreTrainedModel
+from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.generation import CheckedGenerationMixin
-from longitude.models.inputs import DecoderInputs, require_known, with_names
+from longitude.models.inputs import DecoderInputs, documents_in, require_known, with_names
 from longitude.models.loss import IGNORED, predicted, require_labels
 from longitude.models.stock_caches import renames_cache
 
@@ -78,19 +78,12 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         require_labels(hidden, labels=labels, shift_labels=shift_labels)
         if labels is not None and shift_labels is None:
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-            document_ids, position_ids, attention_mask = (
-                inputs.get(name) for name in ("document_ids", "position_ids", "attention_mask")
-            )
-            alone = all(inputs.get(name) is None for name in ("cache", "memories")) and not inputs.get("use_cache")
-            packed = {name: marks for name, marks in inputs.items() if name not in DECLARED}
-            documents = documents_of(
-                len(labels), labels.shape[1], document_ids, position_ids, attention_mask, alone, **packed
-            )
-            if documents is not None:  # a document's last token does not predict the next document's first
+            # a document's last token does not predict the next document's first
+            if (documents := documents_in(inputs, len(labels), labels.shape[1])) is not None:
                 ends = documents[:, -hidden.shape[1] :]
                 crossing = F.pad(ends[:, 1:] != ends[:, :-1], (0, 1), value=False)
                 shift_labels = shift_labels.masked_fill(crossing, IGNORED)
-            if attention_mask is not None:  # and padding predicts nothing
+            if (attention_mask := inputs.get("attention_mask")) is not None:  # and padding predicts nothing
                 shift_labels = shift_labels.masked_fill(attention_mask[:, -hidden.shape[1] :] == 0, IGNORED)
         loss, logits = predicted(self, hidden, shift_labels, num_items_in_batch, skip_logits, logits_to_keep)
         return CausalLMOutputWithPast(

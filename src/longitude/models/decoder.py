@@ -17,14 +17,21 @@ from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
 from longitude.attention.cache_guard import unchanged_if_refused
-from longitude.attention.documents import Packed, documents_of, in_order, places_after, streams_of, without_gaps
+from longitude.attention.documents import in_order, places_after, streams_of, without_gaps
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.attention.step import Step
 from longitude.errors import UsageError
 from longitude.models.blocks import Block, norm
 from longitude.models.configuration import LongitudeConfig
-from longitude.models.inputs import DecoderInputs, ids_so_far, layers_of, places_of, require_embeds, with_names
+from longitude.models.inputs import (
+    DecoderInputs,
+    documents_in,
+    ids_so_far,
+    places_of,
+    require_embeds,
+    with_names,
+)
 from longitude.models.stock_caches import adopt, renames_cache
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed
@@ -33,8 +40,6 @@ from longitude.positions.linear import FullPrecision
 from longitude.recurrent.rwkv4 import RWKVChannelMix
 
 logger = logging.get_logger(__name__)
-DECLARED = DecoderInputs.__annotations__.keys() - Packed.__annotations__.keys()
-"""Names of inputs; all others are marks of documents, which `documents_of` checks."""
 
 
 class LongitudePreTrainedModel(PreTrainedModel):
@@ -75,12 +80,11 @@ class LongitudePreTrainedModel(PreTrainedModel):
                 )
         return loaded
 
-    def also_returned(self, inputs: Any) -> tuple[bool | int | Sequence[int], bool]:
-        """Hidden states and attentions to return, from the call's arguments, else from the config."""
-        states, weights = inputs.get("output_hidden_states"), inputs.get("output_attentions")
-        states = self.config.output_hidden_states if states is None else states
-        weights = self.config.output_attentions if weights is None else weights
-        return False if states is None else states, bool(weights)
+    def also_returned(self, inputs: Any) -> tuple[bool, bool]:
+        """Whether to return hidden states and attentions, from the call's arguments, else from the config."""
+        names = "output_hidden_states", "output_attentions"
+        states, weights = (getattr(self.config, name) if inputs.get(name) is None else inputs[name] for name in names)
+        return bool(states), bool(weights)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -130,7 +134,6 @@ class Call(NamedTuple):
         remembered: Number of tokens M in the memories; 0 without them.
         order: Order of the new tokens [B, L] in the layers, if padding between them was moved in front.
         ids: Ids of all tokens [B, Lk], if an encoding reads them.
-        place_ids: Places [B, L], instead of those that encodings compute from ids.
     """
 
     mask: Mask
@@ -141,7 +144,6 @@ class Call(NamedTuple):
     remembered: int
     order: Tensor | None
     ids: Tensor | None
-    place_ids: Tensor | None
 
 
 class Source(NamedTuple):
@@ -219,13 +221,9 @@ class LongitudeModel(LongitudePreTrainedModel):
         for members in zip(*by_layer, strict=True):
             if all(mixer.refuses(member) for mixer, member in zip(mixers, members, strict=True)):
                 mixers[0].require(Composed([members[0]]))
-        supported = [
-            [member for member in composed if mixer.refuses(member) is None]
-            for mixer, composed in zip(mixers, by_layer, strict=True)
-        ]
         return [
-            composed if members == [*composed] else Composed(members)
-            for composed, members in zip(by_layer, supported, strict=True)
+            Composed([member for member in composed if mixer.refuses(member) is None])
+            for mixer, composed in zip(mixers, by_layer, strict=True)
         ]
 
     @renames_cache
@@ -252,25 +250,24 @@ class LongitudeModel(LongitudePreTrainedModel):
             got = "neither" if input_ids is None else "both"
             raise ValueError(f"expected either input_ids or inputs_embeds, got {got}")
         output_hidden_states, output_attentions = self.also_returned(inputs)
-        wanted = layers_of(output_hidden_states, len(self.layers) + 1)
         if output_attentions:
             self.require_weights()
         x = self._embedded(input_ids, inputs_embeds)
         call = self._call_of(x, input_ids, inputs, output_attentions)
         x, tables = self._positioned(x if call.order is None else in_order(x, call.order), call)
         x, hidden_states, attentions, cross_attentions = self._run(
-            x, call, tables, source or Source(), wanted, output_attentions
+            x, call, tables, source or Source(), output_hidden_states, output_attentions
         )
         if call.order is not None:
             places = call.order.argsort(1)
             x = in_order(x, places)
-            hidden_states: Any = tuple(None if t is None else in_order(t, places) for t in hidden_states)
+            hidden_states = [in_order(states, places) for states in hidden_states]
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
             cache=call.cache,
-            hidden_states=tuple(hidden_states) if wanted else None,
-            attentions=attentions if output_attentions else None,
-            cross_attentions=cross_attentions if output_attentions and self.cross else None,
+            hidden_states=tuple(hidden_states) if output_hidden_states else None,
+            attentions=tuple(attentions) if output_attentions else None,
+            cross_attentions=tuple(cross_attentions) if output_attentions and self.cross else None,
         )
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -285,19 +282,13 @@ class LongitudeModel(LongitudePreTrainedModel):
     def _call_of(self, x: Tensor, input_ids: Tensor | None, inputs: DecoderInputs, output_attentions: bool) -> Call:
         """Arguments of `forward` -> a Call, with a new cache if one is asked for."""
         batch, length = x.shape[:2]
-        attention_mask, document_ids, memories = (
-            inputs.get(name) for name in ("attention_mask", "document_ids", "memories")
+        position_ids, memories, cache, use_cache = (
+            inputs.get(name) for name in ("position_ids", "memories", "cache", "use_cache")
         )
-        position_ids, place_ids, cache, use_cache = (
-            inputs.get(name) for name in ("position_ids", "place_ids", "cache", "use_cache")
-        )
-        packed: Any = {name: marks for name, marks in inputs.items() if name not in DECLARED}
-        alone = cache is None and not use_cache and memories is None
-        restarting = position_ids if memories is None else None  # require_memories raises for any position_ids
-        documents = documents_of(
-            batch, length, document_ids, restarting, attention_mask, alone, self.reads_restarts, **packed
-        )
-        if documents is not None and document_ids is None:
+        # position_ids that start over mark documents in decoders of one stream, as in transformers
+        restarts = isinstance(self.mask, Causal) and not self.cross
+        documents = documents_in(inputs, batch, length, restarts)
+        if documents is not None and inputs.get("document_ids") is None:
             use_cache = False  # whatever the config says: a cache would not keep these documents apart
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and memories is None
@@ -310,7 +301,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         past = cache.get_seq_length() if cache is not None else 0
         if memories is not None:
             past = self.require_memories(memories, cache, position_ids)
-        streams, order = streams_of(attention_mask, documents, batch, past + length, x.device), None
+        mask, order = inputs.get("attention_mask"), None
+        streams = streams_of(mask, documents, batch, past + length, x.device)
         if streams is not None:
             streams, order = without_gaps(streams, past)
         if order is not None:
@@ -318,27 +310,26 @@ class LongitudeModel(LongitudePreTrainedModel):
                 raise ValueError(
                     "attention_mask: padding is between tokens; expected none with memories or output_attentions"
                 )
-            by_token = position_ids, input_ids, place_ids
-            position_ids, input_ids, place_ids = (None if t is None else in_order(t, order) for t in by_token)
+            position_ids, input_ids = (None if t is None else in_order(t, order) for t in (position_ids, input_ids))
         remembered = 0 if memories is None else past
         positions = self.positions_of(position_ids, streams, cache, batch, remembered + length)
         ids = None
-        if input_ids is not None and (place_ids is not None or self.encoding_of_layer[0].reads_ids):
+        if input_ids is not None and self.encoding_of_layer[0].reads_ids:
             ids = ids_so_far(input_ids, cache, past)
-        return Call(self.mask, as_int(positions), streams, cache, memories, remembered, order, ids, place_ids)
+        return Call(self.mask, as_int(positions), streams, cache, memories, remembered, order, ids)
 
     def _positioned(self, x: Tensor, call: Call) -> tuple[Tensor, list[Any]]:
         """The input of the first layer, [B, L, D], and the tables of each distinct encoding.
 
         Tables are None for an encoding with keys that depend on the query.
         """
-        batch, length = x.shape[:2]
+        length = x.shape[1]
         places = explicit(call.positions, call.remembered + length, x.device)
         new = places[call.remembered :] if places.dim() == 1 else places[:, call.remembered :]
         first, places_of_member = self.encoding_of_layer[0], ()
-        if call.place_ids is not None or first.reads_ids:
+        if first.reads_ids:
             random_start = self.training and call.cache is None
-            places_of_member = places_of(first, call.place_ids, call.ids, call.streams, batch, length, random_start)
+            places_of_member = places_of(first, call.ids, call.streams, length, random_start)
         if first.at_input:
             x = first(partial(first.embed, x, new, places_of_member))
         x = F.dropout(x, self.hidden_dropout) if self.training and self.hidden_dropout else x
@@ -354,16 +345,15 @@ class LongitudeModel(LongitudePreTrainedModel):
         ]
 
     def _run(
-        self, x: Tensor, call: Call, tables: list[Any], source: Source, wanted: Any, output_attentions: bool
-    ) -> tuple[Tensor, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+        self, x: Tensor, call: Call, tables: list[Any], source: Source, output_states: bool, output_attentions: bool
+    ) -> tuple[Tensor, list[Any], list[Any], list[Any]]:
         """The layers and the last norm.
 
         Returns:
-            The output [B, L, D]; the wanted hidden states, else None, of the input and each layer; each layer's weights; and
-            its weights over the source.
+            The output [B, L, D]; if wanted, the input of each layer and the output; each layer's weights; and its weights over
+            the source.
         """
-        hidden_states: list[Any] = [x if 0 in wanted else None]
-        attentions, cross_attentions = [], []
+        hidden_states, attentions, cross_attentions = [], [], []
         step = Step()
         caches = [cache for cache in (call.cache, source.cache) if cache is not None]
         offloaded = [cache for cache in caches if cache.offloading]
@@ -372,6 +362,8 @@ class LongitudeModel(LongitudePreTrainedModel):
             if call.cache is not None and self.encoding_of_layer[0].reads_ids:
                 vars(call.cache.layers[0])["ids"] = call.ids
             for i, layer in enumerate(self.layers):
+                if output_states:
+                    hidden_states.append(x)
                 for cache in offloaded:
                     cache.layers[i].prefetch()
                 which = self.encoding_index[i]
@@ -393,12 +385,10 @@ class LongitudeModel(LongitudePreTrainedModel):
                 )
                 for cache in offloaded:
                     cache.layers[i].offload()
-                hidden_states.append(x if i + 1 in wanted else None)
                 attentions.append(weights)
                 cross_attentions.append(cross_weights)
         x = self.norm(x)
-        last: Any = x if len(self.layers) in wanted else None
-        return x, (*hidden_states[:-1], last), tuple(attentions), tuple(cross_attentions)
+        return x, [*hidden_states, x] if output_states else [], attentions, cross_attentions
 
     def recomputes(self, cache: Cache | None, use_cache: bool | None) -> bool:
         """Whether the call has no cache because backward computes layers twice. ValueError for a cache with tokens."""
@@ -410,11 +400,6 @@ class LongitudeModel(LongitudePreTrainedModel):
         if use_cache or cache is not None:
             logger.warning_once("gradient checkpointing computes layers twice, so this call has no cache")
         return True
-
-    @property
-    def reads_restarts(self) -> bool:
-        """Whether position_ids that start over mark documents: in decoders of one stream, as in transformers."""
-        return isinstance(self.mask, Causal) and not self.cross
 
     @property
     def forgets(self) -> bool:
@@ -447,8 +432,6 @@ class LongitudeModel(LongitudePreTrainedModel):
         """Number of tokens in the memories; ValueError unless they have one tensor per layer, no cache and no position_ids."""
         if len(memories) < len(self.layers):
             raise UsageError("memories", f"{len(self.layers)}, one for each layer", len(memories))
-        if any(memory is None for memory in memories[: len(self.layers)]):
-            raise UsageError("memories", "a tensor for each layer, as output_hidden_states=True gives", "None")
         if cache is not None or position_ids is not None:
             raise ValueError("memories: expected neither a cache nor position_ids with them; pass use_cache=False")
         return memories[0].shape[1]

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from longitude.attention.documents import Packed
+from longitude.attention.documents import Packed, documents_of
 from longitude.errors import UsageError, unknown
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import canonical
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
@@ -26,9 +25,7 @@ class TokenInputs(Packed, total=False):
         attention_mask and cache, those that start over mark documents.
     inputs_embeds: [B, L, hidden_size] instead of input_ids.
     document_ids: A number per token [B, Lk]; a run of one number is a document, and tokens attend within theirs.
-    place_ids: Places [B, L], instead of those that encodings compute from input_ids.
-    output_hidden_states: True returns the input of the first layer and the output of each, the last one normalized; indices
-        return only those of them (None in place of the others).
+    output_hidden_states: Return the input of the first layer and the output of each, the last one normalized.
     output_attentions: Return the weights [B, H, L, Lk] of each layer, None if its mixer has none.
     """
 
@@ -36,8 +33,7 @@ class TokenInputs(Packed, total=False):
     position_ids: Tensor | None
     inputs_embeds: Tensor | None
     document_ids: Tensor | None
-    place_ids: Tensor | None
-    output_hidden_states: bool | int | Sequence[int] | None
+    output_hidden_states: bool | None
     output_attentions: bool | None
 
 
@@ -53,6 +49,10 @@ class DecoderInputs(TokenInputs, total=False):
     cache: Cache | None
     use_cache: bool | None
     memories: Sequence[Tensor] | None
+
+
+DECLARED = DecoderInputs.__annotations__.keys() - Packed.__annotations__.keys()
+"""Names of inputs; all others are marks of documents, which `documents_of` checks."""
 
 
 class SourceTargetInputs(TypedDict, total=False):
@@ -78,8 +78,20 @@ class SourceTargetInputs(TypedDict, total=False):
     inputs_embeds: Tensor | None
     decoder_inputs_embeds: Tensor | None
     use_cache: bool | None
-    output_hidden_states: bool | int | Sequence[int] | None
+    output_hidden_states: bool | None
     output_attentions: bool | None
+
+
+def documents_in(inputs: Mapping[str, Any], batch: int, length: int, restarts: bool = True) -> Tensor | None:
+    """The document numbers [B, Lk] or [B, L] that the DecoderInputs of a call mark, by `documents_of`; None if none.
+
+    restarts: whether position_ids that start over mark documents; never with memories, whose positions nobody passes.
+    """
+    ids, positions, mask = (inputs.get(name) for name in ("document_ids", "position_ids", "attention_mask"))
+    memories = inputs.get("memories") is not None
+    alone = inputs.get("cache") is None and not inputs.get("use_cache") and not memories
+    packed = {name: marks for name, marks in inputs.items() if name not in DECLARED}
+    return documents_of(batch, length, ids, None if memories else positions, mask, alone, restarts, **packed)
 
 
 def with_names(inputs: type) -> Callable[[Forward], Forward]:
@@ -150,35 +162,12 @@ def ids_so_far(ids: Tensor, cache: Any, past: int) -> Tensor | None:
 
 
 def places_of(
-    encoding: Composed,
-    place_ids: Tensor | None,
-    ids: Tensor | None,
-    streams: Tensor | None,
-    batch: int,
-    length: int,
-    random_start: bool,
+    encoding: Composed, ids: Tensor | None, streams: Tensor | None, length: int, random_start: bool
 ) -> tuple[Tensor | None, ...]:
-    """Places of the last `length` tokens for each member that reads ids, else None: as passed, or computed from all ids."""
-    if place_ids is not None:
-        if not encoding.reads_ids:
-            raise ValueError("place_ids: no encoding of this model has places of its own; leave them out")
-        canonical("place_ids", place_ids, batch, length)
-        return tuple(place_ids if member.reads_ids else None for member in encoding)
+    """Places of the last `length` tokens for each member that reads ids [B, Lk] of all tokens, else None."""
     if ids is None:
         raise ValueError(
-            "places are made of token ids: expected input_ids in this call and in all that filled its cache, and no memories; "
-            "or place_ids"
+            "places are made of token ids: expected input_ids in this call and in all that filled its cache, and no memories"
         )
     every = encoding.places(ids, streams, random_start)
     return tuple(None if places is None else places[:, -length:] for places in every)
-
-
-def layers_of(output_hidden_states: bool | int | Sequence[int], count: int) -> set[int]:
-    """The requested indices of `count` hidden states; negative ones count from the end."""
-    if isinstance(output_hidden_states, bool):
-        return set(range(count)) if output_hidden_states else set()
-    indices = [output_hidden_states] if isinstance(output_hidden_states, int) else list(output_hidden_states)
-    for index in indices:
-        if not -count <= index < count:
-            raise UsageError("output_hidden_states", f"indices from {-count} to {count - 1}", index)
-    return {index % count for index in indices}

@@ -11,7 +11,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from longitude.attention.documents import real_tokens
+from longitude.attention.documents import streams_of
 from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel, Source
@@ -95,19 +95,15 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         require_known(inputs, SourceTargetInputs, type(self).forward)
         states, weights = self.also_returned(inputs)
         returned: Any = {"output_hidden_states": states, "output_attentions": weights, "return_dict": True}
-        mask, encoder_outputs = inputs.get("attention_mask"), inputs.get("encoder_outputs")
-        if encoder_outputs is None:
+        if (encoder_outputs := inputs.get("encoder_outputs")) is None:
             of_source = {name: inputs.get(name) for name in ("attention_mask", "position_ids", "inputs_embeds")}
             encoder_outputs = self.encoder(input_ids, **of_source, **returned)
         assert encoder_outputs is not None
-        source, target, embeds = (
-            encoder_outputs[0],
-            inputs.get("decoder_input_ids"),
-            inputs.get("decoder_inputs_embeds"),
-        )
+        source: Tensor = encoder_outputs[0]
+        target, embeds = (inputs.get(f"decoder_{name}") for name in ("input_ids", "inputs_embeds"))
         if (target is None) == (embeds is None):
-            got = "neither" if target is None else "both"
-            raise ValueError(f"expected either decoder_input_ids or decoder_inputs_embeds, got {got}")
+            got = "none" if target is None else "both of these"
+            raise ValueError(f"expected labels, or either decoder_input_ids or decoder_inputs_embeds, got {got}")
         if embeds is None:
             embeds = self.encoder.embed_tokens(target)
         else:
@@ -115,9 +111,14 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         if (use_cache := inputs.get("use_cache")) is None:
             use_cache = self.config.use_cache and not self.training
         kept = self.cache_of(inputs.get("cache"), use_cache)
+        streams = streams_of(inputs.get("attention_mask"), None, len(source), source.shape[1], source.device)
         outputs = self.decoder(
             target,  # for encodings that read ids
-            source=Source(source, valid_of(mask, source), None if kept is None else kept.cross_attention_cache),
+            source=Source(
+                source,
+                None if streams is None else streams >= 0,
+                None if kept is None else kept.cross_attention_cache,
+            ),
             inputs_embeds=embeds,
             attention_mask=inputs.get("decoder_attention_mask"),
             position_ids=inputs.get("decoder_position_ids"),
@@ -192,12 +193,6 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
     def decoder(self) -> LongitudeDecoder:
         return self.model.decoder
 
-    def set_encoder(self, encoder: LongitudeEncoder, modality: str | None = None) -> None:
-        self.model.set_encoder(encoder, modality)
-
-    def set_decoder(self, decoder: LongitudeDecoder) -> None:
-        self.model.set_decoder(decoder)
-
     @property
     def start_token_id(self) -> int | None:
         """The token before the first of a target."""
@@ -244,19 +239,10 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         Returns:
             transformers' Seq2SeqLMOutput: logits [B, L, vocab_size] and the loss, mean nats per predicted token.
         """
-        if "document_ids" in inputs:
-            raise ValueError(
-                "document_ids: an encoder-decoder has one source and one target per row; expected each pair in a row of its own, "
-                "padded, with attention_mask"
-            )
         require_known(inputs, SourceTargetInputs, type(self).forward)
         targets = inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds")
         if labels is not None and targets == (None, None):
-            targets = self.prepare_decoder_input_ids_from_labels(labels), None
-            inputs["decoder_input_ids"] = targets[0]
-        if (targets[0] is None) == (targets[1] is None):
-            got = "none" if targets[0] is None else "both of these"
-            raise ValueError(f"expected labels, or either decoder_input_ids or decoder_inputs_embeds, got {got}")
+            inputs["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels)
         if inputs.get("use_cache") is None and labels is not None:
             inputs["use_cache"] = False
         outputs = self.model(input_ids, return_dict=True, **inputs)
@@ -265,14 +251,3 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits, logits_to_keep)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
-
-
-def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:
-    """The mask [B, S] of the source [B, S, dim], checked, 0 or False for padding; None if there is no padding."""
-    if attention_mask is None:
-        return None
-    if attention_mask.shape != source.shape[:2]:
-        raise UsageError(
-            "attention_mask", f"{list(source.shape[:2])}, one per token of the source", list(attention_mask.shape)
-        )
-    return real_tokens(attention_mask)

@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING
 from longitude import loaded_on_use
 
 if TYPE_CHECKING:
-    from longitude.positions.base import Region as Region
     from longitude.positions.coordinates import multimodal_positions as multimodal_positions
     from longitude.positions.rotation import convert_layout as convert_layout
 
 __getattr__, __all__ = loaded_on_use(
     __name__,
     {
-        "rotation": "convert_layout",
-        "coordinates": "multimodal_positions",
-        "base": "Region",
+        "positions.rotation": "convert_layout",
+        "positions.coordinates": "multimodal_positions",
     },
 )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import UsageError, check_positive
-from longitude.not_finite import lost_after, not_finite
+from longitude.native.not_finite import lost_after, not_finite
 from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import require_width, wide

@@ -20,7 +20,6 @@ __all__ = [
     "PairBias",
     "RowBias",
     "SinkLogits",
-    "Softcap",
     "Temperature",
     "Term",
     "Transport",

@@ -5,7 +5,7 @@ from longitude.recurrent.delta import GatedDeltaNet, KimiDeltaAttention, gated_d
 from longitude.recurrent.gated import GRU, LSTM
 from longitude.recurrent.mamba import Mamba, selective_scan
 from longitude.recurrent.mamba2 import Mamba2, ssd
-from longitude.recurrent.mamba3 import Mamba3, Mamba3State, mamba3
+from longitude.recurrent.mamba3 import Mamba3, mamba3
 from longitude.recurrent.performer import Performer, orthogonal_features, performer
 from longitude.recurrent.retention import Retention, retention
 from longitude.recurrent.rwkv4 import RWKV4, RWKVChannelMix, rwkv4
@@ -15,7 +15,7 @@ from longitude.recurrent.s4d import S4D, s4d
 
 __all__ = [
     "GRU", "GatedDeltaNet", "KimiDeltaAttention", "LSTM", "Mamba", "Mamba2",
-    "Mamba3", "Mamba3State", "Performer", "RWKV4", "RWKV6", "RWKV7", "RWKVChannelMix", "Retention", "S4D",
+    "Mamba3", "Performer", "RWKV4", "RWKV6", "RWKV7", "RWKVChannelMix", "Retention", "S4D",
     "gated_delta_rule", "mamba3", "orthogonal_features", "performer", "retention", "rwkv4", "rwkv6",
     "rwkv7", "s4d", "selective_scan", "ssd",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, UsageError
-from longitude.not_finite import nan_in_its_document
+from longitude.native.not_finite import nan_in_its_document
 from longitude.positions.linear import WideLinear
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.c_loops import ScanLoop, usable

@@ -15,7 +15,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, UsageError, unknown
-from longitude.not_finite import nan_in_its_document
+from longitude.native.not_finite import nan_in_its_document
 from longitude.positions.rotation import Angles, rotate_by_formula
 from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import Form, Running, require_running, require_state, require_tokens, state_dtype

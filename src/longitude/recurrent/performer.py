@@ -16,7 +16,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, Seed, UsageError, check_declared, check_sizes
 from longitude.native.derivatives import constant_in_graphs
-from longitude.not_finite import nan_in_its_document
+from longitude.native.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
 from longitude.recurrent.base import RecurrentMixer
 from longitude.recurrent.ops.checks import Form, Running, require_running, require_state, require_tokens, state_dtype

@@ -14,7 +14,8 @@ from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.rotary import AxialRotary, Rotary, XPos
-from longitude.positions.scaling import SCHEMES, Follows, Frequencies, Scaling
+from longitude.positions.scaling import SCHEMES, Frequencies, Scaling
+from longitude.positions.scaling.base import Follows
 from longitude.registry import options_of
 from longitude.show.build import Shape
 from longitude.show.drawing import Dials, Drawing, Line, Lines, offsets_of

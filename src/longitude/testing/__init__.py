@@ -20,8 +20,8 @@ Mixers have separate laws with the same functions: testing.mixers.check("mamba")
 """
 
 from longitude.testing import mixers
-from longitude.testing.engine import DoesNotApply, Law, LawBroken, Result, measure
-from longitude.testing.examples import SHAPES, Example, example, fill
+from longitude.testing.engine import DoesNotApply, LawBroken, measure
+from longitude.testing.examples import example, fill
 from longitude.testing.fixtures import close
 from longitude.testing.parts import ENCODING_LAWS
 
@@ -29,6 +29,6 @@ law, laws, cases = ENCODING_LAWS.law, ENCODING_LAWS.laws, ENCODING_LAWS.cases
 examine, check = ENCODING_LAWS.examine, ENCODING_LAWS.check
 
 __all__ = [
-    "SHAPES", "DoesNotApply", "Example", "Law", "LawBroken", "Result", "cases", "check", "close", "examine",
-    "example", "fill", "law", "laws", "measure", "mixers",
+    "DoesNotApply", "LawBroken", "cases", "check", "close", "examine", "example", "fill", "law", "laws", "measure",
+    "mixers",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ from longitude.attention.request import validate
 from longitude.attention.state_mixer import StateInputs, StateMixer, document_flags, without_trivial
 from longitude.errors import UsageError, check_choice, check_sizes
 from longitude.native.derivatives import readable, with_zero_gradients
-from longitude.not_finite import nan_in_its_document
+from longitude.native.not_finite import nan_in_its_document
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, as_int, canonical, explicit

@@ -21,7 +21,7 @@ from longitude.attention.patterns import Pairs
 from longitude.attention.step import Step
 from longitude.errors import UsageError, check_choice
 from longitude.native.derivatives import with_zero_gradients
-from longitude.not_finite import filled
+from longitude.native.not_finite import filled
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, by_axis, explicit, wide

@@ -24,7 +24,7 @@ from longitude.models.stock_caches import kinds_of, without_rounding
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.layers import LayerPositions
 from longitude.positions.rotation import Layout
-from longitude.positions.scaling import Follows
+from longitude.positions.scaling.base import Follows
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
 
 MOST = 96

@@ -20,7 +20,7 @@ from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.compare import border_of, read
 from longitude.checkpoints.positions import last_position
 from longitude.positions.base import Temperature, encoding
-from longitude.positions.scaling import Follows
+from longitude.positions.scaling.base import Follows
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 FEW = 4

@@ -23,7 +23,8 @@ from longitude.checkpoints.compare import (
 from longitude.checkpoints.declared import declared_length, unread
 from longitude.checkpoints.positions import is_rotary, last_position, table_of
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
-from longitude.positions.scaling import Follows, Frequencies
+from longitude.positions.scaling import Frequencies
+from longitude.positions.scaling.base import Follows
 from longitude.runs.quiet import quiet
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from longitude.errors import Positive, Share, UsageError, check_declared
-from longitude.positions.scaling.base import SCHEMES, Follows, Frequencies, Scaling, register_scheme
+from longitude.positions.scaling.base import SCHEMES, Frequencies, Scaling, register_scheme
 from longitude.positions.scaling.linear import BaseChange, Clipped, Linear
 from longitude.positions.scaling.longrope import LongRoPE
 from longitude.positions.scaling.ntk import NTK, DynamicNTK
@@ -97,19 +97,14 @@ def from_dict(spec: Scaling | Mapping[str, Any] | None) -> Scaling | None:
 
 __all__ = [
     "NTK",
-    "SCHEMES",
     "BaseChange",
     "Clipped",
     "DynamicNTK",
-    "Follows",
-    "Frequencies",
     "Linear",
     "Llama3",
     "LongRoPE",
     "NTKByParts",
     "Scaling",
     "YaRN",
-    "from_dict",
     "register_scheme",
-    "rope_frequencies",
 ]

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from longitude.native.not_finite import all_finite, nan_in_its_document
 from longitude.native.tensors import in_memory
-from longitude.not_finite import all_finite, nan_in_its_document
 from longitude.recurrent.ops.checks import require_running, require_state, state_dtype
 from longitude.recurrent.ops.scan import chunk_slices
 

@@ -158,7 +158,14 @@ Kind = TypeVar("Kind", bound=type[Task])
 
 
 def register_task(name: str) -> Callable[[Kind], Kind]:
-    """Decorate a subclass of `Task`: `longitude study --task NAME`. ValueError if another class has this name."""
+    """Decorate a subclass of `Task`, or of `Questions`: `longitude study --task NAME`.
+
+    Args:
+        name: name of the task.
+
+    Returns:
+        The decorator; it raises ValueError if another class has this name.
+    """
 
     def add(kind: Kind) -> Kind:
         kind.name = name

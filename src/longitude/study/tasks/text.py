@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from longitude.measure import DocumentLosses, Row, default_bins, losses_by_length
+from longitude.measure import DocumentLosses, Row, losses_by_length
 from longitude.measure.documents import typical
+from longitude.measure.text import default_bins
 from longitude.measure.windows import Reader, nats_of
 from longitude.report.wording import and_
 from longitude.study.config import BYTE, RANGED, StudyConfig, listed

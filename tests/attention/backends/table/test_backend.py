@@ -10,6 +10,7 @@ from longitude import testing
 from longitude.positions.base import OffsetBias, OffsetVectors
 from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call, masks
+from longitude.testing.examples import SHAPES
 from longitude.testing.fixtures import heads_and_tokens
 from tests.attention.backends.table.written_out import needs_compiler
 from tests.support import close, random, refused
@@ -155,7 +156,7 @@ REACHING = {
 def test_the_reach_of_a_term_is_true(name):
     """All offsets of `reach` or more have the numbers of `reach`, however far."""
     encoding = REACHING[name](seed=3) if name in REACHING else testing.example(name)(seed=3)
-    x = torch.randn(1, 3, testing.SHAPES["dim"], dtype=torch.float64)
+    x = torch.randn(1, 3, SHAPES["dim"], dtype=torch.float64)
     terms = [t for t in encoding.terms(compose(encoding).context(x)[0]) if isinstance(t, OffsetBias | OffsetVectors)]
     reaching = [term for term in terms if term.reach is not None]
     assert reaching or name not in (*REACHING, "t5", "clipped", "shaw")
