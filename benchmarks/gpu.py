@@ -5,9 +5,9 @@ that has torch >= 2.11 for CUDA, triton, jaxtyping and pytest. Nothing is instal
     python benchmarks/gpu.py --parts attention rotation        # some of it
     python benchmarks/gpu.py --device cpu --interpret          # every cell once, interpreted, tiny: no number means anything
 
-Without a GPU it runs the laws interpreted, compiles the kernels for chips that are not here, and says so. Rows are written as
-they come, to $OUT/gpu.json or benchmarks/results/DATE-gpu.json. A cell that fails leaves a row with the reason; a part that
-crashes, or that loses the GPU, goes on behind the cell that did it.
+Without a GPU it runs the laws interpreted, and says so. Rows are written as they come, to $OUT/gpu.json or
+benchmarks/results/DATE-gpu.json. A cell that fails leaves a row with the reason; a part that crashes, or that loses the GPU, goes
+on behind the cell that did it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import itertools
 import json
 import os
 import platform
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,21 +29,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-
-from gpu_laws import CUBLAS, INTERPRETED, ON_CUDA, SECONDS as LAWS, ended, run_suites
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))  # nothing is installed where GPUs are
 MINUTES = 9.0
 GPU_LOST = 3
 """Exit code of a process whose GPU answers no more."""
-COMPILING = 90
-"""Seconds of compilations where no GPU is."""
 AHEAD = 45
 """Seconds in which kernels are compiled, all at once."""
-PARTS = {"checks": 50, "attention": 150, "rotation": 30, "decode": 60}
-"""Seconds of each, at most, in this order; laws have their own."""
+PARTS = {"laws": 140, "checks": 50, "attention": 150, "rotation": 30, "decode": 60}
+"""Seconds of each, at most, in this order."""
 TARGETS = {
     "the same bits twice": 1.0,
     "ALiBi, T5, KERPLE, forward": 0.90,
@@ -56,76 +56,187 @@ TARGETS = {
 }
 """At least; of memory at most. Ratios are to torch's flash attention in the same process."""
 AT_MOST = {"memory at 8192, of a dense bias"}
+PROTOCOL = (
+    "Causal attention in bfloat16 over 16,384 tokens in all, heads of together 2,048 numbers, [B, L, H, D] with the heads "
+    "brought forward. Each row: all ways in turns in one process, 20 turns after two calls that warm up, the median of "
+    "times by CUDA events, behind a pause of the GPU in which the host runs ahead. flash, cudnn: torch's "
+    "scaled_dot_product_attention by that kernel, causal, without any bias. score: flash's time over ours; where a mask "
+    "leaves pairs out, times the share of pairs that is left. TFLOP/s count 4 head_dim per pair that the mask allows, and "
+    "2.5 times as much backward. Documents and windows are found once, as the layers of a forward share them. Decoding: 64 "
+    "tokens after a prompt of 512, whole generations by the wall clock. Memory: the peak of a training step beyond inputs, "
+    "output and gradients."
+)
 
 
-# ---- rows --------------------------------------------------------------------------------------------------------------
+# ---- rows ------------------------------------------------------------------------------------------------------------
 class Results:
     """The file, written whole after every row; the row of a cell that began is there before it ends."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"schema": 1, "rows": []}
+        self.kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"schema": 1, "rows": []}
 
     def put(self, row: dict[str, Any]) -> None:
-        self.found["rows"] = [each for each in self.rows if each["key"] != row["key"]] + [row]
+        self.kept["rows"] = [each for each in self.rows if each["key"] != row["key"]] + [row]
         self.write()
 
     def write(self) -> None:
-        part, found = self.path.with_suffix(".part"), rounded(self.found)
-        rows = ",\n  ".join(map(json.dumps, found["rows"]))
-        text = json.dumps(found | {"rows": []}, indent=1).replace('"rows": []', f'"rows": [\n  {rows}\n ]')
+        part, kept = self.path.with_suffix(".part"), rounded(self.kept)
+        rows = ",\n  ".join(map(json.dumps, kept["rows"]))
+        text = json.dumps(kept | {"rows": []}, indent=1).replace('"rows": []', f'"rows": [\n  {rows}\n ]')
         part.write_text(text, encoding="utf-8")
         part.replace(self.path)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return self.found["rows"]
+        return self.kept["rows"]
 
 
-def rounded(found: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Numbers to four digits: more are noise."""
-    if isinstance(found, dict):
-        return {name: rounded(each) for name, each in found.items()}
-    if isinstance(found, list):
-        return [*map(rounded, found)]
-    return float(f"{found:.4g}") if isinstance(found, float) else found
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [*map(rounded, value)]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def chip() -> dict[str, Any]:
     """What it runs on."""
-    names = [name for name in ("triton", "transformers", "liger_kernel", "flash_attn") if find_spec(name)]
-    found: dict[str, Any] = {
+    about: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda, "has": names,
+        "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda,
     }  # fmt: skip
     if torch.cuda.is_available():
-        about = torch.cuda.get_device_properties(0)
-        found |= {"gpu": about.name, "multiprocessors": about.multi_processor_count, "memory": about.total_memory}
-        found["capability"] = list(torch.cuda.get_device_capability())
-    return found
+        gpu = torch.cuda.get_device_properties(0)
+        about |= {"gpu": gpu.name, "multiprocessors": gpu.multi_processor_count, "memory": gpu.total_memory}
+        about["capability"] = list(torch.cuda.get_device_capability())
+    return about
 
 
-def laws(suites: dict[str, list[str]], results: Results, seconds: float, environment: dict[str, str]) -> None:
-    """A row for each suite of tests."""
-    for row in run_suites(suites, results.path.parent, seconds, environment):
+def ended(process: subprocess.Popen[Any], seconds: float) -> str:
+    """Wait for it, and end it with its own children when the time is over; why it was ended."""
+    try:
+        process.wait(max(0.1, seconds))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return "its time was over"
+    return ""
+
+
+# ---- laws: suites of pytest, side by side ----------------------------------------------------------------------------
+BACKENDS = "tests/attention/backends"
+ROTATION = ["tests/positions/test_rotation_on_gpu.py", "-m", "not slow"]
+SUITES = {
+    "triton": [f"{BACKENDS}/triton/test_kernels.py", "-m", "not slow"],
+    "rotation": ROTATION,
+    "all backends": [f"{BACKENDS}/test_cuda.py"],
+}
+INTERPRETED = {
+    "triton": [f"{BACKENDS}/triton/test_kernels.py", f"{BACKENDS}/triton/test_backend.py", "-m", "not slow"],
+    "rotation": ROTATION,
+}
+SHARES = {"triton": 4, "all backends": 8}
+"""Processes that share a suite on 16 cores: what takes time is to compile, which each does on one."""
+SANITIZERS = "racecheck", "memcheck"
+CALL = """
+import torch
+import longitude as lg
+
+torch.manual_seed(0)
+q, k, v = (torch.randn(2, 2, 300, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+bias = lg.T5Bias(num_heads=2).to("cuda")
+out = lg.attend(q, k, v, encoding=bias, backend="triton")
+torch.autograd.grad(out.square().sum(), [q, k, v, *bias.parameters()])
+torch.cuda.synchronize()
+"""
+"""Run by these tools of CUDA, where they are installed: forward and backward with a bias that learns, in several blocks."""
+OUTCOME = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
+"""Of a test that ended, as pytest -v prints it."""
+MARKERS = "slow", "one_in(n)", "browser", "ecosystem", "gpu", "timeout(n)"
+SETTINGS = "[pytest]\naddopts = --import-mode=importlib\nmarkers =\n" + "".join(
+    f"    {name}: here\n" for name in MARKERS
+)
+"""The project's own ask for plugins that may not be here."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """This file is a plugin, too: `pytest -p gpu --part 2/5` runs the second of five parts of the tests."""
+    parser.addoption("--part", default="1/1", metavar="N/OF", help="tests that are next to each other")
+
+
+@pytest.hookimpl(trylast=True)  # of those that -m leaves
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part, of = map(int, config.getoption("--part").split("/"))
+    items[:] = items[len(items) * (part - 1) // of : len(items) * part // of]
+
+
+def commands(suites: dict[str, list[str]], settings: Path, cores: int) -> Iterator[tuple[str, list[str]]]:
+    """(suite, command), several of a suite whose parts run side by side."""
+    flags = ["-v", "-c", str(settings), "--rootdir", str(ROOT), "-p", "no:cacheprovider", "-p", "gpu"]
+    for name, arguments in suites.items():
+        parts = max(1, SHARES.get(name, 1) * min(16, cores) // 16)
+        for part in range(1, parts + 1):
+            yield name, [sys.executable, "-m", "pytest", *flags, *arguments, "--part", f"{part}/{parts}"]
+    for tool in SANITIZERS if suites is SUITES and shutil.which("compute-sanitizer") else ():
+        yield tool, ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", CALL]
+
+
+def laws(suites: dict[str, list[str]], results: Results, seconds: float) -> None:
+    """A row for each suite, with what failed."""
+    end, folder, cores = time.monotonic() + seconds, results.path.parent, len(os.sched_getaffinity(0))
+    settings = folder / "pytest.ini"
+    settings.write_text(SETTINGS)
+    every = [*commands(suites, settings, cores)]
+    path = os.pathsep.join(
+        [*(str(ROOT / name) for name in ("src", "benchmarks", "docs")), os.environ.get("PYTHONPATH", "")]
+    )
+    # Without the second, torch refuses every product of matrices on CUDA once tests ask for determinism.
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // len(every))), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    environment = {**environment, **os.environ, "PYTHONPATH": path}
+    running = []
+    for number, (name, command) in enumerate(every):
+        log = folder / f"laws-{name.replace(' ', '-')}-{number}.log"
+        with log.open("w") as out:
+            options: Any = {"stdout": out, "stderr": subprocess.STDOUT, "env": environment, "start_new_session": True}
+            running.append((name, log, subprocess.Popen(command, cwd=ROOT, **options)))
+    rows: dict[str, dict[str, Any]] = {}
+    for name, log, process in running:
+        row = {
+            "part": "laws",
+            "suite": name,
+            "key": f"laws | {name}",
+            "passed": 0,
+            "skipped": 0,
+            "failed": [],
+            "notes": {},
+        }
+        row, note = rows.setdefault(name, row), ended(process, end - time.monotonic())
+        text = log.read_text(errors="replace")
+        outcomes = OUTCOME.findall(text)
+        failed = [test for test, outcome in outcomes if outcome in ("FAILED", "ERROR")]
+        row["failed"] += failed
+        for outcome in ("passed", "skipped"):
+            row[outcome] += sum(word == outcome.upper() for _, word in outcomes)
+        if process.returncode not in (0, 5) and not note and not failed:  # 5: few tests leave none for a part
+            note = (text.strip().splitlines() or ["no output"])[-1]
+        if note:
+            row["notes"] = {"pytest": note}
+    for row in rows.values():
         results.put(row)
-        print(
-            f"{row['key']}: {row['passed']} passed, {len(row['failed'])} failed, {row['skipped']} skipped",
-            *row["notes"].values(),
-            *row["failed"][:20],
-            sep="\n  ",
-            flush=True,
-        )
+        counts = f"{row['passed']} passed, {len(row['failed'])} failed, {row['skipped']} skipped"
+        print(f"{row['key']}: {counts}", *row["notes"].values(), *row["failed"][:20], sep="\n  ", flush=True)
+    settings.unlink()
 
 
-# ---- cells -------------------------------------------------------------------------------------------------------------
+# ---- cells -----------------------------------------------------------------------------------------------------------
 def cells(part: str, device: str) -> Iterator[Any]:
     import gpu_cells
 
     machine = gpu_cells.Machine(device, rounds=20 if device == "cuda" else 1)
     machine.prepare()
-    parts = {"checks": gpu_cells.checks, "attention": gpu_cells.attention_cells, "rotation": gpu_cells.rotation_cells}
-    return (parts | {"decode": gpu_cells.decoding_cells})[part](machine)
+    return gpu_cells.PARTS[part](machine)
 
 
 def measure(part: str, device: str, results: Results, seconds: float) -> int:
@@ -145,9 +256,8 @@ def measure(part: str, device: str, results: Results, seconds: float) -> int:
         except ModuleNotFoundError as error:  # of other packages than those that the command asks for
             row["notes"] = {"skipped": f"it needs the package {error.name}, which is not here"}
         except Exception as error:
-            row["notes"] = {
-                "cell": f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"[:300]
-            }
+            words = (str(error).strip().splitlines() or ["no message"])[0]
+            row["notes"] = {"cell": f"{type(error).__name__}: {words}"[:300]}
         if device == "cuda":
             try:
                 torch.cuda.synchronize()
@@ -200,95 +310,58 @@ def compile_ahead(asked: argparse.Namespace, results: Results, seconds: float) -
         else:
             log.unlink()
     results.put({"part": "compile", "key": "compile", "seconds": time.monotonic() - start, "notes": notes})
-    print(
-        f"{len(running) - len(notes)} of {len(running)} kinds of kernels compiled",
-        *notes.items(),
-        sep="\n  ",
-        flush=True,
-    )
+    compiled = f"{len(running) - len(notes)} of {len(running)} kinds of kernels compiled"
+    print(compiled, *notes.items(), sep="\n  ", flush=True)
 
 
-# ---- what is printed ---------------------------------------------------------------------------------------------------
+# ---- what is printed -------------------------------------------------------------------------------------------------
 def line(row: dict[str, Any]) -> str:
     about = "  ".join(str(value) for value in row["key"].split(" | ") if value)
     ms = ", ".join(f"{way} {time:.3f} ms" for way, time in row.get("ms", {}).items())
-    rates = [
-        f"{way} {rate:.0f}"
-        for kind in ("tflops", "tokens_per_second", "gb_per_second")
-        for way, rate in row.get(kind, {}).items()
-    ]
+    kinds = ("tflops", "tokens_per_second", "gb_per_second")
+    rates = ", ".join(f"{way} {rate:.0f}" for kind in kinds for way, rate in row.get(kind, {}).items())
     score = "" if row.get("score") is None else f"  -> {row['score']:.3f}"
     why = "".join(f"  [{way}: {words}]" for way, words in row.get("notes", {}).items())
-    return f"{about}: {ms}" + (f" ({', '.join(rates)})" if rates else "") + score + why
+    return f"{about}: {ms}" + (f" ({rates})" if rates else "") + score + why
 
 
 def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each target with the worst of its rows."""
-    found = []
+    judged = []
     for name, limit in TARGETS.items():
-        own = [row for row in rows if row.get("target") == name]
-        scored = [row for row in own if row.get("score") is not None]
+        of_target = [row for row in rows if row.get("target") == name]
+        scored = [row for row in of_target if row.get("score") is not None]
         worst = (max if name in AT_MOST else min)(scored, key=lambda row: row["score"], default=None)
         kept = None
         if worst is not None:
             kept = worst["score"] <= limit if name in AT_MOST else worst["score"] >= limit
-        why = next((words for row in own for words in row.get("notes", {}).values()), "no row")
-        found.append({
+        why = next((words for row in of_target for words in row.get("notes", {}).values()), "no row")
+        judged.append({
             "target": name, "limit": limit, "at_most": name in AT_MOST, "measured": worst and worst["score"], "kept": kept,
-            "rows": len(own), "unmeasured": len(own) - len(scored), "worst": worst["key"] if worst else why,
+            "rows": len(of_target), "unmeasured": len(of_target) - len(scored), "worst": worst["key"] if worst else why,
         })  # fmt: skip
-    return found
+    return judged
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(judged: list[dict[str, Any]]) -> str:
     lines = []
-    for each in found:
-        sign = "<=" if each["target"] in AT_MOST else ">="
+    for each in judged:
+        sign = "<=" if each["at_most"] else ">="
         word = {True: "kept", False: "MISSED", None: "not measured"}[each["kept"]]
         measured = "-" if each["measured"] is None else f"{each['measured']:.3f}"
         lines.append(f"{each['target']:42} {sign} {each['limit']:.2f}  {measured:>8}  {word:12} "
                      f"{each['rows'] - each['unmeasured']}/{each['rows']} rows; {each['worst']}")  # fmt: skip
-    missed = [each["target"] for each in found if not each["kept"]]
+    missed = [each["target"] for each in judged if not each["kept"]]
     return "\n".join([*lines, f"missed or not measured: {'; '.join(missed) or 'nothing'}"])
 
 
-# ---- the command -------------------------------------------------------------------------------------------------------
-def without_gpu(results: Results, asked: argparse.Namespace) -> int:
-    """What can be shown here: kernels interpreted, and compiled."""
-    print("no CUDA device: the laws run interpreted, and the kernels are compiled for chips that are not here")
-    start, kept = time.monotonic(), results.path.with_name("gpu-kernels.json")
-    laws(INTERPRETED, results, 60 * asked.minutes - COMPILING, {"TRITON_INTERPRET": "1"})
-    chosen = "--chips 90 --widths 64 --adds table --json".split()
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "benchmarks" / "gpu_kernels.py"), *chosen, str(kept)],
-        env={**environment, "TRITON_DEFAULT_FP_FUSION": "1"}, start_new_session=True,
-    )  # fmt: skip
-    note = ended(process, 60 * asked.minutes - (time.monotonic() - start))
-    compiled = json.loads(kept.read_text()) if kept.exists() else []
-    if process.returncode and not note:
-        note = "one spills, does not fit, or does not compile"
-    results.put({"part": "compile", "key": "compile", "kernels": compiled, "notes": {"compile": note} if note else {}})
-    results.found["seconds"] = round(time.monotonic() - start)
-    results.write()
-    broken = [row["key"] for row in results.rows if row.get("failed") or row["notes"]]
-    passed = sum(row.get("passed", 0) for row in results.rows)
-    print(f"{passed} tests passed interpreted, {len(compiled)} kernels compiled, in {results.found['seconds']} s")
-    print(
-        f"{len(broken)} broken{': ' * bool(broken)}{'; '.join(broken)}; nothing was measured, and no target is judged"
-    )
-    return int(bool(broken))
-
-
-def main() -> int:
+# ---- the command -----------------------------------------------------------------------------------------------------
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    place = (
-        Path(os.environ["OUT"]) / "gpu.json"
-        if os.environ.get("OUT")
-        else ROOT / f"benchmarks/results/{date.today()}-gpu.json"
-    )
+    folder = os.environ.get("OUT")
+    place = Path(folder) / "gpu.json" if folder else ROOT / f"benchmarks/results/{date.today()}-gpu.json"
     parser.add_argument("--out", type=Path, default=place, help="the JSON; logs are written next to it")
-    parser.add_argument("--parts", nargs="+", choices=["laws", *PARTS], default=["laws", *PARTS])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of the whole command")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--interpret", action="store_true", help="with --device cpu: every cell once, very small")
@@ -296,28 +369,36 @@ def main() -> int:
     parser.add_argument("--only-part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if (asked.device == "cpu") != asked.interpret and not asked.only_part:
+        parser.error("expected --device cpu and --interpret together, or neither")
+    return asked
+
+
+def main() -> int:
+    asked = parsed()
     if asked.ahead:
         import gpu_cells
 
         gpu_cells.compile_one(gpu_cells.Machine(asked.device), asked.ahead[0], int(asked.ahead[1]))
         return 0
-    if (asked.device == "cpu") != asked.interpret and not asked.only_part:
-        parser.error("expected --device cpu and --interpret together, or neither")
     if asked.only_part:
         return measure(asked.only_part, asked.device, Results(asked.out), asked.seconds)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.unlink(missing_ok=True)
     results, start = Results(asked.out), time.monotonic()
-    results.found |= {"machine": chip(), "protocol": PROTOCOL}
+    results.kept |= {"machine": chip(), "protocol": PROTOCOL}
     results.write()
-    print(", ".join(f"{name} {value}" for name, value in results.found["machine"].items()), flush=True)
+    print(", ".join(f"{name} {value}" for name, value in results.kept["machine"].items()), flush=True)
     if find_spec("triton") is None:
         print("nothing was run: triton is not here")
         return 1
+    if not asked.interpret and not torch.cuda.is_available():
+        print(
+            "no CUDA device: the laws run interpreted; tests/attention/backends/triton/test_compiled.py compiles the kernels"
+        )
+        asked.interpret, asked.parts = True, ["laws"]
     if asked.interpret:
         os.environ["TRITON_INTERPRET"] = "1"
-    elif not torch.cuda.is_available():
-        return without_gpu(results, asked)
 
     def left(most: float) -> float:
         return min(most, 60 * asked.minutes - 10 - (time.monotonic() - start))
@@ -329,12 +410,11 @@ def main() -> int:
         if left(600) < 5:
             print(f"{part}: no time was left")
         elif part == "laws":
-            suites, most = (INTERPRETED, 60 * asked.minutes) if asked.interpret else (ON_CUDA, LAWS)
-            laws(suites, results, left(most), CUBLAS)
+            laws(INTERPRETED if asked.interpret else SUITES, results, left(600 if asked.interpret else PARTS[part]))
         else:
             results = run(part, asked, results, left(PARTS[part]))
         print(f"-- {part}: {time.monotonic() - begun:.0f} s", flush=True)
-    results.found |= {"targets": verdicts(results.rows), "seconds": round(time.monotonic() - start)}
+    results.kept |= {"targets": verdicts(results.rows), "seconds": round(time.monotonic() - start)}
     results.write()
     broken = [
         row["key"] for row in results.rows if row.get("failed") or {"cell", "gpu", "pytest"} & row["notes"].keys()
@@ -342,24 +422,12 @@ def main() -> int:
     if asked.interpret:
         print("interpreted and very small: no number means anything, and no target is judged")
     else:
-        print(table(results.found["targets"]))
-    print(
-        f"{len(results.rows)} rows in {results.found['seconds']} s, {len(broken)} broken{': ' * bool(broken)}{'; '.join(broken)}"
-    )
-    missed = not asked.interpret and any(each["kept"] is False for each in results.found["targets"])
+        print(table(results.kept["targets"]))
+    words = f"{len(results.rows)} rows in {results.kept['seconds']} s, {len(broken)} broken"
+    print(words + (f": {'; '.join(broken)}" if broken else ""))
+    missed = not asked.interpret and any(each["kept"] is False for each in results.kept["targets"])
     return int(bool(broken) or missed)
 
-
-PROTOCOL = (
-    "Causal attention in bfloat16 over 16,384 tokens in all, heads of together 2,048 numbers, [B, L, H, D] with the heads "
-    "brought forward. Each row: all ways in turns in one process, 20 turns after two calls that warm up, the median of "
-    "times by CUDA events, behind a pause of the GPU in which the host runs ahead. flash, cudnn: torch's "
-    "scaled_dot_product_attention by that kernel, causal, without any bias. score: flash's time over ours; where a mask "
-    "leaves pairs out, times the share of pairs that is left. TFLOP/s count 4 head_dim per pair that the mask allows, and "
-    "2.5 times as much backward. Documents and windows are found once, as the layers of a forward share them. Decoding: 64 "
-    "tokens after a prompt of 512, whole generations by the wall clock. Memory: the peak of a training step beyond inputs, "
-    "output and gradients."
-)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import longitude as lg
-from gpu_shapes import MASKED, TOKENS, Shape, flops
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.triton import backend
 from longitude.attention.operation import requests, run_parts
@@ -26,6 +25,45 @@ from longitude.positions.composed import compose
 Measured = dict[str, Any]
 PASSES = {"forward": False, "forward + backward": True}
 ENCODINGS = "nope", "alibi", "t5", "kerple_log", "fox", "fire"
+TOKENS, WIDTH = 16384, 2048
+"""Of all sequences of a shape, and of all heads of a token."""
+MASKED = {"window 1024": {"window": 1024}, "documents of 2048": {"document": 2048}}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Causal attention over sequences of a length; within a window, or packed documents of a size."""
+
+    length: int
+    head_dim: int
+    window: int | None = None
+    document: int | None = None
+    tokens: int = TOKENS
+    width: int = WIDTH
+
+    @property
+    def batch(self) -> int:
+        return max(1, self.tokens // self.length)
+
+    @property
+    def heads(self) -> int:
+        return self.width // self.head_dim
+
+    @property
+    def pairs(self) -> int:
+        """Of one head: queries with the keys that they attend to."""
+        window, document = self.window or self.length, self.document or self.length
+        return sum(min(window, i % document + 1) for i in range(self.length))
+
+    @property
+    def share(self) -> float:
+        """Of the pairs of plain causality."""
+        return self.pairs / (self.length * (self.length + 1) // 2)
+
+
+def flops(shape: Shape, backward: bool) -> float:
+    """Of the pairs that the mask allows, as papers count: 4 head_dim forward, 2.5 times as many backward."""
+    return 4 * shape.head_dim * shape.pairs * shape.batch * shape.heads * (3.5 if backward else 1)
 
 
 @dataclass(frozen=True)
@@ -263,7 +301,7 @@ def checks(machine: Machine) -> Iterator[Cell]:
 
 # ---- rotation ----------------------------------------------------------------------------------------------------------
 def rotation(machine: Machine, length: int, head_dim: int, layout: str, backward: bool) -> Measured:
-    """Q and k of as many heads, tables prepared, against a copy of both; other libraries where they are installed."""
+    """Q and k of as many heads, tables prepared, against a copy of both."""
     shape = machine.shape(length, head_dim)
     make = {"device": machine.device, "dtype": machine.dtype}
     q, k, gq, gk = (
@@ -280,32 +318,12 @@ def rotation(machine: Machine, length: int, head_dim: int, layout: str, backward
                 for x, y in zip((q, k), into, strict=True):
                     y.copy_(x)
 
-    def liger() -> tuple[Tensor, ...]:
-        from liger_kernel.transformers.rope import liger_rotary_pos_emb
-
-        cos, sin = (torch.cat([x, x], -1)[None].to(machine.dtype) for x in tables)
-        return liger_rotary_pos_emb(q.clone(), k.clone(), cos, sin)  # it writes into what it is given
-
-    def flash_attn() -> list[Tensor]:
-        from flash_attn.layers.rotary import apply_rotary_emb
-
-        cos, sin = (x.to(machine.dtype) for x in tables)
-        return [
-            apply_rotary_emb(x.transpose(1, 2), cos, sin, interleaved=layout != "half").transpose(1, 2) for x in (q, k)
-        ]
-
     def step(rotate: Callable[[], Any]) -> Callable[[], object]:
         if not backward:
             return torch.no_grad()(rotate)
         return lambda: torch.autograd.grad([*rotate()], [q, k], [gq, gk])
 
-    ways = {
-        "copy": copy,
-        "longitude": step(lambda: rope.queries_and_keys(q, k, tables)),
-        "flash-attn": step(flash_attn),
-    }
-    if layout == "half":
-        ways["liger"] = step(liger)
+    ways = {"copy": copy, "longitude": step(lambda: rope.queries_and_keys(q, k, tables))}
     ms, notes = machine.milliseconds(ways)
     moved = 2 * 2 * q.numel() * q.element_size() * (1 + backward)
     return {
@@ -372,3 +390,6 @@ def decoding(machine: Machine, batch: int) -> Measured:
 def decoding_cells(machine: Machine) -> Iterator[Cell]:
     for batch in (1, 64):
         yield Cell({"part": "decode", "batch": batch}, partial(decoding, machine, batch if machine.earnest else 2))
+
+
+PARTS = {"checks": checks, "attention": attention_cells, "rotation": rotation_cells, "decode": decoding_cells}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gpu
-from gpu_shapes import Shape, flops
+from gpu_cells import Shape, flops
 from tests.docs.test_snippets import ROOT
 
 
