@@ -26,7 +26,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test quick near test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-decode bench-import gpu properties numbers claims verdicts api freeze-api notebooks laws docs dist dist-test clean new-torch native
+.PHONY: help install study report checkpoint test quick near test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-decode gpu properties numbers claims verdicts api freeze-api notebooks laws docs dist dist-test clean new-torch native
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -93,9 +93,6 @@ bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind context
 
 gpu: ## laws and times on a GPU, in at most nine minutes, with any PYTHON that has torch for CUDA: nothing is installed
 	$(if $(shell $(PYTHON) -c 'import torch, pytest, jaxtyping' 2>/dev/null && echo here),$(PYTHON),$(BIN)/python) benchmarks/gpu.py $(ARGS)
-
-bench-import: $(VENV)/study.stamp ## what `import longitude` takes beyond torch's own import (a minute, quiet)
-	$(BIN)/python benchmarks/import_time.py $(ARGS)
 
 properties: OF := -properties
 properties: $(VENV)/study.stamp ## three properties of every encoding, measured: codes, offsets, cost (an hour)

@@ -1,7 +1,6 @@
 """Runs the jobs of .github/workflows here, in fresh clones and environments: `python .ci/jobs.py core-only versions`.
 
     python .ci/jobs.py                      what there is, and which steps need GitHub
-    python .ci/jobs.py --resolve versions   with pip's --dry-run: whether each environment can be installed, and nothing else
     python .ci/jobs.py --keep DIR build     in DIR, which stays
 
 Each combination of a job's matrix gets a clone of the last commit and an environment of its Python, as actions/setup-python gives
@@ -93,7 +92,7 @@ def python(version: str) -> str | None:
     return None
 
 
-def run(job: Job, folder: Path, resolve: bool) -> bool:
+def run(job: Job, folder: Path) -> bool:
     """Every step of a job, up to the first that fails or cannot run; prints a line for each. Whether all passed."""
     clone, artifacts = folder / re.sub(r"[^\w.=-]+", "-", job.title), folder / "artifacts"
     bin_of = clone / "of-the-job" / "bin"
@@ -121,7 +120,7 @@ def run(job: Job, folder: Path, resolve: bool) -> bool:
                 continue
             return True
         begun = time.monotonic()
-        code = do(job, step, clone, artifacts, environment, resolve)
+        code = do(job, step, clone, artifacts, environment)
         if code is not None:
             what = "passed" if code == 0 else f"failed ({code})"
             print(f"    {what} in {time.monotonic() - begun:.0f} s: {' '.join(name.split())[:120]}", flush=True)
@@ -130,9 +129,7 @@ def run(job: Job, folder: Path, resolve: bool) -> bool:
     return True
 
 
-def do(
-    job: Job, step: dict[str, Any], clone: Path, artifacts: Path, environment: dict[str, str], resolve: bool
-) -> int | None:
+def do(job: Job, step: dict[str, Any], clone: Path, artifacts: Path, environment: dict[str, str]) -> int | None:
     """The exit code of one step; None where there is nothing to do. Its output is in clone/LOG."""
     action = step.get("uses", "").partition("@")[0].rpartition("/")[2]
     given = {name: filled(str(value), job.cell) for name, value in step.get("with", {}).items()}
@@ -149,8 +146,6 @@ def do(
             interpreter = python(given["python-version"])
             assert interpreter is not None
             return call([interpreter, "-m", "venv", str(clone / "of-the-job")])
-        if resolve and action:
-            return None
         if action == "upload-artifact":
             shutil.copytree(clone / given["path"], artifacts / given["name"], dirs_exist_ok=True)
             return None
@@ -162,10 +157,6 @@ def do(
             shutil.copytree(artifacts / given["name"], clone / given["path"], dirs_exist_ok=True)
             return None
         command = filled(step["run"], job.cell)
-        if resolve:
-            if not command.startswith("pip install"):
-                return None
-            command = command.replace("pip install", "pip install --dry-run", 1)
         environment = environment | {key: filled(str(value), job.cell) for key, value in step.get("env", {}).items()}
         return call(["bash", "-eo", "pipefail", "-c", command], clone)
 
@@ -173,7 +164,6 @@ def do(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="JOB")
-    parser.add_argument("--resolve", action="store_true", help="only whether the environments can be installed")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR, and leave clones and logs there")
     options = parser.parse_args()
     found = jobs()
@@ -188,7 +178,7 @@ def main() -> int:
     folder = options.keep or Path(tempfile.mkdtemp(prefix="longitude-ci-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"logs and clones: {folder}", flush=True)
-    passed = [run(job, folder, options.resolve) for job in found if job.name in options.names]
+    passed = [run(job, folder) for job in found if job.name in options.names]
     if all(passed) and options.keep is None:
         shutil.rmtree(folder)
     return int(not all(passed))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import longitude as lg
-from fill_numbers import markdown, protocol
+from fill_numbers import protocol
 from longitude.attention.mixer import list_mixers
 from longitude.bench import report
 from longitude.bench.clock import CLOCKS, Clock, interleaved
@@ -27,6 +27,7 @@ from longitude.labels import parse_label
 from longitude.runs.files import write_json
 from longitude.runs.progress import Progress
 from longitude.study.config import require_ascending, require_distinct
+from longitude.study.tables import as_markdown
 from longitude.testing.mixers import bytes_held
 from networks import HEADS, LAYERS, VOCABULARY, WIDTH
 from target import Session, parser
@@ -129,7 +130,7 @@ def table(measured: dict[str, Any]) -> str:
         megabytes = f"{last['cache_bytes'] / 1e6:.3g}"
         lines.append([f"`{line['label']}`", line["growth"], *times, f"{last['ratio']:.2f}", megabytes])
     headings = ["mixer", "cache", f"ms at context {near}", f"ms at context {far}", "ratio", f"MB of cache at {far}"]
-    return f"{markdown(headings, lines)}\n\n{protocol(measured)}"
+    return f"{as_markdown(headings, lines)}\n\n{protocol(measured)}"
 
 
 def main() -> int:

@@ -19,23 +19,13 @@ from textwrap import fill
 from typing import Any
 
 from longitude.report.wording import count, paper
+from longitude.study.tables import as_markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- numbers: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PROSE = 140
 """Characters of a line of prose."""
-WORDS = {
-    "plain causal attention": "PyTorch causal attention without an encoding",
-    "torch's attention": "PyTorch attention",
-    "the same with torch's attention": "the same with PyTorch attention",
-    "plain attention's own memory": "memory of PyTorch attention",
-    "transformers' Llama": "the Llama of transformers",
-    "bias of the offset, forward": "relative position bias, forward",
-    "memory of these four, 1024 to 4096": "memory of Shaw, Transformer-XL, PaTH and FoX, 1024 to 4096",
-    "decoding one token at 8192, any bias of the offset": "decoding one token at 8192, any relative position bias",
-}
-"""The results' own words -> words for readers."""
 TITLES = {"growth of the length": "Memory growth / length growth"}
 """Baseline -> the title of its table, if that is not "Relative to" it."""
 
@@ -46,19 +36,13 @@ def newest(name: str) -> Path | None:
     return max(RESULTS.glob(dated + ("" if name == "bench" else f"-{name}") + ".json"), default=None)
 
 
-def markdown(headings: list[str], lines: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, ["---"] * len(headings), *lines])
-
-
 # ---- targets ---------------------------------------------------------------------------------------------------------
 def promises(measured: dict[str, Any]) -> str:
     """The missed targets by name, and a table for each baseline: what is missed first, the worst of ours, the range of others."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for target in measured["targets"]:
         groups.setdefault(target["of"], []).append(target)
-    tables = {
-        TITLES.get(of, f"Relative to {WORDS.get(of, of)}"): group for of, group in groups.items() if len(group) > 1
-    }
+    tables = {TITLES.get(of, f"Relative to {of}"): group for of, group in groups.items() if len(group) > 1}
     alone = "Each relative to its own baseline"
     if single := [target for group in groups.values() if len(group) == 1 for target in group]:
         tables[alone] = single
@@ -78,11 +62,10 @@ def _targets(measured: dict[str, Any], targets: list[dict[str, Any]], baseline: 
         value = "-" if target["measured"] is None else f"{target['measured']:.2f}"
         kept = {True: "kept", False: "**missed**", None: "-"}[target["met"]]
         span = " to ".join(f"{other:.1f}" for other in dict.fromkeys(f(others) for f in (min, max) if others))
-        first = [WORDS.get(target["name"], target["name"])]
-        first += [WORDS.get(target["of"], target["of"])] if baseline else []
+        first = [target["name"], target["of"]] if baseline else [target["name"]]
         lines.append([*first, kept, value, f"{target['limit']:.2f}", target["worst"] or "", span])
     heads = ["target", *(["baseline"] if baseline else []), "", "measured", "at most", "worst case", "other libraries"]
-    return markdown(heads, lines)
+    return as_markdown(heads, lines)
 
 
 def protocol(measured: dict[str, Any]) -> str:
@@ -129,7 +112,7 @@ def losses(measured: dict[str, Any]) -> str:
         f"Run on {study['begun'][:10]}, {study['machine']['cpu']}, "
         f"{count(study['machine']['threads'], 'thread')}, torch {study['versions']['torch']}."
     )
-    return f"{markdown(heads, lines)}\n\n{fill(note, PROSE)}"
+    return f"{as_markdown(heads, lines)}\n\n{fill(note, PROSE)}"
 
 
 def paper_and_label(label: str) -> str:

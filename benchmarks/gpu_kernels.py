@@ -1,6 +1,6 @@
 """Compile the kernels in Triton for chips that are not here, and print what the assembler says of each.
 
-    python benchmarks/gpu_kernels.py                        # head_dim 64 and 128, bfloat16, all that is added to scores
+    python benchmarks/gpu_kernels.py                        # head_dim 64 and 128, all that is added to scores
     python benchmarks/gpu_kernels.py --chips 80 --widths 64 --adds table --json kernels.json
 
 No GPU is needed: Triton compiles for a target, and brings the assembler. A register that spills is one that is written to memory.
@@ -9,6 +9,7 @@ No GPU is needed: Triton compiles for a target, and brings the assembler. A regi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
@@ -42,23 +43,22 @@ ADDS = {
     "mix": (False, False, 0, False, True),
 }
 """A table, levels, ends of the pieces of FIRE's curves, a softcap, and profiles that tokens mix."""
-DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 WHOLE = {"mix", "of_mix", "q", "k", "v", "out", "grad", "of_q", "of_k", "of_v"}
 INTEGERS, FLOATS = {"lo", "hi", "bounds"}, {"scale", "factor", "cap"}
 FLOAT_ROWS = {"lse", "grad_lse", "delta", "q_level", "k_level", "table", "curves", "rates"}
 FLOAT_ROWS |= {"of_level", "of_table", "of_rates", "of_curves"}
 
 
-def kind_of(name: str, dtype: str) -> str:
+def kind_of(name: str) -> str:
     """The type of a kernel's argument, as `launch` calls it."""
     if name in WHOLE:
-        return f"*{DTYPES[dtype]}"
+        return "*bf16"
     if name in FLOAT_ROWS:
         return "*fp32"
     return "*i32" if name in INTEGERS else "fp32" if name in FLOATS else "i32"
 
 
-def compiled(kernel: str, chip: int, width: int, blocks: launch.Blocks, adds: str, dtype: str) -> dict[str, Any]:
+def compiled(kernel: str, chip: int, width: int, blocks: launch.Blocks, adds: str) -> dict[str, Any]:
     """What came out of it: a row of the table."""
     function = getattr(kernels, kernel)
     (table, levels, ends, cap, mix), wide = ADDS[adds], launch.wide(width)
@@ -67,7 +67,7 @@ def compiled(kernel: str, chip: int, width: int, blocks: launch.Blocks, adds: st
         "TABLE": table, "LEVELS": levels, "ENDS": ends, "CAP": cap, "MIX": mix, "FAR": False, "LEARNED": table,
     }  # fmt: skip
     names = function.arg_names
-    signature = {name: "constexpr" if name in fixed else kind_of(name, dtype) for name in names}
+    signature = {name: "constexpr" if name in fixed else kind_of(name) for name in names}
     aligned = [
         name for name, kind in signature.items() if kind[0] == "*" or name.endswith(("_stride", "_head", "_batch"))
     ]
@@ -80,7 +80,7 @@ def compiled(kernel: str, chip: int, width: int, blocks: launch.Blocks, adds: st
     options = {name: value for name, value in blocks._asdict().items() if name not in "QK"}
     found = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
     return {
-        "kernel": kernel, "chip": f"sm_{chip}", "head_dim": width, "adds": adds, "dtype": dtype, **blocks._asdict(),
+        "kernel": kernel, "chip": f"sm_{chip}", "head_dim": width, "adds": adds, **blocks._asdict(),
         **resources(found, chip),
     }  # fmt: skip
 
@@ -94,9 +94,8 @@ def resources(found: Any, chip: int) -> dict[str, Any]:
         "shared": found.metadata.shared,
         "fits": found.metadata.shared <= SHARED[chip] * 1024,
         "barriers": found.asm["ptx"].count("bar.sync"),
-        "ahead": len(
-            re.findall(r"cp\.async\.c[ag]\.", found.asm["ptx"])
-        ),  # loads that are under way while others are used
+        # Loads that are under way while others are used.
+        "ahead": len(re.findall(r"cp\.async\.c[ag]\.", found.asm["ptx"])),
     }
 
 
@@ -118,49 +117,34 @@ def assembled(code: str, chip: int) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
-def rows(chips: list[int], widths: list[int], adds: list[str], dtypes: list[str]) -> Iterator[dict[str, Any]]:
-    for chip in chips:
-        for width in widths:
-            for number, kernel in enumerate(launch.KERNELS):
-                for what in adds:
-                    several = what in ("both", "curves", "cap")
-                    blocks = launch.blocks_for(chip // 10, launch.wide(width), several)[number]
-                    blocks = launch.MIXED[number] if what == "mix" else blocks
-                    for dtype in dtypes:
-                        yield compiled(kernel, chip, width, blocks, what, dtype)
-            for dtype in dtypes:
-                yield from (rotation(chip, width, half, dtype) for half in (True, False))
+def rows(chips: list[int], widths: list[int], adds: list[str]) -> Iterator[dict[str, Any]]:
+    for chip, width in itertools.product(chips, widths):
+        for (number, kernel), what in itertools.product(enumerate(launch.KERNELS), adds):
+            several = what in ("both", "curves", "cap")
+            blocks = launch.blocks_for(chip // 10, launch.wide(width), several)[number]
+            yield compiled(kernel, chip, width, launch.MIXED[number] if what == "mix" else blocks, what)
+        yield from (rotation(chip, width, half) for half in (True, False))
 
 
-def rotation(chip: int, width: int, half: bool, dtype: str) -> dict[str, Any]:
+def rotation(chip: int, width: int, half: bool) -> dict[str, Any]:
     """The same of the kernel that rotates queries and keys; a quarter of each head stays."""
-    function, kind = rotate.kernel, DTYPES[dtype]
     fixed = {"T": rotate.TOKENS, "H": rotate.HEADS, "PAIRS": width // 2, "HALF": half}
     fixed |= {"Q_REST": width // 4, "K_REST": width // 4}
-    types = {"q": kind, "k": kind, "q_out": kind, "k_out": kind, "cos": "fp32", "sin": "fp32"}
-    names = function.arg_names
-    signature = {
-        name: "constexpr" if name in fixed else f"*{types[name]}" if name in types else "i32" for name in names
-    }
+    types = dict.fromkeys(("q", "k", "q_out", "k_out"), "*bf16") | {"cos": "*fp32", "sin": "*fp32"}
+    names = rotate.kernel.arg_names
+    signature = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in names}
     constants = {(names.index(name),): value for name, value in fixed.items()}
-    found = triton.compile(
-        ASTSource(function, signature, constants), target=GPUTarget("cuda", chip, 32), options={"num_warps": 4}
-    )
-    about = {
-        "kernel": "rotate",
-        "chip": f"sm_{chip}",
-        "head_dim": width,
-        "adds": "half" if half else "between",
-        "dtype": dtype,
-    }
-    return {**about, "Q": fixed["T"], "K": fixed["H"], "num_warps": 4, **resources(found, chip)}
+    source = ASTSource(rotate.kernel, signature, constants)
+    built = triton.compile(source, target=GPUTarget("cuda", chip, 32), options={"num_warps": 4})
+    about = {"kernel": "rotate", "chip": f"sm_{chip}", "head_dim": width, "adds": "half" if half else "between"}
+    return {**about, "Q": fixed["T"], "K": fixed["H"], "num_warps": 4, **resources(built, chip)}
 
 
 def line(row: dict[str, Any]) -> str:
     blocks = f"{row['Q']}x{row['K']}, {row['num_warps']} warps"
     fits = "" if row["fits"] else "  too much shared memory"
     return (
-        f"{row['chip']:7} {row['kernel']:17} head_dim {row['head_dim']:3}  {row['dtype']:8}  {row['adds']:7}  {blocks:15}  "
+        f"{row['chip']:7} {row['kernel']:17} head_dim {row['head_dim']:3}  {row['adds']:7}  {blocks:15}  "
         f"{row['registers']:3} registers  {row['spilled']:3} bytes spilled  {row['shared'] / 1024:5.1f} KiB shared{fits}"
     )
 
@@ -172,11 +156,10 @@ def main() -> int:
     )
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128], help="head_dims")
     parser.add_argument("--adds", nargs="+", choices=ADDS, default=list(ADDS), help="what is added to scores")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bfloat16"])
     parser.add_argument("--json", type=Path, help="write the rows there, too")
     chosen = parser.parse_args()
     found = []
-    for row in rows(chosen.chips, chosen.widths, chosen.adds, chosen.dtypes):
+    for row in rows(chosen.chips, chosen.widths, chosen.adds):
         found.append(row)
         print(line(row), flush=True)
     if chosen.json:

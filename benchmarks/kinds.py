@@ -1,5 +1,7 @@
 """Which encodings do nothing but one thing: those that targets are about."""
 
+from functools import cache
+
 import longitude as lg
 from longitude.bench.cases import AttentionShape, built
 from longitude.positions.base import Encoding, OffsetBias, SinkLogits, Temperature
@@ -8,6 +10,7 @@ from longitude.positions.composed import Composed
 TINY = AttentionShape(1, 8, 8, 64, 16)
 
 
+@cache
 def _without_tokens() -> dict[str, Composed]:
     """Every encoding that neither acts on the tokens nor reads them."""
     every = {name: built(name, TINY) for name in lg.list_encodings()}

@@ -28,23 +28,18 @@ def of_ours(label: str, length: int) -> nn.Module:
     return lg.LongitudeForCausalLM(config)
 
 
-def of_transformers(kind: str, length: int) -> nn.Module:
-    """A model of transformers of the same size, layer by layer."""
+def llama(length: int) -> nn.Module:
+    """A Llama of transformers of the same size, layer by layer."""
     import transformers
 
     same: Any = of_ours("rope", length).config
-    size = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS}
-    options = {
-        "Llama": {
-            **size, "intermediate_size": same.intermediate_size, "max_position_embeddings": length,
-            "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None,
-        },
-        "Bloom": {**size, "use_cache": False},
-        "Mpt": {**size, "max_seq_len": length, "expansion_ratio": 4, "use_cache": False},
-    }  # fmt: skip
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(vocab_size=VOCABULARY, **options[kind])
-    return getattr(transformers, f"{kind}ForCausalLM")(config)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=same.intermediate_size, max_position_embeddings=length, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
 
 
 def training_step(model: nn.Module, ids: Tensor) -> Callable[[], object]:
@@ -61,8 +56,7 @@ def training_step(model: nn.Module, ids: Tensor) -> Callable[[], object]:
 
 
 def training(session: Session) -> list[Row]:
-    """A decoder of 4 layers, 256 wide, 4 sequences of 2048, over one without an encoding on torch's attention; and transformers'
-    own of one sequence, over its Llama."""
+    """A decoder of 4 layers, 256 wide, 4 sequences of 2048, over one without an encoding on torch's attention."""
     shape = session.shape(2048, 4, HEADS, WIDTH // HEADS)
     ids = torch.randint(VOCABULARY, (shape.batch, shape.length), generator=torch.Generator().manual_seed(0))
     base = "no encoding"
@@ -70,14 +64,7 @@ def training(session: Session) -> list[Row]:
     calls: dict[str, Call] = {base: ("plain", "sdpa", plain)}
     for label in (*offset_biases(), *rotations()):
         calls[label] = ("ours", "auto", training_step(of_ours(label, shape.length), ids))
-    rows = session.compare(calls, base, shape, "step", 4, "training step")
-    if session.peers:
-        names = {"transformers Llama": "Llama", "transformers Bloom": "Bloom", "transformers MPT": "Mpt"}
-        models = {name: of_transformers(kind, shape.length) for name, kind in names.items()}
-        calls = {name: ("peer", "transformers", training_step(model, ids[:1])) for name, model in models.items()}
-        one = session.shape(2048, 1, HEADS, WIDTH // HEADS)
-        rows += session.compare(calls, "transformers Llama", one, "step", 3, "training step")
-    return rows
+    return session.compare(calls, base, shape, "step", 4, "training step")
 
 
 def generation(*labels: str) -> Callable[[Session], list[Row]]:
@@ -88,9 +75,7 @@ def generation(*labels: str) -> Callable[[Session], list[Row]]:
         for batch in (1, 8):
             shape = session.shape(128, batch, HEADS, WIDTH // HEADS)
             prompt = torch.randint(VOCABULARY, (batch, shape.length), generator=torch.Generator().manual_seed(0))
-            calls: dict[str, Call] = {
-                "transformers Llama": ("plain", "transformers", generating(of_transformers("Llama", 256), prompt))
-            }
+            calls: dict[str, Call] = {"transformers Llama": ("plain", "transformers", generating(llama(256), prompt))}
             for label in labels:
                 calls[label] = ("ours", "auto", generating(of_ours(label, 256), prompt))
             rows += session.compare(calls, "transformers Llama", shape, "generate", 7, "generation")

@@ -140,25 +140,6 @@ def _heads(x: Tensor, shape: AttentionShape) -> Tensor:
     return x.unflatten(2, (shape.heads, shape.head_dim)).transpose(1, 2)
 
 
-def bloom(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
-    from transformers import BloomConfig
-    from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
-
-    shape, q = inputs.shape, inputs.q
-    config = BloomConfig(hidden_size=shape.dim, n_head=shape.heads, hidden_dropout=0.0, attention_dropout=0.0)
-    module = BloomAttention(config, layer_idx=0)
-    module.dense = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
-    ones, nothing, future = torch.ones(shape.batch, shape.length), torch.zeros((), dtype=q.dtype), _future(inputs)
-
-    def forward() -> list[Tensor]:
-        fused = torch.stack([q, *_repeated(inputs)], 3).transpose(1, 2).flatten(2)
-        module.query_key_value.forward = lambda input: fused  # as its projection would return them
-        alibi = build_alibi_tensor(ones, shape.heads, q.dtype)
-        return [_heads(module(fused, nothing, alibi, future[None, None])[0], shape)]
-
-    return forward, []
-
-
 def mpt(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
     from transformers import MptConfig
     from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
@@ -203,7 +184,6 @@ PEERS = (
     Peer("x-transformers ALiBi", "x-transformers", x_alibi, scores=3),
     Peer("x-transformers T5 bias", "x-transformers", x_t5, scores=5),
     *(Peer(name, package, rotating(rotation)) for name, (package, rotation) in ROTATIONS.items()),
-    Peer("transformers Bloom", "transformers", bloom, scores=4),
     Peer("transformers MPT", "transformers", mpt, scores=4),
     Peer("transformers T5", "transformers", t5, scores=5),
 )

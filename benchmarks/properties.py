@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fill_numbers import RESULTS, markdown, paper_and_label
+from fill_numbers import RESULTS, paper_and_label
 from longitude.bench.cases import AttentionShape, Inputs, ours, plain
 from longitude.bench.clock import CLOCKS, interleaved
 from longitude.catalogue import acts
@@ -42,6 +42,7 @@ from longitude.positions.composed import compose
 from longitude.runs.files import write_json
 from longitude.runs.provenance import commit_of_code, machine, versions
 from longitude.study.results import question_of, read_run
+from longitude.study.tables import as_markdown
 
 STUDY = {"--encodings": "all", "--steps": "260", "--learning-rates": "0.004", "--seeds": "0"}
 """Of the study, where ARGS does not say another: an hour on two cores."""
@@ -175,7 +176,7 @@ def main() -> int:
     write_json(options.out, result)
     headings = ["encoding", "distance of the two most similar positions", "relative", "time / PyTorch"]
     rows.sort(key=lambda row: row["cost"])
-    print(markdown(headings, [[paper_and_label(row["encoding"]), *cells(row)] for row in rows]), words, sep="\n\n")
+    print(as_markdown(headings, [[paper_and_label(row["encoding"]), *cells(row)] for row in rows]), words, sep="\n\n")
     for row in rows:
         if row["missing"]:
             print(f"{row['encoding']}: {row['missing']}")

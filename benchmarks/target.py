@@ -162,7 +162,6 @@ class Target:
             "met": None if measured is None else measured <= self.limit,
             "worst": None if worst is None else f"{worst.name}, {report.short(worst.passed)}, {worst.length}",
             "environment": dict(self.environment),
-            "how": " ".join((self.measure.__doc__ or "").split()),
         }
 
 

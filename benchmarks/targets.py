@@ -6,7 +6,7 @@ To add one, add a Target to TARGETS. Unless it says otherwise: float32, one sequ
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,26 +27,29 @@ from target import Call, Session, Target, calls_of, main, step
 
 BOTH = "forward+backward"
 PASSES = ("forward", BOTH)
-DENSE_BIASES = ("x-transformers ALiBi", "transformers Bloom", "transformers MPT")
+DENSE_BIASES = ("x-transformers ALiBi", "transformers MPT")
 LEARNED_BIASES = ("x-transformers T5 bias", "transformers T5")
+LONG = {1024: 9, 2048: 7, 4096: 5, 8192: 3}
+SHORT = {2048: 5, 4096: 3}
+"""Turns by length."""
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
-def biases(passed: str, learned: bool | None, rivals: tuple[str, ...]) -> Callable[[Session], list[Row]]:
+def over_plain(
+    labels: Sequence[str], turns: dict[int, int], passed: str = BOTH, rivals: tuple[str, ...] = (), batch: int = 1
+) -> Callable[[Session], list[Row]]:
+    """Encodings over attention without one, and peers up to 2048 tokens; turns: by length. What an encoding reads is included."""
+
     def measure(session: Session) -> list[Row]:
-        """Every encoding that is nothing but a bias of the offset, at lengths 1024 to 8192; others at 1024 and 2048."""
-        rows, labels = [], offset_biases(learned)
-        for length, turns in ((1024, 9), (2048, 7), (4096, 5), (8192, 3)):
-            others = rivals if length <= 2048 else ()
-            rows += session.attention(labels, session.shape(length), passed, turns, others)
-        return rows
+        return [
+            row
+            for length, count in turns.items()
+            for row in session.attention(
+                [*labels], session.shape(length, batch), passed, count, rivals if length <= 2048 else ()
+            )
+        ]
 
     return measure
-
-
-def learned_in_batches(session: Session) -> list[Row]:
-    """Eight sequences of 1024."""
-    return session.attention(offset_biases(True), session.shape(1024, batch=8), BOTH, 5, LEARNED_BIASES[:1])
 
 
 def extra_memory(session: Session) -> list[Row]:
@@ -69,26 +72,6 @@ def _memory_row(session: Session, name: str, shape: AttentionShape) -> Row:
     program = (peers.__file__,) if name in peers.installed() else ("-m", "longitude.bench.memory")
     mib = memory.growth(shape, name, "auto", session.threads, program)
     return session.row(name, "ours", shape, "memory", BOTH, memory_mib=mib, clock="none")
-
-
-def over_plain(*labels: str) -> Callable[[Session], list[Row]]:
-    def measure(session: Session) -> list[Row]:
-        """At lengths 2048 and 4096; columns that it reads off the tokens, and their gradients, included."""
-        return [
-            row
-            for length, turns in ((2048, 5), (4096, 3))
-            for row in session.attention([*labels], session.shape(length), BOTH, turns)
-        ]
-
-    return measure
-
-
-def of_content(passed: str) -> Callable[[Session], list[Row]]:
-    def measure(session: Session) -> list[Row]:
-        """At length 2048."""
-        return session.attention(["fire", "cope"], session.shape(2048), passed, 5)
-
-    return measure
 
 
 def memory_by_length(labels: tuple[str, ...]) -> Callable[[Session], list[Row]]:
@@ -222,26 +205,26 @@ def documents(session: Session) -> list[Row]:
     return against_dense(session, shape, lg.Causal() & lg.Documents(ids), allowed, "documents", 2)
 
 
-def padding(session: Session) -> list[Row]:
-    """Eight sequences of 128, 256, ... 1024 tokens, padded on the left, as for generation, and on the right, as for training
-    (there, queries that are padding attend to all tokens before them), against the mask of all pairs.
+def padding(side: str, leave_out: bool) -> Callable[[Session], list[Row]]:
+    """Eight sequences of 128, 256, ... 1024 tokens, against the mask of all pairs.
+
+    side: left, as for generation, or right, as for training. leave_out: queries that are padding are left out, too, as layers and
+    models do with documents=; else on the right they attend to all tokens before them.
     """
-    rows, shape = [], session.shape(1024, batch=8)
-    lengths, order = torch.arange(1, 9) * shape.length // 8, torch.arange(shape.length)
-    sides = {"left": order >= shape.length - lengths[:, None], "right": order < lengths[:, None]}
-    for side, valid in sides.items():
+
+    def measure(session: Session) -> list[Row]:
+        shape = session.shape(1024, batch=8)
+        lengths, order = torch.arange(1, 9) * shape.length // 8, torch.arange(shape.length)
+        valid = order >= shape.length - lengths[:, None] if side == "left" else order < lengths[:, None]
         allowed = valid[:, None, None, :] & torch.ones(shape.length, shape.length, dtype=torch.bool).tril()
-        rows += against_dense(session, shape, lg.Causal() & lg.Padding(valid), allowed, f"padding on the {side}", 5)
-    return rows
+        mask = lg.Causal() & lg.Documents(valid.long()) if leave_out else lg.Causal()
+        return against_dense(session, shape, mask & lg.Padding(valid), allowed, f"padding on the {side}", 5)
+
+    return measure
 
 
-def padded_tokens(session: Session) -> list[Row]:
-    """The same on the right where queries that are padding are left out, too, as layers and models do with documents=."""
-    shape = session.shape(1024, batch=8)
-    valid = torch.arange(shape.length) < torch.arange(1, 9)[:, None] * shape.length // 8
-    allowed = valid[:, None, None, :] & torch.ones(shape.length, shape.length, dtype=torch.bool).tril()
-    mask = lg.Causal() & lg.Documents(valid.long()) & lg.Padding(valid)
-    return against_dense(session, shape, mask, allowed, "tokens that are padding", 5)
+def both_sides(session: Session) -> list[Row]:
+    return [row for side in ("left", "right") for row in padding(side, leave_out=False)(session)]
 
 
 def against_dense(
@@ -269,41 +252,44 @@ def decoding(session: Session) -> list[Row]:
 
 
 # ---- the set ---------------------------------------------------------------------------------------------------------
-ATTENTION = "plain causal attention"
+ATTENTION = "PyTorch causal attention without an encoding"
 TARGETS = (
-    Target("bias of the offset, forward", 1.10, ATTENTION, biases("forward", None, DENSE_BIASES)),
-    Target("fixed bias, forward + backward", 1.15, ATTENTION, biases(BOTH, False, DENSE_BIASES)),
-    Target("no encoding", 0.8, "torch's attention", unbiased),
-    Target("rotary attention, rotation included", 0.8, "the same with torch's attention", rotary),
+    Target("relative position bias, forward", 1.10, ATTENTION, over_plain(offset_biases(), LONG, "forward", DENSE_BIASES)),
+    Target("fixed bias, forward + backward", 1.15, ATTENTION, over_plain(offset_biases(False), LONG, BOTH, DENSE_BIASES)),
+    Target("no encoding", 0.8, "PyTorch attention", unbiased),
+    Target("rotary attention, rotation included", 0.8, "the same with PyTorch attention", rotary),
     Target("bfloat16 inputs", 1.0, "float32 inputs", bfloat16),
-    Target("learned bias, forward + backward", 1.30, ATTENTION, biases(BOTH, True, LEARNED_BIASES)),
-    Target("learned bias, batch 8 of 1024, forward + backward", 1.80, ATTENTION, learned_in_batches),
-    Target("extra memory of a bias at 8192", 1.0, "plain attention's own memory", extra_memory),
+    Target("learned bias, forward + backward", 1.30, ATTENTION, over_plain(offset_biases(True), LONG, BOTH, LEARNED_BIASES)),
+    Target(
+        "learned bias, batch 8 of 1024, forward + backward", 1.80, ATTENTION,
+        over_plain(offset_biases(True), {1024: 5}, BOTH, LEARNED_BIASES[:1], batch=8),
+    ),
+    Target("extra memory of a bias at 8192", 1.0, "memory of PyTorch attention", extra_memory),
     Target("rotating q and k, tables prepared", 1.30, "cloning q and k", rotation.rotation, rotation.PINNED),
     Target(
         "rotating q and k without a compiler", 3.0, "cloning q and k", rotation.rotation,
         {**rotation.PINNED, "LONGITUDE_COMPILE": "0"},
     ),
     Target("training step of a decoder, any bias or rotation", 1.0, "no encoding in torch", networks.training),
-    Target("Shaw, forward + backward", 1.3, ATTENTION, over_plain("shaw")),
-    Target("Transformer-XL, forward + backward", 2.0, ATTENTION, over_plain("transformer_xl")),
-    Target("PaTH, forward + backward", 3.0, ATTENTION, over_plain("path")),
-    Target("FoX, forward + backward", 1.2, ATTENTION, over_plain("fox")),
-    Target("temperature or sink, forward + backward", 1.15, ATTENTION, over_plain(*temperatures_and_sinks())),
-    Target("FIRE and CoPE, forward", 1.5, ATTENTION, of_content("forward")),
-    Target("FIRE and CoPE, forward + backward", 3.0, ATTENTION, of_content(BOTH)),
+    Target("Shaw, forward + backward", 1.3, ATTENTION, over_plain(["shaw"], SHORT)),
+    Target("Transformer-XL, forward + backward", 2.0, ATTENTION, over_plain(["transformer_xl"], SHORT)),
+    Target("PaTH, forward + backward", 3.0, ATTENTION, over_plain(["path"], SHORT)),
+    Target("FoX, forward + backward", 1.2, ATTENTION, over_plain(["fox"], SHORT)),
+    Target("temperature or sink, forward + backward", 1.15, ATTENTION, over_plain(temperatures_and_sinks(), SHORT)),
+    Target("FIRE and CoPE, forward", 1.5, ATTENTION, over_plain(["fire", "cope"], {2048: 5}, "forward")),
+    Target("FIRE and CoPE, forward + backward", 3.0, ATTENTION, over_plain(["fire", "cope"], {2048: 5})),
     Target("memory of FIRE and CoPE, 1024 to 4096", 1.1, "growth of the length", memory_by_length(("fire", "cope"))),
     Target(
-        "memory of these four, 1024 to 4096", 1.1, "growth of the length",
+        "memory of Shaw, Transformer-XL, PaTH and FoX, 1024 to 4096", 1.1, "growth of the length",
         memory_by_length(("shaw", "transformer_xl", "path", "fox")),
     ),
     Target("sliding window", 1.15, "its share of the pairs", window),
     Target("packed documents, 64 of 128", 0.3, "a dense mask", documents),
-    Target("padded batch", 0.3, "a dense mask", padding),
-    Target("padded batch, no queries that are padding", 0.15, "a dense mask", padded_tokens),
-    Target("decoding one token at 8192, any bias of the offset", 1.10, "the unbiased step", decoding),
-    Target("generation", 1.0, "transformers' Llama", networks.generation("rope")),
-    Target("generation with a bias", 0.9, "transformers' Llama", networks.generation("alibi", "t5")),
+    Target("padded batch", 0.3, "a dense mask", both_sides),
+    Target("padded batch, no queries that are padding", 0.15, "a dense mask", padding("right", leave_out=True)),
+    Target("decoding one token at 8192, any relative position bias", 1.10, "the unbiased step", decoding),
+    Target("generation", 1.0, "the Llama of transformers", networks.generation("rope")),
+    Target("generation with a bias", 0.9, "the Llama of transformers", networks.generation("alibi", "t5")),
     Target("unmodified Llama of 135M, prompt of 2048 and 64 tokens", 1.0, "the same with sdpa", networks.unmodified),
     Target("graphs compiled over 20 lengths", 2.0, "one graph", networks.graphs),
 )  # fmt: skip

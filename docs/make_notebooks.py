@@ -8,7 +8,6 @@ every reader: no times, no version of Python, and with each picture its words.
 """
 
 import argparse
-import hashlib
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,7 +50,6 @@ def executed(notebook: Any, timeout: int = 600) -> Any:
     notebook.metadata = {
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
         "language_info": {"name": "python", "pygments_lexer": "ipython3"},
-        "longitude": {"sources": digest(notebook)},
     }
     return notebook
 
@@ -65,11 +63,6 @@ def alternatives(cell: Any) -> list[str]:
     """Of each picture that a cell shows, what it says to those who do not see it; "" where it says nothing."""
     pictures = [output for output in cell.outputs if any(kind in output.get("data", ()) for kind in PICTURES)]
     return [next((about.get("alt", "") for about in each.metadata.values()), "") for each in pictures]
-
-
-def digest(notebook: Any) -> str:
-    """Of all sources: outputs belong to the sources that they were stored with."""
-    return hashlib.sha256("\0".join(cell.source for cell in notebook.cells).encode()).hexdigest()[:16]
 
 
 def main() -> None:

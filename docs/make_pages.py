@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import make_gallery
 import make_laws
 from claims.base import list_claims
-from fill_numbers import WORDS, newest
+from fill_numbers import newest
 from longitude.attention.mixer import MIXERS
 from longitude.cli.check import COLORS
 from longitude.labels import parse_label
@@ -36,16 +36,6 @@ ROWS = 24
 """Of the table of numbers below a picture, about."""
 LARGE = {"size": 128, "window": 128}
 """Options of a mixer without a default, in its pictures; others as the laws have them."""
-BASELINES = {
-    "plain": "PyTorch",
-    "torch": "PyTorch",
-    "rotary, torch": "PyTorch with RoPE",
-    "dense mask": "PyTorch with a dense mask",
-    "unbiased": "PyTorch",
-    "no encoding": "the same decoder without an encoding",
-    "transformers Llama": "the Llama of transformers",
-}
-"""The results' own words of what a time is divided by -> words for readers; others stay."""
 SIGN = re.compile(r"(`[^`]*`|https?://\S+)|([\\*_<|\[\]])")
 
 
@@ -87,7 +77,6 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "facts": [(head, text) for head, text in one.words if head and head not in ("source", "cost here")],
         "pictures": [picture(label, figure(drawing), source) for drawing in one.drawings],
         "properties": property_row(name) if kind == "encoding" else None,
-        "bench": [*bench_rows(name)],
         "decode": [*decode_rows(name)] if kind == "mixer" else [],
         "laws": (laws := law_rows(kind, name)),
         "counts": counted(laws),
@@ -186,28 +175,6 @@ def property_row(name: str) -> list[str] | None:
     """Distance of codes, relative, cost; None where it was not measured."""
     rows = {row["encoding"]: row for row in results("properties")["rows"]}
     return cells(rows[name]) if name in rows else None
-
-
-def bench_rows(name: str) -> Iterator[list[str]]:
-    """Of the performance targets, ours with this name: test, pass, shapes, and the range of times over that of the baseline."""
-    tests: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in results("bench")["rows"]:
-        if row["kind"] == "ours" and row["name"] == name and row["ratio"] is not None:
-            tests.setdefault((row["group"], row["passed"], row["against"]), []).append(row)
-    for (group, passed, against), rows in tests.items():
-        shapes = " × ".join(_range([row[side] for row in rows], ",") for side in ("batch", "length"))
-        times = _range([row["ratio"] for row in rows], ".2f")
-        yield [
-            WORDS.get(group, group),
-            passed.replace("+", " + "),
-            shapes,
-            f"{times}× {BASELINES.get(against, against)}",
-        ]
-
-
-def _range(numbers: list[Any], form: str) -> str:
-    """1,024 to 8,192; 0.46 for numbers that are written alike."""
-    return " to ".join(dict.fromkeys(format(f(numbers), form) for f in (min, max)))
 
 
 def decode_rows(name: str) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ OPTIONAL = (
 
 # ---- imports -------------------------------------------------------------------------------------------------------
 ALLOWED = {"longitude", "jaxtyping", "numpy", "importlib"}  # numpy comes with torch; jaxtyping reads numpy.typing
-MODULES = 100  # 96 today; benchmarks/import_time.py says what they take
+MODULES = 100  # 96 today
 
 
 def test_an_import_brings_few_modules() -> None:
