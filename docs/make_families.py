@@ -9,7 +9,6 @@ A law that fails stands on the page only if EXPLAINED says what the class does, 
 import sys
 import warnings
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -265,7 +264,7 @@ def extended(model: Any) -> str:
 
 
 def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -> str:
-    """A table of what fails, the families in which nothing does, and those that are not tried."""
+    """A table of what fails, what is not tried, and how many are read and extended."""
     broken = [(family, one) for family, results in found.items() for one in results.values() if one.status == "failed"]
     failing = {family for family, _ in broken}
     reasons = explained()
@@ -287,13 +286,11 @@ def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -
         measured = "raises" if one.measured is None else f"{one.measured:.2g}"
         reason = reasons.get((family, one.law), one.reason)
         lines.append(f"| `{family}` | `{one.law}` | {measured} | {one.threshold:.2g} | {reason} |")
-    alphabet = groupby((family for family in found if family not in failing), key=lambda family: family[0])
     chosen = [family for family, results in found.items() if "equal scores" in results["cached_decoding"].reason]
     lines += [
         "",
-        "`python docs/make_families.py` makes this page, and `families.csv` with what each law measured and each verb did, in "
-        "about twelve minutes of processor time. `tests/docs/test_families.py` also shows each defect in transformers alone, "
-        "without Longitude.",
+        "[families.csv](families.csv) has what each law measured for every family. `tests/docs/test_families.py` shows each "
+        "defect in transformers alone. `python docs/make_families.py` makes both files again, in twelve minutes.",
         "",
         "## Sparse attention",
         "",
@@ -301,11 +298,6 @@ def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -
         "equal keys torch takes depends on the number of keys, so a decoded token may get others than in a full forward pass. "
         "`check` takes the first of equal scores in both: then decoding equals the full forward pass, with as many keys as the "
         "config says and with all keys.",
-        "",
-        "## All laws pass",
-        "",
-        *("| | families |", "| --- | --- |"),
-        *(f"| {initial} | {', '.join(f'`{name}`' for name in names)} |" for initial, names in alphabet),
         "",
         "## Not tried",
         "",
@@ -318,8 +310,6 @@ def of_positions(positions: dict[str, Positions]) -> list[str]:
     """The section of what is read and extended."""
     written = sum(one.extended == "written" for one in positions.values())
     unread = [f"`{family}`" for family, one in positions.items() if one.read == "not understood"]
-    reasons = dict.fromkeys(one.extended for one in positions.values() if one.extended != "written")
-    which = {why: [f"`{name}`" for name, one in positions.items() if one.extended == why] for why in reasons}
     return [
         "",
         "## Read and extended",
@@ -327,12 +317,8 @@ def of_positions(positions: dict[str, Positions]) -> list[str]:
         f"`longitude show` reads the positions of {len(positions) - len(unread)} of {len(positions)} architectures as their "
         f"classes compute them. For the others it prints what it does not understand: {', '.join(unread)}.",
         "",
-        f"`longitude extend --method yarn` writes a checkpoint for {written}, four times as long. Nothing is written unless the "
-        "class of the new config rotates as asked. These are not extended:",
-        "",
-        "| reason | families |",
-        "| --- | --- |",
-        *(f"| {why} | {', '.join(names)} |" for why, names in sorted(which.items(), key=lambda one: -len(one[1]))),
+        f"`longitude extend --method yarn` writes a checkpoint for {written}, four times as long. It names the reason for the "
+        "others: a learned table, no positions that it knows, or windows in every layer that rotates.",
     ]
 
 
