@@ -60,9 +60,9 @@ def catalogue() -> dict[str, Any]:
         "scaling": [_of_class(name, scheme) for name, scheme in SCHEMES.items()],
         "samplers": [_of_class(name, sampler) for name, sampler in SAMPLERS.items()],
         "plugins": [
-            each.record
-            | {"registers": each.registered, "problems": {n: problems[n] for n in each.registered if n in problems}}
-            for each in plugins.loaded()
+            plugin.record
+            | {"registers": plugin.registered, "problems": {n: problems[n] for n in plugin.registered if n in problems}}
+            for plugin in plugins.loaded()
         ],
         "machine": versions() | machine() | {"mps": torch.backends.mps.is_available(), "loops": load.route()},
     }
@@ -156,9 +156,9 @@ def first_paragraph(thing: Any) -> str:
 
 def section(thing: Any, title: str) -> list[str]:
     """The lines of a section of a docstring ("Args", "Source"), without their common indent; empty if there is none."""
-    _, found, rest = f"\n{inspect.getdoc(thing) or ''}\n".partition(f"\n{title}:\n")
+    _, heading, rest = f"\n{inspect.getdoc(thing) or ''}\n".partition(f"\n{title}:\n")
     lines = []
-    for line in rest.splitlines() if found else []:
+    for line in rest.splitlines() if heading else []:
         if line and not line.startswith(" "):
             break
         lines.append(line)

@@ -59,8 +59,8 @@ class UsageError(ValueError):
     def __str__(self) -> str:
         if self.expected is None:
             return f"unknown {self.what} {self.got}: {self.remedy}"
-        found = f"expected {self.expected}, got {self.got}"
-        return (f"{self.what}: " if self.what else "") + found + (f"; {self.remedy}" if self.remedy else "")
+        reason = f"expected {self.expected}, got {self.got}"
+        return (f"{self.what}: " if self.what else "") + reason + (f"; {self.remedy}" if self.remedy else "")
 
 
 class UnsupportedVersion(ImportError):
@@ -85,21 +85,21 @@ def require_torch() -> None:
     """Raise UnsupportedVersion if torch is older than we support."""
     import torch
 
-    found = str(torch.__version__)
-    if _release(found) < _release(OLDEST_TORCH):
+    version = str(torch.__version__)
+    if _release(version) < _release(OLDEST_TORCH):
         raise UnsupportedVersion(
-            f"longitude needs torch {OLDEST_TORCH} or newer, and this is torch {found}: pip install --upgrade torch"
+            f"longitude needs torch {OLDEST_TORCH} or newer, and this is torch {version}: pip install --upgrade torch"
         )
 
 
-def _release(found: str) -> tuple[int, ...]:
+def _release(version: str) -> tuple[int, ...]:
     """The first two numbers of a version."""
-    return tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
 def nearest(name: object, valid: Iterable[str]) -> str | None:
     """The valid name that is most like the given one, if any is."""
-    by_lower = {each.lower().lstrip("-"): each for each in valid}  # dashes are alike in all options
+    by_lower = {name.lower().lstrip("-"): name for name in valid}  # dashes are alike in all options
     near = get_close_matches(str(name).lower().lstrip("-"), by_lower, n=1)
     return by_lower[near[0]] if near else None
 

@@ -148,7 +148,7 @@ def records(*texts: str) -> list[Record]:
 
 def require_loaded(saved: Iterable[Record], whose: str) -> None:
     """Raise ValueError for the first saved plugin that is not loaded here; whose: the run that used the saved plugins."""
-    here = {each.name for each in loaded()}
+    here = {plugin.name for plugin in loaded()}
     for before in saved:
         if before["name"] not in here:
             place = before.get("path") or before.get("distribution")
@@ -182,7 +182,7 @@ def _from_content(path: str, content: bytes) -> Plugin:
             f"--plugin {path}: it registers nothing; put @lg.register, @lg.register_mixer or @register_task over its classes"
         )
     _loaded[name] = Plugin(name, sha256, path, None, content, names)
-    os.environ[VARIABLE] = os.pathsep.join(each.path for each in _loaded.values() if each.path is not None)
+    os.environ[VARIABLE] = os.pathsep.join(plugin.path for plugin in _loaded.values() if plugin.path is not None)
     return _loaded[name]
 
 
@@ -201,5 +201,5 @@ def _from_entry_point(point: EntryPoint) -> None:
     roots = [Path(root) for root in getattr(module, "__path__", [])]
     files = [file for root in roots for file in sorted(root.rglob("*.py"))] or [Path(module.__file__ or "")]
     hashes = [hashlib.sha256(file.read_bytes()) for file in files]
-    digest = hashes[0] if len(hashes) == 1 else hashlib.sha256(b"".join(each.digest() for each in hashes))
+    digest = hashes[0] if len(hashes) == 1 else hashlib.sha256(b"".join(part.digest() for part in hashes))
     _loaded[point.name] = Plugin(point.name, digest.hexdigest(), None, distribution, b"", names)

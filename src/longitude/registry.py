@@ -203,7 +203,7 @@ def _needs(
     kinds, parameters = annotations_of(factory), options_of(factory)
     values = {option: get_args(kinds[option]) for option in missing if get_origin(kinds.get(option)) is Literal}
     needs = [f"{option!r} ({either(values[option])})" if option in values else repr(option) for option in missing]
-    given = {option: repr(values[option][0]) if option in values else "..." for option in missing}
-    given |= {option: repr(full[option]) for option, p in parameters.items() if p.default is p.empty and option in full}
-    call = ", ".join([repr(name), *(f"{option}={given[option]}" for option in parameters if option in given)])
+    shown = {option: repr(values[option][0]) if option in values else "..." for option in missing}
+    shown |= {option: repr(full[option]) for option, p in parameters.items() if p.default is p.empty and option in full}
+    call = ", ".join([repr(name), *(f"{option}={shown[option]}" for option in parameters if option in shown)])
     return f"{name!r} needs the option{'s' * (len(missing) > 1)} {', '.join(needs)}: {builder}({call})"

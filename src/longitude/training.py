@@ -108,6 +108,6 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1, lr: float | No
     ]
     if lr is not None:
         groups = [{**group, "lr": lr} for group in groups]
-        if found := [p for name, p in trained if name in tables]:
-            groups.append({"params": found, "weight_decay": 0.0, "lr": SCORE_RATE * lr})
+        if scores := [p for name, p in trained if name in tables]:
+            groups.append({"params": scores, "weight_decay": 0.0, "lr": SCORE_RATE * lr})
     return groups

@@ -93,9 +93,9 @@ class ExtendOptions:
         """These options by name."""
         return {name: getattr(self, name) for name in names}
 
-    def _require(self, what: str, given: Any, names: tuple[str, ...]) -> None:
+    def _require(self, what: str, value: Any, names: tuple[str, ...]) -> None:
         for name in names:
-            if given is None and getattr(self, name) != getattr(type(self), name):
+            if value is None and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"--{name.replace('_', '-')} needs {what}, got none")
 
 
@@ -163,11 +163,11 @@ def _compare(model: str, config: ExtendOptions, json: bool) -> int:
             return print_costs([cost], json, *filter(None, [cost.reason]))
         with working(place_of(model, config)) as store:
             how: dict[str, Any] = {"text": config.text, "minutes": minutes}
-            found = compare.compare(chosen, store, **how, on_progress=bar.update, on_note=bar.note)
+            comparison = compare.compare(chosen, store, **how, on_progress=bar.update, on_note=bar.note)
     if json:
-        print_json(show.comparison_json(found))
+        print_json(show.comparison_json(comparison))
     else:
-        display(*show.comparison_parts(found))
+        display(*show.comparison_parts(comparison))
     return DONE
 
 
@@ -232,9 +232,9 @@ def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
 
 def place_of(model: str, config: ExtendOptions) -> Path:
     """Default folder of the new checkpoint, without --out. An existing folder raises an error; it is not overwritten."""
-    words = [Path(model).resolve().name, config.method, config.to]
-    words += ["tuned"] * (config.fine_tune is not None)
-    return Path("runs/extend") / "-".join(str(word) for word in words if word is not None)
+    parts = [Path(model).resolve().name, config.method, config.to]
+    parts += ["tuned"] * (config.fine_tune is not None)
+    return Path("runs/extend") / "-".join(str(word) for word in parts if word is not None)
 
 
 def require_new(out: Path, model: str) -> None:

@@ -28,17 +28,17 @@ EXAMPLES = """  longitude study --encodings rope alibi rope+fox --data notes/ --
 
 def defaults(arguments: list[str]) -> dict[str, Any]:
     """Defaults of `study`: those of the preset or task that the arguments name, or what was asked last in their --out."""
-    given = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
+    options = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
     if re.search(r"--train[-_]lengths( --|$)", " ".join(arguments)):  # an empty list would be taken as not given
         raise UsageError("--train-lengths", "a training length, and others", "none", "give lengths, or leave it out")
-    found = {"config": StudyConfig(), "out": Path("runs/study"), **_of_preset_or_task(arguments)}
-    if given & {"--help", "--preset", "--task"} or "-h" in arguments or "--out" not in given:
-        return found
+    chosen = {"config": StudyConfig(), "out": Path("runs/study"), **_of_preset_or_task(arguments)}
+    if options & {"--help", "--preset", "--task"} or "-h" in arguments or "--out" not in options:
+        return chosen
     from longitude.study.results import question_of
 
     at = next(i for i, word in enumerate(arguments) if word.partition("=")[0] == "--out")
     asked = question_of(Path(arguments[at].partition("=")[2] or next(iter(arguments[at + 1 :]), "")))
-    return found if asked is None else found | {"config": StudyConfig.of(asked["configuration"])}
+    return chosen if asked is None else chosen | {"config": StudyConfig.of(asked["configuration"])}
 
 
 def _of_preset_or_task(arguments: list[str]) -> dict[str, Any]:
@@ -110,9 +110,9 @@ def study(
     if plan:
         return _print_costs(planned, workers, json, elsewhere)
     with Progress() as bar:
-        found = run(planned, fresh, bar.update_each, bar.note, executor, shlex.join(["longitude", *sys.argv[1:]]))
-    code = show(found, json)
-    return code if found.complete else FAILURES
+        finished = run(planned, fresh, bar.update_each, bar.note, executor, shlex.join(["longitude", *sys.argv[1:]]))
+    code = show(finished, json)
+    return code if finished.complete else FAILURES
 
 
 def _print_costs(planned: Any, workers: int | None, json: bool, elsewhere: bool) -> int:

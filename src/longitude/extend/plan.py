@@ -170,7 +170,9 @@ def plan_extension(
     _plan_rotary(plan, must_fit)
     if search is not None and search.note:
         plan.notes.append(search.note)
-    plan.notes += [f"{each}: they are copied as they are." for each in differences(source.skeleton, source.unread)[1]]
+    plan.notes += [
+        f"{difference}: they are copied as they are." for difference in differences(source.skeleton, source.unread)[1]
+    ]
     return plan
 
 

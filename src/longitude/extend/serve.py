@@ -127,9 +127,9 @@ def of_folder(plan: ExtendPlan, folder: str) -> list[Line]:
 def of_original(plan: ExtendPlan) -> list[Line]:
     """Commands for the original weights, with the new keys as options."""
     name, length, keys = shlex.quote(plan.source.name), plan.length, overrides(plan)
-    words = shlex.quote(json.dumps(keys))
-    vllm = f"vllm serve {name} --hf-overrides {words} --max-model-len {length}"
-    sglang = f"python -m sglang.launch_server --model-path {name} --json-model-override-args {words} --context-length {length}"
+    in_json = shlex.quote(json.dumps(keys))
+    vllm = f"vllm serve {name} --hf-overrides {in_json} --max-model-len {length}"
+    sglang = f"python -m sglang.launch_server --model-path {name} --json-model-override-args {in_json} --context-length {length}"
     loads = f"AutoModelForCausalLM.from_pretrained({plan.source.name!r}, **{keys!r})"
     lines = [Line("vLLM", vllm), Line("SGLang", sglang), _llama_cpp(plan), Line("transformers", loads)]
     return [_if_any(plan, line) for line in lines]
@@ -150,14 +150,14 @@ def _llama_cpp(plan: ExtendPlan) -> Line:
     except ValueError as error:
         return Line("llama.cpp", "", f"none with the original file: {error}; convert the new folder")
     known = architecture(plan.source.config.model_type)
-    words = ["llama-server", "-m", "MODEL.gguf", "-c", str(plan.length)]
+    arguments = ["llama-server", "-m", "MODEL.gguf", "-c", str(plan.length)]
     for key, value in keys.items():
         kind = {str: "str", int: "int", float: "float"}[type(value)]
-        words += (
+        arguments += (
             [FLAGS[key], str(value)] if key in FLAGS else ["--override-kv", f"{known or 'ARCH'}.{key}={kind}:{value}"]
         )
     note = "" if known else "ARCH is what the file has as general.architecture"
-    return Line("llama.cpp", " ".join(words), note)
+    return Line("llama.cpp", " ".join(arguments), note)
 
 
 def notes(plan: ExtendPlan) -> list[str]:

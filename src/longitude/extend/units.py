@@ -31,7 +31,7 @@ def work_of(out: Path) -> Path:
 def working(out: Path) -> Iterator[Store]:
     """The store of intermediate results for `out`. The last process removes it, unless the same command can continue it."""
     folder, kept = work_of(out), True
-    made = [each for each in out.parents if not each.exists()]
+    made = [path for path in out.parents if not path.exists()]
     make_folder(folder)
     require_plain(folder)  # a link would lead what is written or removed elsewhere
     store = Store(folder)
@@ -45,10 +45,10 @@ def working(out: Path) -> Iterator[Store]:
         kept = False
     except ValueError:  # the same command would fail again: only finished results are of use
         finished = [*store.units.glob("[!.]*"), *folder.glob(f"{TRAINING}-*")]
-        kept = any(not each.name.startswith(SAMPLE) for each in finished)
+        kept = any(not path.name.startswith(SAMPLE) for path in finished)
         raise
     except BaseException:
-        kept = any(each.is_file() and each.name != LOCK for each in folder.rglob("*"))
+        kept = any(path.is_file() and path.name != LOCK for path in folder.rglob("*"))
         raise
     finally:
         if not kept or out.exists():
@@ -56,9 +56,9 @@ def working(out: Path) -> Iterator[Store]:
             with suppress(BlockingIOError, FileNotFoundError), opened(folder) as descriptor:
                 lock(descriptor)
                 shutil.rmtree(folder)
-                for each in made:
-                    if not any(each.iterdir()):
-                        each.rmdir()
+                for parent in made:
+                    if not any(parent.iterdir()):
+                        parent.rmdir()
 
 
 def digest_of_weights(model: nn.Module) -> str:

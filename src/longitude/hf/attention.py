@@ -188,9 +188,9 @@ def with_bias(r: Request, bias: Tensor | None) -> Request:
         if len(bias) > 1:
             batch, rows = rows[:, 0] // r.rows, rows[0] % r.rows
         first, last = (0, 0) if len(blocks) == 1 else (int(rows[0]) // size, int(rows[-1]) // size)
-        found = blocks[first] if first == last else torch.cat(blocks[first : last + 1], 2)
-        found = at_places(at_places(found, 2, rows - first * size), 3, columns)
-        return found[0] if batch is None else found.index_select(0, batch)
+        values = blocks[first] if first == last else torch.cat(blocks[first : last + 1], 2)
+        values = at_places(at_places(values, 2, rows - first * size), 3, columns)
+        return values[0] if batch is None else values.index_select(0, batch)
 
     # No other term reads positions here, so they can be indices of the bias: rows of all sequences, and columns.
     numbers = torch.arange(len(bias) * r.rows, device=bias.device).view(len(bias), -1)
@@ -248,7 +248,9 @@ LAYER = re.compile(r"^class \w*Attention\w*\(nn\.Module\):", re.MULTILINE)
 @cache
 def why_not(kind: type[PreTrainedModel]) -> str | None:
     """Why a class of models cannot run a registered attention function; None if no reason is known."""
-    module = next((one.__module__ for one in kind.__mro__ if one.__module__.startswith("transformers.models.")), None)
+    module = next(
+        (base.__module__ for base in kind.__mro__ if base.__module__.startswith("transformers.models.")), None
+    )
     if module is None:  # not a class of transformers
         return None
     try:

@@ -113,13 +113,17 @@ _DENSE: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Masks made from tensors, with the tensor's version and the shape: all layers of a forward pass get the same tensor."""
 
 
-def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
+def dense_mask(attention_mask: Any, batch: int, rows: int, keys: int) -> StockMask:
     """Convert a user's mask tensor [B, 1, L, keys]: True or 0 if a query attends, else False or the dtype's lowest number.
 
     ValueError for another shape, a mask per head, or other numbers than these.
     """
-    if not isinstance(given, Tensor) or given.dim() != 4:
-        got = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+    if not isinstance(attention_mask, Tensor) or attention_mask.dim() != 4:
+        got = (
+            f"{attention_mask.dtype} {list(attention_mask.shape)}"
+            if isinstance(attention_mask, Tensor)
+            else type(attention_mask).__name__
+        )
         raise UsageError(
             "attn_implementation='longitude'",
             "attention_mask [B, tokens] of 0 and 1, or a mask [B, 1, L, keys]",
@@ -127,16 +131,16 @@ def dense_mask(given: Any, batch: int, rows: int, keys: int) -> StockMask:
             "use 'sdpa' for another mask",
         )
     # Tensors of inference_mode have no version, so a change would not be seen; dynamo does not know the question.
-    versioned = not torch.compiler.is_compiling() and not given.is_inference()
-    read_of = given._version if versioned else None, batch, rows, keys
-    known, made = _DENSE.get(given, (None, None)) if versioned else (None, None)  # pyright: ignore[reportGeneralTypeIssues]
+    versioned = not torch.compiler.is_compiling() and not attention_mask.is_inference()
+    read_of = attention_mask._version if versioned else None, batch, rows, keys
+    known, made = _DENSE.get(attention_mask, (None, None)) if versioned else (None, None)  # pyright: ignore[reportGeneralTypeIssues]
     if known != read_of or made is None:
         try:
-            made = StockMask(from_tensor(given, batch, rows, keys), keys, dense=True)
+            made = StockMask(from_tensor(attention_mask, batch, rows, keys), keys, dense=True)
         except ValueError as error:
             raise ValueError(f"attn_implementation='longitude': attention_{error}") from None
         if versioned:
-            _DENSE[given] = read_of, made
+            _DENSE[attention_mask] = read_of, made
     return made
 
 

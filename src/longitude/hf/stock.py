@@ -220,7 +220,8 @@ def resolved(encoding: Spec, config: PreTrainedConfig, layer: int | None = None)
     specs = []
     for part in parts:
         labeled = parse_encoding(part) if isinstance(part, str) and is_label(part) else [part]
-        for options in ({"name": spec} if isinstance(spec, str) else dict(spec) for spec in labeled):
+        for named in labeled:
+            options: dict[str, Any] = {"name": named} if isinstance(named, str) else dict(named)
             factory = ENCODINGS[options.get("name", "")]
             if "head_dim" in options_of(factory):
                 options.setdefault("head_dim", heads["head_dim"])
@@ -262,15 +263,15 @@ def heads_of(config: PreTrainedConfig, layer_type: str | None = None) -> dict[st
 
 def own_rotation(config: PreTrainedConfig, layer: int | None, with_base: bool) -> dict[str, Any]:
     """config.rope_parameters, or those of a layer's type. ValueError if they differ, without a layer or a base of the user."""
-    own = config.rope_parameters
-    if not own or not all(isinstance(rotation, Mapping) for rotation in own.values()):
-        return own or {}
+    rotations = config.rope_parameters
+    if not rotations or not all(isinstance(rotation, Mapping) for rotation in rotations.values()):
+        return rotations or {}
     if layer is not None:
-        return own[config.layer_types[layer]]
-    of_types = list({name: own[name] for name in config.layer_types}.values())
+        return rotations[config.layer_types[layer]]
+    of_types = list({name: rotations[name] for name in config.layer_types}.values())
     if with_base or all(rotation == of_types[0] for rotation in of_types):
         return of_types[0]
-    bases = ", ".join(f"{name} {own[name].get('rope_theta')}" for name in dict.fromkeys(config.layer_types))
+    bases = ", ".join(f"{name} {rotations[name].get('rope_theta')}" for name in dict.fromkeys(config.layer_types))
     raise UsageError(
         "set_positions",
         f"base, because the model's layers have several ({bases})",
@@ -297,15 +298,15 @@ def with_own_rotation(
             f"set_positions: {options['name']} needs {' and '.join(missing)}, which depend on the model's training length"
         )
     known = options_of(factory)
-    own = own_rotation(config, layer, "base" in options or "base" not in known)
-    scaled = issubclass(factory, Remapped) and own.get("rope_type", "default") not in ("default", "longitude")
-    keys = {**config.to_dict(), "rope_parameters": own}
+    rotation = own_rotation(config, layer, "base" in options or "base" not in known)
+    scaled = issubclass(factory, Remapped) and rotation.get("rope_type", "default") not in ("default", "longitude")
+    keys = {**config.to_dict(), "rope_parameters": rotation}
     if scaled and isinstance(rope := read_ropes(keys), RopeConfig) and rope.scaling is not None:
         options = {"scaling": rope.scaling.as_dict(), **options}
-    if "rope_theta" in own and "base" in known:
-        options = {"base": own["rope_theta"], **options}
-    if own.get("partial_rotary_factor", 1.0) != 1.0 and "rotary_dim" in known:
-        options = {"rotary_dim": int(head_dim * own["partial_rotary_factor"]), **options}
+    if "rope_theta" in rotation and "base" in known:
+        options = {"base": rotation["rope_theta"], **options}
+    if rotation.get("partial_rotary_factor", 1.0) != 1.0 and "rotary_dim" in known:
+        options = {"rotary_dim": int(head_dim * rotation["partial_rotary_factor"]), **options}
     return options
 
 

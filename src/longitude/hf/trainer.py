@@ -28,8 +28,8 @@ class Trainer(transformers.Trainer):
         whole: Any = self.model if model is None else model
         tables = {id(whole.get_parameter(name)) for name in score_table_names(whole)}
         for group in [*optimizer.param_groups]:
-            found = [p for p in group["params"] if id(p) in tables]
-            if found:
+            scores = [p for p in group["params"] if id(p) in tables]
+            if scores:
                 group["params"] = [p for p in group["params"] if id(p) not in tables]
-                optimizer.add_param_group({**group, "params": found, "lr": SCORE_RATE * group["lr"]})
+                optimizer.add_param_group({**group, "params": scores, "lr": SCORE_RATE * group["lr"]})
         return optimizer

@@ -75,13 +75,13 @@ def read_texts(data: Sequence[str], option: str = "--data") -> Text:
     """Several sources of `read_text` as one text, their names before those of documents. ValueError if one is in another."""
     if len(data) == 1:
         return read_text(data[0], option)
-    paths = {one: Path(one).resolve() for one in data if Path(one).exists()}
-    for one, path in paths.items():
-        if inside := [other for other in paths if other != one and path.is_relative_to(paths[other])]:
-            raise ValueError(f"{option} {one}: it is part of {inside[0]} already; leave one of them out")
-    texts = [read_text(one, option) for one in data]
+    paths = {name: Path(name).resolve() for name in data if Path(name).exists()}
+    for name, path in paths.items():
+        if inside := [other for other in paths if other != name and path.is_relative_to(paths[other])]:
+            raise ValueError(f"{option} {name}: it is part of {inside[0]} already; leave one of them out")
+    texts = [read_text(name, option) for name in data]
     documents = [
-        (f"{one}/{name}", part) for one, text in zip(data, texts, strict=True) for name, part in text.documents
+        (f"{source}/{name}", part) for source, text in zip(data, texts, strict=True) for name, part in text.documents
     ]
     left_out = [f"{text.left_out} ({text.source})" for text in texts if text.left_out]
     return Text(" and ".join(text.source for text in texts), documents, "; ".join(left_out))

@@ -66,7 +66,7 @@ def score(
 
     `progress` is called after every forward pass, over all the plans.
     """
-    reader, device = reader or Reader(model), next((each.device for each in model.parameters()), "cpu")
+    reader, device = reader or Reader(model), next((parameter.device for parameter in model.parameters()), "cpu")
     done, total = 0, sum(width * len(starts) for plan in plans for (width, _), starts in plan.items())
     for plan in plans:
         nats = [np.full(count, np.nan) for count in counts]
@@ -151,7 +151,7 @@ class Bounded(Reader):
         columns = max(1, self.logits // (rows * self.vocabulary))
         first, *others = torch.arange(min(skip, width - 1), width, device=inputs.device).split(columns)
         body, outputs = self.model.base_model, []
-        hook = body.register_forward_hook(lambda module, given, output: outputs.append(output))
+        hook = body.register_forward_hook(lambda module, arguments, output: outputs.append(output))
         try:
             answer = self.model(input_ids=inputs, logits_to_keep=first, **cache)
         finally:
@@ -177,7 +177,7 @@ def nats_of(reader: Reader, ids: Tensor) -> np.ndarray:
     if reader.bos is not None:
         tokens[:, 0] = reader.bos
     with evaluating(reader.model):
-        device = next((each.device for each in reader.model.parameters()), "cpu")
+        device = next((parameter.device for parameter in reader.model.parameters()), "cpu")
         return reader.losses(tokens.to(device), 0)[0].double().cpu().numpy()
 
 

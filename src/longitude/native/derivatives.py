@@ -66,7 +66,9 @@ def in_map() -> bool:
 
 
 def _takes_part(kind: TransformType) -> bool:
-    return transforms_active() and any(each.key() == kind for each in retrieve_all_functorch_interpreters())
+    return transforms_active() and any(
+        interpreter.key() == kind for interpreter in retrieve_all_functorch_interpreters()
+    )
 
 
 def assert_later(valid: Tensor, message: str) -> None:

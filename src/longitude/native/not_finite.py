@@ -99,11 +99,11 @@ def gradients_apart(outs: Outs, like: Tensor, axis: int) -> Outs:
     It then reaches only that token, and no other token through a product with 0. axis: axis of the tokens in all tensors. It
     does nothing in forward mode, for which custom gradients have no rule, or in a graph for torch.func.
     """
-    given = [x for x in outs if x is not None]
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    tensors = [x for x in outs if x is not None]
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     if not wanted or in_forward_mode() or (torch.compiler.is_compiling() and not _traceable()):
         return outs
-    kept = iter(_GradientsApart.apply(axis, like, *given))
+    kept = iter(_GradientsApart.apply(axis, like, *tensors))
     return tuple(None if x is None else next(kept) for x in outs)  # type: ignore[return-value]
 
 
@@ -129,10 +129,10 @@ class _GradientsApart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [g for g in grads if g is not None]
-        if not given or all_finite(*given):
+        gradients = [g for g in grads if g is not None]
+        if not gradients or all_finite(*gradients):
             return None, None, *grads
-        bad = not_finite(given, ctx.axis)
-        own = given[0].new_zeros(ctx.shape)
-        own = filled(own, bad, ctx.axis, math.nan)
-        return None, own, *(None if g is None else filled(g, bad, ctx.axis, 0.0) for g in grads)
+        bad = not_finite(gradients, ctx.axis)
+        into_like = gradients[0].new_zeros(ctx.shape)
+        into_like = filled(into_like, bad, ctx.axis, math.nan)
+        return None, into_like, *(None if g is None else filled(g, bad, ctx.axis, 0.0) for g in grads)

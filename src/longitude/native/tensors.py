@@ -53,13 +53,13 @@ class Signature:
 
     def _checked(self, of_tensors: tuple[tuple | None, ...], sizes: tuple[tuple[str, Any], ...]) -> None:
         known, (_, first, _) = LITERALS | dict(sizes), next(x for x in of_tensors if x is not None)
-        for (name, words), of_tensor in zip(self.shapes.items(), of_tensors, strict=True):
+        for (name, declared), of_tensor in zip(self.shapes.items(), of_tensors, strict=True):
             if of_tensor is None:
                 continue
             dtype, device, shape = of_tensor
-            agree = device == first and len(words) == 1 + len(shape)
+            agree = device == first and len(declared) == 1 + len(shape)
             if agree:
-                for either, value in zip(words, (dtype, *shape), strict=True):
+                for either, value in zip(declared, (dtype, *shape), strict=True):
                     for word in either:
                         # A growing cache has new lengths for each token: no function is called here.
                         if known.setdefault(word, value) == value:
@@ -68,8 +68,8 @@ class Signature:
                         agree = False
                         break
             if not agree:
-                used = [word for either in words for word in either if word in known and word not in LITERALS]
-                kind, *dimensions = map("|".join, words)
+                used = [word for either in declared for word in either if word in known and word not in LITERALS]
+                kind, *dimensions = map("|".join, declared)
                 raise UsageError(
                     f"{self.kernel}, {name}",
                     f"{kind} [{', '.join(dimensions)}] with {', '.join(f'{word} = {known[word]}' for word in used)}, "

@@ -77,9 +77,9 @@ def selective_scan(
     mode, chunk_size, reset, valid = require_running("selective_scan", batch, length, **run)
     require_state("selective_scan", state, {"state": (batch, channels, A.shape[1])})
     dtype = state_dtype(u)
-    given = [u, delta, B, C] if z is None else [u, delta, B, C, z]
+    inputs = [u, delta, B, C] if z is None else [u, delta, B, C, z]
     (u, delta, B, C, *gate), states, back = nan_in_its_document(
-        -1, given, [] if state is None else [state], reset, valid
+        -1, inputs, [] if state is None else [state], reset, valid
     )
     z = gate[0] if gate else None
     with torch.autocast(u.device.type, enabled=False):

@@ -133,8 +133,8 @@ def save(chart: Any, path: Path) -> None:
 def described(svg: str, title: str, description: str, name: str = "picture") -> str:
     """The SVG with words that screen readers read; name: prefix of its ids, unique within a page."""
     root, rest = svg.split(">", 1)
-    words = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
-    return f'{root} role="img" aria-labelledby="{name}-title {name}-desc">{words}{rest}'
+    labels = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+    return f'{root} role="img" aria-labelledby="{name}-title {name}-desc">{labels}{rest}'
 
 
 def _svg(chart: Any) -> str:

@@ -81,7 +81,7 @@ class Passage:
     def frame(self) -> pd.DataFrame:
         """Columns panel, place, text, value: every piece."""
         columns = {name: {"text": p.pieces, "value": p.values} for name, p in self.panels.items()}
-        parts = {name: pd.DataFrame(each) for name, each in columns.items()}
+        parts = {name: pd.DataFrame(tokens) for name, tokens in columns.items()}
         return pd.concat(parts, names=["panel", "place"]).reset_index()
 
     @property
@@ -137,7 +137,7 @@ class Passage:
         """Ends of the color scale, in half bits: the mean within the training length, and the 95th percentile."""
         begins = np.array([panel.means[0] for panel in self.panels.values()])
         values = np.concatenate([*map(self.smoothed, self.panels.values())])
-        begins, values = (each[np.isfinite(each)] for each in (begins, values))  # a model may be broken
+        begins, values = (numbers[np.isfinite(numbers)] for numbers in (begins, values))  # a model may be broken
         low = math.floor(2 * begins.mean()) / 2 if len(begins) else 0.0
         return low, max(low + 1, math.ceil(2 * np.percentile(values, 95)) / 2 if len(values) else 0.0)
 
@@ -176,8 +176,8 @@ def figure(passage: Passage) -> Figure:
 
 def alternative(passage: Passage) -> str:
     """Alternative text: the caption, and the means of each panel."""
-    each = "; ".join(f"{name}: {panel.summary}" for name, panel in passage.panels.items())
-    return f"A text colored by loss: {passage.title}. {passage.words} {each}."
+    summaries = "; ".join(f"{name}: {panel.summary}" for name, panel in passage.panels.items())
+    return f"A text colored by loss: {passage.title}. {passage.words} {summaries}."
 
 
 def table(passage: Passage) -> pd.DataFrame:

@@ -50,9 +50,9 @@ def plain(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _uncut(words: str, style: str) -> Text:
+def _uncut(text: str, style: str) -> Text:
     # rich wraps a title at the width of its table, which may be that of a short word
-    return Text(words, style, no_wrap=True, overflow="ignore")
+    return Text(text, style, no_wrap=True, overflow="ignore")
 
 
 def width() -> int:

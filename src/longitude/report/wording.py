@@ -145,13 +145,13 @@ def named(label: str) -> str:
     return "NoPE" if label == "nope" else by_layer(label)
 
 
-def capital(words: str, names: Sequence[str] = ()) -> str:
+def capital(text: str, names: Sequence[str] = ()) -> str:
     """With a capital letter at the start, unless a name stands there."""
-    return words if any(map(words.startswith, names)) else words[:1].upper() + words[1:]
+    return text if any(map(text.startswith, names)) else text[:1].upper() + text[1:]
 
 
-def and_(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+def and_(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def percent(ratio: float | None, unit: str = "%") -> str:
@@ -201,11 +201,11 @@ def far(longest: int, train_length: int) -> str:
 def legible(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A protocol for readers: {"batch_size": 8, "seeds": [0, 1]} -> [("batch size", "8"), ("seeds", "0, 1")]."""
 
-    def words(value: Any) -> str:
+    def in_words(value: Any) -> str:
         if isinstance(value, list | tuple):
             return ", ".join(map(str, value))
         if isinstance(value, Mapping):
-            return ", ".join(f"{name}: {each}" for name, each in value.items())
+            return ", ".join(f"{name}: {part}" for name, part in value.items())
         return "none" if value is None else f"{value:,}" if type(value) is int and value >= 10_000 else str(value)
 
-    return [(name.replace("_", " "), words(value)) for name, value in values.items()]
+    return [(name.replace("_", " "), in_words(value)) for name, value in values.items()]

@@ -21,7 +21,7 @@ def device_of(name: str = "auto") -> "torch.device":
     import torch
 
     if name == "auto":
-        name = next(each for each in ("cuda", "mps", "cpu") if there(each))
+        name = next(name for name in ("cuda", "mps", "cpu") if there(name))
     if not there(name):
         raise ValueError(f"--device {name}: this machine has none that torch {torch.__version__} can use; try cpu")
     return torch.device(name)

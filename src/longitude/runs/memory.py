@@ -51,9 +51,9 @@ def can_measure_peak() -> bool:
 
 def peak_memory() -> int:
     """The peak of this process's memory, in bytes."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    peak = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text())
+    assert peak is not None
+    return int(peak[1]) * 1024
 
 
 def memory_growth(call: Callable[[], object]) -> int:

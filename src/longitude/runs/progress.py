@@ -68,10 +68,10 @@ class Progress:
         self.update("all", done, total)
         while len(self._parts) < len(parts):
             self._parts.append(self._bar.add_task("", total=1))
-        for task, (words, share) in zip(self._parts, parts.items(), strict=False):
+        for task, (description, share) in zip(self._parts, parts.items(), strict=False):
             if share < self._bar.tasks[self._bar.task_ids.index(task)].completed:  # another part in its place
                 self._bar.reset(task)
-            self._bar.update(task, description=words, completed=share, visible=True)
+            self._bar.update(task, description=description, completed=share, visible=True)
         for task in self._parts[len(parts) :]:
             self._bar.update(task, visible=False)
 

@@ -33,10 +33,10 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def greedy(model: Any, **options: Any) -> Iterator[None]:
     """generate() is greedy, silent, and set by these options alone: a checkpoint's penalties and lengths are not part of it."""
-    own = model.generation_config
+    settings = model.generation_config
     model.generation_config = GenerationConfig(do_sample=False, use_cache=True, **options)
     try:
         with quiet():
             yield
     finally:
-        model.generation_config = own
+        model.generation_config = settings

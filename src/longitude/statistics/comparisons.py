@@ -55,13 +55,13 @@ def compared(sums: Mapping[str, Sums], length: int, metric: str, less_is_better:
     """Every pair of labels that were measured at a length, the better first."""
     pairs: list[tuple[str, str, int, Estimate]] = []
     for (a, of_a), (b, of_b) in combinations(sums.items(), 2):
-        found = difference(of_a, of_b, metric)
-        if found is None or found.value is None:
+        estimate = difference(of_a, of_b, metric)
+        if estimate is None or estimate.value is None:
             continue
-        a_is_better = (found.value <= 0) == less_is_better
+        a_is_better = (estimate.value <= 0) == less_is_better
         names = (a, b) if a_is_better else (b, a)
-        pairs.append((*names, of_a.of.shape[1], found.negative if found.value < 0 else found))
-    known = [found.p for *_, found in pairs if found.p is not None]
+        pairs.append((*names, of_a.of.shape[1], estimate.negative if estimate.value < 0 else estimate))
+    known = [estimate.p for *_, estimate in pairs if estimate.p is not None]
     adjusted = iter(zip(holm(known), benjamini_hochberg(known), strict=True))
     return [_of(*pair, length, *((None, None) if pair[-1].p is None else next(adjusted))) for pair in pairs]
 
@@ -81,9 +81,17 @@ def orders_kept(smaller: Mapping[str, float], larger: Mapping[str, float]) -> tu
 
 
 def _of(
-    better: str, worse: str, documents: int, found: Estimate, length: int, p: float | None, q: float | None
+    better: str, worse: str, documents: int, estimate: Estimate, length: int, p: float | None, q: float | None
 ) -> Comparison:
-    assert found.value is not None
-    decided = len(found.values) > 1 and p is not None and p < SIGNIFICANT and found.above(0) == HOLDS
-    ends = (found.low, found.high, found.over, found.text_low, found.text_high, found.seed_low, found.seed_high)
-    return Comparison(better, worse, length, len(found.values), documents, found.value, *ends, p, q, decided)
+    assert estimate.value is not None
+    decided = len(estimate.values) > 1 and p is not None and p < SIGNIFICANT and estimate.above(0) == HOLDS
+    ends = (
+        estimate.low,
+        estimate.high,
+        estimate.over,
+        estimate.text_low,
+        estimate.text_high,
+        estimate.seed_low,
+        estimate.seed_high,
+    )
+    return Comparison(better, worse, length, len(estimate.values), documents, estimate.value, *ends, p, q, decided)

@@ -122,13 +122,13 @@ def estimated(
         count: One more than its degrees of freedom, by default the number of seeds.
     """
     seeds = seeds or t_interval(values)
-    each = tuple(np.asarray(values, np.float64).tolist())
-    chosen, over = (text, "documents") if len(each) < 2 else (seeds, "seeds")
+    numbers = tuple(np.asarray(values, np.float64).tolist())
+    chosen, over = (text, "documents") if len(numbers) < 2 else (seeds, "seeds")
     if seeds.low is not None and text.low is not None:
-        chosen, over = combined(seeds, text, count or len(each)), "seeds and documents"
+        chosen, over = combined(seeds, text, count or len(numbers)), "seeds and documents"
     ends = (chosen.low, chosen.high, None if chosen.low is None else over)
     p = chosen.p if isinstance(text, Difference) and isinstance(chosen, Difference) else None
-    return Estimate(seeds.value, *ends, text.low, text.high, p, each, seeds.low, seeds.high)
+    return Estimate(seeds.value, *ends, text.low, text.high, p, numbers, seeds.low, seeds.high)
 
 
 def combined(seeds: Interval | Difference, text: Interval | Difference, count: float) -> Difference:

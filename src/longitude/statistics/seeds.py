@@ -78,14 +78,14 @@ def unpaired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) ->
     Source:
         Welch 1947, https://doi.org/10.1093/biomet/34.1-2.28
     """
-    values = [np.asarray(each, np.float64) for each in (a, b)]
-    of_a, of_b = (_t(each, confidence) for each in values)
+    values = [np.asarray(losses, np.float64) for losses in (a, b)]
+    of_a, of_b = (_t(losses, confidence) for losses in values)
     if of_a.value is None or of_b.value is None:
         return Difference(None, None, None, None), 0.0
     value = of_a.value - of_b.value
     if of_a.low is None or of_b.low is None:
         return Difference(value, None, None, None), 0.0
-    if all(np.ptp(each) == 0 for each in values):  # seeds that change nothing
+    if all(np.ptp(losses) == 0 for losses in values):  # seeds that change nothing
         return Difference(value, value, value, float(value == 0)), float(sum(map(len, values)) - 2)
     test: Any = stats.ttest_ind(*values, equal_var=False)
     low, high = test.confidence_interval(confidence)
@@ -145,13 +145,13 @@ def pooled_spread(groups: Sequence[Sequence[float]], least: float = 0.05) -> tup
     Source:
         Bartlett 1937, https://doi.org/10.1098/rspa.1937.0109
     """
-    several = [np.asarray(each, np.float64) for each in groups if len(each) > 1]
-    if len(several) < 2 or any(not np.isfinite(each).all() or np.ptp(each) == 0 for each in several):
+    several = [np.asarray(losses, np.float64) for losses in groups if len(losses) > 1]
+    if len(several) < 2 or any(not np.isfinite(losses).all() or np.ptp(losses) == 0 for losses in several):
         return None
     if stats.bartlett(*several).pvalue < least:
         return None
-    freedom = sum(len(each) - 1 for each in several)
-    return math.sqrt(sum((len(each) - 1) * each.var(ddof=1) for each in several) / freedom), freedom
+    freedom = sum(len(losses) - 1 for losses in several)
+    return math.sqrt(sum((len(losses) - 1) * losses.var(ddof=1) for losses in several) / freedom), freedom
 
 
 def _sorted(p: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -83,7 +83,7 @@ class Call:
         """The b-th sequence alone."""
         part = slice(b, b + 1)
 
-        def own(x: Any) -> Any:
+        def copied(x: Any) -> Any:
             several = isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(self.tensors["q"])
             return x[part] if several else x
 
@@ -91,8 +91,8 @@ class Call:
             self,
             tensors={name: x[part] for name, x in self.tensors.items()},
             mask=self.mask.of(part),
-            documents=own(self.documents),
-            options={name: own(x) for name, x in self.options.items()},
+            documents=copied(self.documents),
+            options={name: copied(x) for name, x in self.options.items()},
         )
 
 

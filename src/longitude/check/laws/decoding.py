@@ -99,18 +99,18 @@ def one_by_one(subject: Subject, tokens: Tensor, want: Tensor) -> dict[str, Tens
     prompt = max(length // 2, length - STEPS)
     parts = {BEGUN: [1] * min(length, STEPS), BEHIND: [prompt, *[1] * (length - prompt)]}
 
-    def error(sizes: Sequence[int], whole: Tensor, given: bool = False) -> Tensor:
+    def error(sizes: Sequence[int], whole: Tensor, passed: bool = False) -> Tensor:
         end = sum(sizes)
-        off = subject.error(subject.in_chunks(tokens[:, :end], sizes, given), whole[:, :end])
+        off = subject.error(subject.in_chunks(tokens[:, :end], sizes, passed), whole[:, :end])
         return pad(off, (0, length - end))
 
     ways = {way: error(sizes, want) for way, sizes in parts.items()}
     subject.on_progress(0.3)
     if subject.attends:  # a recurrent model masks the tokens of a call, and none before them
-        ways[GIVEN] = torch.maximum(*(error(sizes, want, given=True) for sizes in parts.values()))
+        ways[GIVEN] = torch.maximum(*(error(sizes, want, passed=True) for sizes in parts.values()))
         subject.on_progress(0.6)
     with torch.inference_mode():  # its tensors have no version, and code that asks for one raises
-        ways["in inference_mode"] = error([length - FEW, *[1] * FEW], want, given=subject.attends)
+        ways["in inference_mode"] = error([length - FEW, *[1] * FEW], want, passed=subject.attends)
     if hasattr(subject.model, "generate"):
         off = subject.error(subject.generated(tokens, prompt), want[:, prompt - 1 : length - 1])
         ways["generate()"] = pad(off, (prompt - 1, 1))
