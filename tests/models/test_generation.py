@@ -5,8 +5,7 @@ import torch
 from transformers import DynamicCache
 
 import longitude as lg
-from longitude.attention.cache import LongitudeCacheLayer
-from longitude.attention.state_cache import StateLayer
+from longitude.attention.cache import LongitudeCacheLayer, StateLayer
 from tests.models.conftest import mixer_spec
 from tests.support import refused
 

@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from longitude.attention.cache import LongitudeCacheLayer
+from longitude.attention.cache import LongitudeCacheLayer, StateLayer
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.length_dependent import newest
 from longitude.attention.masks import Causal, Documents, Padding
 from longitude.attention.short_conv import previous
-from longitude.attention.state_cache import StateLayer
 from longitude.errors import check_sizes
 from longitude.native.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer

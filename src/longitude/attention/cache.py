@@ -9,15 +9,66 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Cache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from longitude.attention.backends.transport.backend import carried
-from longitude.attention.cache_guard import CropsTogether, together
+from longitude.attention.documents import last_position
 from longitude.attention.length_dependent import later, newest
+from longitude.attention.mixer import of_this_mode
 from longitude.errors import UsageError
 from longitude.positions.base import Columns, Encoding, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit
+
+
+class CropsTogether:
+    """A cache layer that is cropped only if all layers of its cache can be. Subclasses say what a change of all rows changes."""
+
+    peers: Sequence[Any] = ()
+    """The layers of the cache, in its order."""
+    ids: Tensor | None = None
+    """Token ids so far [B, L], held by the first layer of a cache if an encoding reads them."""
+    device: torch.device | None = None
+    """Where its tensors belong, also once they were moved away."""
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply a change of the batch, or of the device, to all tensors."""
+        if self.ids is not None:
+            self.ids = change(self.ids)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._map(lambda x: x.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._map(lambda x: x[indices])
+
+    def offload(self) -> None:
+        """Move all tensors to the CPU's memory; `prefetch` moves them back."""
+
+        def moved(x: Tensor) -> Tensor:
+            self.device = self.device if x.is_cpu else x.device
+            return x.to("cpu")
+
+        self._map(moved)
+
+    def prefetch(self) -> None:
+        self._map(lambda x: x.to(self.device or x.device))
+
+    def require_crop(self, tokens_to_remove: int) -> None:
+        """Raise ValueError if this layer cannot be cropped; by default it can."""
+
+    def crop(self, tokens_to_remove: int) -> None:
+        # A cache crops its layers in order: the first one checks all.
+        for layer in self.peers if self.peers and self.peers[0] is self else (self,):
+            if isinstance(layer, CropsTogether):
+                layer.require_crop(tokens_to_remove)
+        self._crop(tokens_to_remove)
+
+    def _crop(self, tokens_to_remove: int) -> None:
+        raise NotImplementedError
 
 
 class GrowingBuffer:
@@ -175,8 +226,10 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
                 self.keys = carried(self.keys, term.w, term.b, term.chunk)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply a change of the batch to everything but keys and values."""
-        self.change_ids(change)
+        super()._map(change)
+        if self.held and self.keys is not None and self.values is not None:
+            self.keys, self.values = change(self.keys), change(self.values)
+            self.buffers = GrowingBuffer(), GrowingBuffer()  # their space has other rows, or is elsewhere
         self.columns = {name: change(column) for name, column in self.columns.items()}
         self.carry, self.tails = tree_map_only(Tensor, change, (self.carry, self.tails))
         if isinstance(self.max_position, Tensor) and len(self.max_position) > 1:
@@ -184,38 +237,9 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         if isinstance(self.positions, Tensor) and self.positions.dim() > 1 and len(self.positions) > 1:
             self.positions = change(self.positions)
 
-    def offload(self) -> None:
-        """Move keys, values, columns and states to the CPU's memory; `prefetch` moves them back."""
-        self._move(torch.device("cpu"))
-
-    def prefetch(self) -> None:
-        if self.is_initialized:
-            self._move(self.device)
-
-    def _move(self, device: torch.device) -> None:
-        if not self.is_initialized or self.keys is None or self.keys.device == device:
-            return
-        assert self.values is not None
-        self.keys, self.values = self.keys.to(device), self.values.to(device)
-        self.columns = {name: column.to(device) for name, column in self.columns.items()}
-        self.carry, self.tails = tree_map_only(Tensor, lambda x: x.to(device), (self.carry, self.tails))
-        self.buffers = GrowingBuffer(), GrowingBuffer()  # their space would stay where it was
-
     def reset(self) -> None:
         super().reset()
         self.forget()
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        super().reorder_cache(beam_idx)
-        self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)
-        self._map(lambda x: x.repeat_interleave(repeats, 0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        super().batch_select_indices(indices)
-        self._map(lambda x: x[indices])
 
     def require_crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove and any(isinstance(leaf, Tensor) for leaf in tree_leaves((self.carry, self.tails))):
@@ -225,7 +249,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     def _crop(self, tokens_to_remove: int) -> None:
         DynamicLayer.crop(self, tokens_to_remove)
         keep = self.held
-        self.change_ids(lambda ids: ids[:, : self.get_seq_length()])
+        self.ids = None if self.ids is None else self.ids[:, : self.get_seq_length()]
         self.columns = {name: column[:, :, :keep] for name, column in self.columns.items()}
         if isinstance(self.positions, Tensor):
             self.positions = self.positions[:keep] if self.positions.dim() == 1 else self.positions[:, :keep]
@@ -334,6 +358,90 @@ def appended(before: Tensor, after: Tensor, batch: int) -> Tensor:
     return torch.cat([before.expand(shape), after.expand(shape)], 1)
 
 
+class StateLayer(CropsTogether, CacheLayerMixin):
+    """Cache of a recurrent mixer: its state after the last token.
+
+    Attributes:
+        state: None before the first token, then the mixer's tuple (or dict) of tensors, batch first.
+        seen: Tokens so far, the same for every row.
+        newest: Position of the last token that is no padding, on several axes the largest of its document: int, [1] or [B, 1].
+        owner: Name of the class that made the state; reading it from another class raises ValueError.
+        last: The last token, [B, 1, dim], if a channel mix after the mixer reads it.
+    """
+
+    kind: str = "state"
+    is_sliding = False
+    is_compileable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forget()
+
+    def forget(self) -> None:
+        self.state: Any = None
+        self.last: Tensor | None = None
+        self.seen = 0
+        self.newest: int | Tensor = -1
+        self.owner: str | None = None
+        self.ids = None
+
+    def read(self, owner: str) -> Any:
+        """The state, for the mixer class of that name."""
+        if self.owner not in (None, owner):
+            raise UsageError("cache", f"a state of {owner}", f"one of {self.owner}", "a cache serves one model only")
+        self.state = of_this_mode(self.state)
+        return self.state
+
+    def write(self, owner: str, state: Any, tokens: int, positions: Positions, documents: Tensor | None = None) -> None:
+        """Replace the state by the one after `tokens` more tokens at `positions`.
+
+        documents [B, Lk]: of all tokens so far, with a negative number for padding; None: one document without padding.
+        """
+        self.read(owner)
+        self.newest = last_position(positions, tokens, documents, self.newest)
+        self.state, self.owner, self.seen = state, owner, self.seen + tokens
+
+    def next_positions(self) -> Positions:
+        """Default positions of the tokens after these."""
+        return self.newest + 1
+
+    def last_positions(self) -> Tensor:
+        """Position of the last token: [1] or [B, 1]."""
+        return self.newest if isinstance(self.newest, Tensor) else torch.tensor([self.newest])
+
+    # ---- what transformers requires of a layer ----
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise ValueError("cache: a state is written by its mixer; it takes no keys and values")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise ValueError("cache: a state is written by its mixer; it takes no keys and values")
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        super()._map(change)
+        self.state, self.last = tree_map_only(Tensor, change, (self.state, self.last))
+        if isinstance(self.newest, Tensor) and self.newest.dim() == 2:
+            self.newest = change(self.newest)
+
+    def reset(self) -> None:
+        self.forget()
+
+    def require_crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove and self.seen:
+            raise ValueError(f"crop: a state of {self.owner} cannot be cropped; expected a cache used forward only")
+
+    def _crop(self, tokens_to_remove: int) -> None:
+        """Do nothing: `require_crop` raises if there is anything to remove."""
+
+
 class LongitudeCache(Cache):
     """A cache of LongitudeCacheLayer, one for each layer of a model.
 
@@ -346,3 +454,10 @@ class LongitudeCache(Cache):
             layers=[LongitudeCacheLayer() for _ in range(layers)] if isinstance(layers, int) else [*layers]
         )
         together(self.layers)
+
+
+def together(layers: list[Any]) -> None:
+    """Make these the layers of one cache."""
+    for layer in layers:
+        if isinstance(layer, CropsTogether):
+            layer.peers = layers

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude.attention.regions import RegionCut, cut_by_region
+from longitude.attention.masks import AllOf, Mask
+from longitude.attention.merge import merge_attention
+from longitude.attention.patterns import Ago
 from longitude.attention.request import Request, transformed
+from longitude.attention.terms import with_sinks
 from longitude.errors import UsageError
-from longitude.native.derivatives import readable, recomputed
+from longitude.native.derivatives import readable, recomputed, tracing
+from longitude.positions.base import Region, RowBias, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit, part_of
+
+Answer = tuple[Tensor, Any]
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,7 @@ class Part:
     """A part of a call: rows of the batch, queries, and the request for them.
 
     If a call has several parts, `transform` encodes the keys of one part at a time. A single part has slices without bounds,
-    because compilers would treat bounds as constants. cuts: the requests of each region, for encodings with regions. Their
+    because compilers would treat bounds as constants. regions: the requests of each region, for encodings with regions. Their
     results are merged, and the call then has a single part.
     """
 
@@ -30,22 +38,22 @@ class Part:
     rows: slice
     request: Request
     transform: Callable[[Request], Request] | None = None
-    cuts: tuple[RegionCut, ...] = ()
+    regions: tuple[Request, ...] = ()
 
     @property
     def requests(self) -> list[Request]:
         """Requests that backends compute."""
-        return [r for cut in self.cuts for *_, r in cut] or [self.request]
+        return list(self.regions) or [self.request]
 
     def with_lse(self) -> Part:
         """Return a copy that requests the logsumexp of the scores."""
-        return replace(self, request=self.request.with_lse(), cuts=tuple(cut.with_lse() for cut in self.cuts))
+        return replace(self, request=self.request.with_lse(), regions=tuple(r.with_lse() for r in self.regions))
 
 
 def parted(r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions) -> list[Part]:
     """Split a call by the sequence length that its tables depend on; a single part is already transformed."""
     if encoding.regions():
-        return [Part(slice(None), slice(None), r, cuts=cut_by_region(r, encoding, q_positions, k_positions))]
+        return [Part(slice(None), slice(None), r, regions=in_regions(r, encoding, q_positions, k_positions))]
     runs = list(_runs(encoding, q_positions, k_positions, r))
     if len(runs) == 1:
         return [Part(slice(None), slice(None), transformed(r, encoding, q_positions, k_positions, runs[0][2]))]
@@ -143,3 +151,91 @@ def _runs(
         for length, count in zip(values.tolist(), counts.tolist(), strict=True):
             yield everything[0] if alike else slice(b, b + 1), slice(start, start + count), length
             start += count
+
+
+# ---- regions of pairs ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class InRegion(Mask):
+    """Pairs of a region, by positions that need not count up. q_first, k_first: orders of the first query and key."""
+
+    region: Region
+    q_positions: Tensor
+    k_positions: Tensor
+    q_first: int
+    k_first: int
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        i, j = self.q_positions[..., q_order - self.q_first], self.k_positions[..., k_order - self.k_first]
+        inside = self.region.holds(i[..., :, None], j[..., None, :])
+        return inside[:, None] if inside.dim() == 3 else inside
+
+    def of(self, batch: slice | list[int]) -> Mask:
+        i, j = (p[batch] if p.dim() == 2 and len(p) > 1 else p for p in (self.q_positions, self.k_positions))
+        return replace(self, q_positions=i, k_positions=j)
+
+
+def in_regions(r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions) -> tuple[Request, ...]:
+    """The request of each region that may have pairs, for queries and keys of r that are raw.
+
+    They return their logsumexp if there is something to merge.
+    """
+    for term in r.terms:
+        if isinstance(term, RowBias | Transport):
+            raise ValueError(
+                f"the encoding moves positions, for which attention runs in parts, and {type(term).__name__} reads whole rows "
+                "of scores; use one of them"
+            )
+    i, j = _of_one_axis(q_positions), _of_one_axis(k_positions)
+    shift = r.order_gap - (i - j) if isinstance(i, int) and isinstance(j, int) else None
+    requests = []
+    for region in encoding.regions():
+        first, last = (None if end is None or shift is None else end + shift for end in (region.first, region.last))
+        if shift is not None and region.block == 1:
+            inside: Mask = Ago(first, last)
+        else:
+            places = explicit(i, r.rows, r.q.device), explicit(j, r.length, r.q.device)
+            inside = InRegion(region, *places, r.q_order, r.k_order)
+        part, places = replace(r, mask=AllOf((*r.mask.parts(), inside)), sinks=None), (i, j)
+        if not (r.weights or tracing()):  # slices with bounds would be constants of a graph
+            low, high = part.mask.reach
+            beyond = low is not None and low > r.order_gap + r.rows - 1
+            if requests and (beyond or (high is not None and high < r.order_gap - r.length + 1)):
+                continue
+            keys = part.reachable(0, r.rows)
+            part = part.piece(slice(0, r.rows), keys)
+            places = i, part_of(j, slice(None), keys)
+        requests.append(transformed(part, encoding, *places, region=region))
+    several = r.lse or r.sinks is not None or len(requests) > 1
+    return tuple(replace(part, lse=several and not r.weights) for part in requests)
+
+
+def merged(r: Request, regions: Sequence[Request], run: Callable[[Request], Answer]) -> Answer:
+    """The output, and what else r requests, of attention over all regions.
+
+    Weights of each region are multiplied by its share; the logsumexps then need a second call, because a backend returns one of
+    both.
+    """
+    answers = [run(part) for part in regions]
+    if len(answers) == 1 and not r.lse and r.sinks is None and not r.weights:
+        return answers[0]
+    outs, seconds = map(list, zip(*answers, strict=True))
+    lses = [run(replace(part, weights=False, dropout=0.0, lse=True))[1] for part in regions] if r.weights else seconds
+    out, lse = merge_attention(outs, lses)
+    total = lse
+    if r.sinks is not None:
+        out, total = with_sinks(out, lse, r.sinks)
+    if not r.weights:
+        return out, total if r.lse else None
+    total = total.masked_fill(total == -math.inf, 0.0)
+    shares = [(lse_of - total).exp()[..., None] for lse_of in lses]
+    return out, torch.stack([part * share.to(part.dtype) for part, share in zip(seconds, shares, strict=True)]).sum(0)
+
+
+def _of_one_axis(positions: Positions) -> Positions:
+    if isinstance(positions, int) or positions.dim() < 3:
+        return positions
+    if positions.shape[-1] > 1:
+        raise UsageError(
+            "positions", "[L] or [B, L], because the encoding moves positions of one axis", list(positions.shape)
+        )
+    return positions[..., 0]

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.documents import padding_of
 from longitude.attention.masks import Causal, Mask, require_mask
 from longitude.attention.step import Step
@@ -24,6 +23,54 @@ from longitude.positions.linear import FullPrecision
 from longitude.registry import Checked, Registry, resolve_options
 
 
+# ---- caches -----------------------------------------------------------------------------------------------------------
+class unchanged_if_refused:
+    """Context manager that restores the contents of cache layers (or None) if its body raises.
+
+    Layers replace their tensors or write after their end, so the old ones need no copy.
+    """
+
+    def __init__(self, *layers: Any):
+        self.layers = layers
+
+    def __enter__(self) -> None:
+        self.held: list[tuple[Any, dict[str, Any]]] = []
+        if not torch.compiler.is_compiling():
+            self.held = [(layer, dict(layer.__dict__)) for layer in self.layers if hasattr(layer, "__dict__")]
+
+    def __exit__(self, raised: Any, *_: Any) -> None:
+        if raised is not None:
+            for layer, before in self.held:
+                layer.__dict__.update(before)
+
+
+def of_this_mode(held: Any) -> Any:
+    """Return held tensors, copied if made in inference_mode and read outside it: backward cannot save such tensors."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not _made_in_inference(held):
+        return held  # dynamo supports neither question
+    return _cloned(held)
+
+
+def _cloned(held: Any) -> Any:
+    """A copy of all tensors. For each token, torch's tree_map would take longer than the copies."""
+    if isinstance(held, Tensor):
+        return held.clone()
+    if isinstance(held, dict):
+        return {name: _cloned(part) for name, part in held.items()}
+    if isinstance(held, tuple | list):
+        parts = map(_cloned, held)
+        return type(held)(*parts) if hasattr(held, "_fields") else type(held)(parts)
+    return held
+
+
+def _made_in_inference(held: Any) -> bool:
+    if isinstance(held, Tensor):
+        return held.is_inference()
+    parts = held.values() if isinstance(held, dict) else held if isinstance(held, tuple | list) else ()
+    return any(_made_in_inference(part) for part in parts)
+
+
+# ---- mixers -----------------------------------------------------------------------------------------------------------
 @dataclass
 class MixerInputs:
     """The keywords of Mixer.forward in one object.

@@ -15,12 +15,11 @@ from torch import Tensor
 from longitude.attention.backends import BACKENDS, Backend, refuses
 from longitude.attention.backends.table.band import is_faster_in_c
 from longitude.attention.backends.table.decoding import describes
-from longitude.attention.length_dependent import Part, joined, parted
+from longitude.attention.length_dependent import Part, joined, merged, parted
 from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.pairs import AllowedPairs
 from longitude.attention.patterns import from_tensor
-from longitude.attention.regions import merged
 from longitude.attention.request import Options, Request, places, require_heads, transformed, validate
 from longitude.attention.step import Step
 from longitude.attention.terms import (
@@ -289,12 +288,12 @@ def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
 
 def run_parts(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """Run a call of one or more parts: its tables may depend on several lengths, or it may be cut into regions."""
-    if len(parts) == 1 and not parts[0].cuts:
+    if len(parts) == 1 and not parts[0].regions:
         return run(parts[0].request, backend)
     with torch.autocast(parts[0].request.q.device.type, enabled=False):
         chosen = choose([r for part in parts for r in part.requests], backend)
-        if parts[0].cuts:
-            return merged(parts[0].request, parts[0].cuts, partial(answer, chosen))
+        if parts[0].regions:
+            return merged(parts[0].request, parts[0].regions, partial(answer, chosen))
         return joined(parts, partial(answer, chosen))
 
 
@@ -407,10 +406,8 @@ def explain(
     largest = max(requested, key=lambda r: r.rows * r.length)
     if len(parts) > 1:
         print(f"tables follow {len(parts)} lengths, each in a call of its own; memory is of the largest")
-    if (regions := len(parts[0].cuts)) > 1:
-        print(
-            f"positions move by pairs: {len(requested)} calls in {regions} regions are merged; memory is of the largest"
-        )
+    if len(parts[0].regions) > 1:
+        print(f"positions move by pairs: calls in {len(requested)} regions are merged; memory is of the largest")
     if largest.q.is_cpu:
         print(load.route())
     require_backend(name)

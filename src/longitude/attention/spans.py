@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +16,6 @@ from longitude.native.derivatives import readable, with_zero_gradients
 
 Cut = list[tuple[slice | list[int], slice, Request]]
 """Sequences of the batch, rows of their queries, and their request."""
-
-
-class Pieces(Protocol):
-    """A Cut, or an object that builds its requests one at a time."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[tuple[slice | list[int], slice, Request]]: ...
 
 
 def pieces(r: Request) -> Cut | str:
@@ -62,7 +53,7 @@ def partial_by_spans(
 
 
 def assembled(
-    r: Request, cut: Pieces, run: Callable[[Request], tuple[Tensor, Tensor | None]]
+    r: Request, cut: Cut, run: Callable[[Request], tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
     """Run pieces of a request, and put the answers in their places: the last of a query's pieces counts; none means no keys."""
     out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])

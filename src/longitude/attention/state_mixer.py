@@ -16,7 +16,7 @@ from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, canonical, explicit, following
 
 if TYPE_CHECKING:
-    from longitude.attention.state_cache import StateLayer
+    from longitude.attention.cache import StateLayer
 
 NO_ENCODING = compose(None)
 """Built once, because every call of a mixer without an encoding reads it."""
@@ -61,7 +61,7 @@ class StateMixer(Mixer):
 
     def cache_layer(self) -> StateLayer:
         """An empty StateLayer, for transformers' Cache(layers=[...])."""
-        from longitude.attention.state_cache import StateLayer
+        from longitude.attention.cache import StateLayer
 
         return StateLayer()
 

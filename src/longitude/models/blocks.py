@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from longitude.attention.cache_guard import of_this_mode
 from longitude.attention.layers.cross import CrossAttention
-from longitude.attention.mixer import MixerInputs
+from longitude.attention.mixer import MixerInputs, of_this_mode
 from longitude.attention.state_mixer import document_flags
 from longitude.models.configuration import GATED, LongitudeConfig
 from longitude.recurrent.rwkv4 import RWKVChannelMix

@@ -16,10 +16,9 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
-from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.documents import in_order, places_after, streams_of, without_gaps
 from longitude.attention.masks import Causal, Mask
-from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
+from longitude.attention.mixer import MIXERS, Mixer, MixerInputs, unchanged_if_refused
 from longitude.attention.step import Step
 from longitude.errors import UsageError
 from longitude.models.blocks import Block, norm
@@ -199,9 +198,6 @@ class LongitudeModel(LongitudePreTrainedModel):
 
     def share_encodings(self, by_layer: Sequence[Composed]) -> None:
         """Give each layer its encoding; layers with the same members share one object."""
-        # A layer may raise after an earlier one of another kind has changed its cache.
-        several = len({type(mixer) for mixer in self.mixers}) > 1
-        self.mixed = self.cross or self.config.encodings is not None or several
         distinct = {tuple(composed): composed for composed in by_layer}
         # Tuples, so that nothing is registered twice.
         self.distinct_encodings = tuple(distinct.values())
@@ -358,7 +354,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         caches = [cache for cache in (call.cache, source.cache) if cache is not None]
         offloaded = [cache for cache in caches if cache.offloading]
         weighs = [mixer.has_weights for mixer in self.mixers] if output_attentions else None
-        with unchanged_if_refused(*(layer for cache in caches for layer in cache.layers), copied=self.mixed):
+        with unchanged_if_refused(*(layer for cache in caches for layer in cache.layers)):
             if call.cache is not None and self.encoding_of_layer[0].reads_ids:
                 vars(call.cache.layers[0])["ids"] = call.ids
             for i, layer in enumerate(self.layers):

@@ -13,7 +13,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, QuantizedCach
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Fp8QuantizedLayer
 from transformers.utils.deprecation import deprecate_kwarg
 
-from longitude.attention.cache_guard import together
+from longitude.attention.cache import together
 from longitude.errors import UsageError
 
 PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from longitude.attention.layers.hierarchical import HierarchicalAttention
-from longitude.attention.layers.hierarchical_blocks import Chunks
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal
 from longitude.attention.mixer import Mixer, MixerInputs
@@ -31,14 +30,12 @@ def drawings(mixer: Mixer, shape: Shape) -> list[Drawing]:
 
 def block_sizes(mixer: HierarchicalAttention, query: int) -> np.ndarray:
     """Size [query + 1] of the block of each token up to the query, as the mixer cuts its prefix."""
-    sizes = np.ones(query + 1)
-    prefix = mixer.rule().in_blocks(query + 1)
-    chunk = Chunks(1, prefix, prefix + 1)
-    for level in range(prefix.bit_length()):
-        child = chunk.left_children(level, torch.device("cpu"))
-        if chunk.used(level, child).item():
-            first = 2 * int(child) << level
+    sizes, first = np.ones(query + 1), 0
+    prefix = max(0, query + 1 - mixer.window)
+    for level in reversed(range(prefix.bit_length())):
+        if prefix >> level & 1:
             sizes[first : first + (1 << level)] = 1 << level
+            first += 1 << level
     return sizes
 
 

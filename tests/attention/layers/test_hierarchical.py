@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import longitude as lg
-from longitude.attention.layers import hierarchical as function, hierarchical_blocks as blocks
+from longitude.attention.layers import hierarchical as module
 from longitude.attention.layers.hierarchical import HierarchicalAttention, hierarchical_attention
 from longitude.positions.composed import compose
 from longitude.testing import fill
@@ -152,7 +152,7 @@ def test_output_and_gradients(name: str, length: int, window: int, combine: str)
     ("window", "size_term", "chunk"), [(1, False, 32), (33, True, 32), (33, True, 1), (33, True, 8), (33, True, 64)]
 )
 def test_longer_than_a_chunk(window: int, size_term: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "CHUNK", chunk)
+    monkeypatch.setattr(module, "CHUNK", chunk)
     q, k, v, gate = numbers(71, batch=1)
     ours = hierarchical_attention(q, k, v, window=window, gate=gate, size_term=size_term, encoding=built("rotation"))
     close(ours, definition(q, k, v, gate, window, "gate", built("rotation"), size_term))
@@ -186,7 +186,7 @@ def test_documents_as_a_compiler_sees_them(
     for compiling in (False, True):
         with monkeypatch.context() as patch:
             if compiling:
-                patch.setattr(function, "in_a_compiler", lambda inputs: True)
+                patch.setattr(module, "readable", lambda *tensors: False)
             out = hierarchical_attention(q, k, v, documents=documents, merge=(tree, tree), **options)
         answers.append([out, *gradients(out, inputs)])
     close(*answers, atol=1e-11)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import longitude as lg
+from longitude.attention.layers import hierarchical
 from longitude.attention.layers.hierarchical import HierarchicalAttention
 from tests.support import close, random, refused_calls
 
@@ -39,32 +40,34 @@ def cache_after(mixer: HierarchicalAttention, x: Tensor, size: int = 45):
     return cache
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize(("encoding", "chunk"), [("rotation", 1), ("rotation", 4), ("bias", 2), ("bias", 32)])
 @torch.no_grad()
-def test_a_new_document_may_run_before_the_old_one(encoding: str) -> None:
-    """Runs are grouped by length: the new document of the second row is in a group before that of its old one."""
-    mixer, x, documents = layer(encoding), tokens(2), torch.zeros(2, 45, dtype=torch.long)
-    documents[0, 25:], documents[1, 3:5], documents[1, 24:] = 1, -1, 1
+def test_calls_with_documents(encoding: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents that end in different calls, padding within one, and rows with different numbers of tokens before."""
+    monkeypatch.setattr(hierarchical, "CHUNK", chunk)
+    mixer, x, documents = layer(encoding, merge="learned"), tokens(), torch.zeros(3, 45, dtype=torch.long)
+    documents[0, 25:], documents[1, 3:5], documents[1, 24:], documents[2, :14] = 1, -1, 1, -1
     cache = mixer.cache_layer()
-    calls = pairwise((0, 13, 43, 44, 45))
+    calls = pairwise((0, 13, 30, 31, 43, 44, 45))
     outs = [mixer(x[:, a:b], cache=cache, documents=documents[:, :b]) for a, b in calls]
-    real = documents >= 0
-    close(torch.cat(outs, 1)[real], mixer(x, documents=documents)[real], atol=1e-10)
+    close(torch.cat(outs, 1), mixer(x, documents=documents), atol=1e-10)
+    whole = mixer.cache_layer()
+    mixer(x[:, :40], cache=whole, documents=documents[:, :40])
+    close(mixer(x[:, 40:], cache=whole, documents=documents), mixer(x, documents=documents)[:, 40:], atol=1e-10)
 
 
 def test_state_is_the_binary_counter() -> None:
-    """After 45 tokens with a window of 5 the blocks are the digits of 40 = 32 + 8, averages of the tokens' own keys."""
-    mixer, x = layer(), tokens()
-    state = cache_after(mixer, x, 1).state
-    keys = mixer.k_proj(x).view(3, 45, KV_HEADS, -1).transpose(1, 2)
-    assert state.seen.tolist() == [45] * 3
-    assert state.block_keys.shape[2] == 6
-    for level, (start, stop) in {5: (0, 32), 3: (32, 40)}.items():
+    """After 204 tokens with a window of 5 the blocks are the digits of 6 chunks, averages of the tokens' own keys."""
+    mixer, x = layer(), tokens(length=204)
+    state = cache_after(mixer, x, 41).state
+    keys = mixer.k_proj(x).view(3, 204, KV_HEADS, -1).transpose(1, 2)
+    assert state.seen.tolist() == [204] * 3
+    assert state.block_keys.shape[2] == 3
+    for level, (start, stop) in {2: (0, 128), 1: (128, 192)}.items():
         close(state.block_keys[:, :, level], keys[:, :, start:stop].mean(2), atol=1e-14)
-        assert state.ends[:, level].tolist() == [[start, stop - 1]] * 3
-    for level in (0, 1, 2, 4):
-        assert not state.block_keys[:, :, level].any()
-    close(state.keys, keys[:, :, 40:], atol=1e-14)  # token 40 in slot 0
+        assert state.ends[:, 0, level].tolist() == [[start, stop - 1]] * 3
+    assert not state.block_keys[:, :, 0].any()
+    close(state.keys[:, :, -12:, : WIDTH // HEADS], keys[:, :, 192:], atol=1e-14)  # the last 7, and a window of 5
 
 
 # ---- the layer -------------------------------------------------------------------------------------------------------

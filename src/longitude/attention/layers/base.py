@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from longitude.attention.cache_guard import of_this_mode
 from longitude.attention.documents import padding_of, require_number_per_token, require_tokens, runs_of
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import Documents, Mask, Padding, is_causal, require_causal, require_mask
-from longitude.attention.mixer import Mixer, MixerInputs
+from longitude.attention.mixer import Mixer, MixerInputs, of_this_mode
 from longitude.attention.operation import answer, choose_once, chosen_in_step, raw_request, require_backend, run_parts
 from longitude.attention.pairs import AllowedPairs
 from longitude.attention.request import Request, require_options
@@ -343,7 +342,7 @@ def attended(
     r = layer_request(q, k, v, *reads, call.pairs(q.shape[0], q.shape[2], k.shape[2], step))
     if not encoding.stable_keys:
         parts = parted(r, encoding, call.q_positions, k_positions)
-        if len(parts) > 1 or parts[0].cuts:
+        if len(parts) > 1 or parts[0].regions:
             return run_parts(parts, layer.backend)
         r = parts[0].request
     return answer(choose_once(r, layer.backend, step), r)

@@ -1,49 +1,92 @@
-"""Attention to the near tokens one by one, and to everything before them in blocks: a function and a layer."""
+"""Attention to the near tokens one by one, and to everything before them in blocks: a function and a layer.
+
+A node (level, m) is the block of tokens m 2^level .. (m + 1) 2^level - 1. A prefix of `a` tokens is a block for each binary
+digit 1 of `a`, largest first. The digit of `level` is the node m = (a >> level) - 1, which is even: a left child.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Unpack
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from longitude.attention.documents import require_number_per_token
 from longitude.attention.heads import Headed, HeadedOptions, join_heads
-from longitude.attention.layers.hierarchical_blocks import (
-    MEANS,
-    Merge,
-    Rule,
-    State,
-    Stream,
-    Tokens,
-    over_blocks,
-    over_tabled_blocks,
-    pyramid,
-    refusal,
-    state_after,
-    step,
-    window_of,
-    with_rows,
-)
-from longitude.attention.masks import Causal, Documents, Padding, Window
+from longitude.attention.masks import Causal, Documents, Mask, Padding, Window
+from longitude.attention.merge import merge_attention
 from longitude.attention.mixer import register_mixer
 from longitude.attention.operation import raw_request, run
 from longitude.attention.request import validate
-from longitude.attention.state_mixer import StateInputs, StateMixer, document_flags, without_trivial
+from longitude.attention.state_mixer import StateInputs, StateMixer, document_flags
 from longitude.errors import UsageError, check_choice, check_sizes
 from longitude.native.derivatives import readable, with_zero_gradients
-from longitude.native.not_finite import nan_in_its_document
-from longitude.positions.base import Encoding
+from longitude.positions.base import Encoding, OffsetBias
 from longitude.positions.composed import Composed, compose
-from longitude.positions.coordinates import Positions, as_int, canonical, explicit
+from longitude.positions.coordinates import Positions, as_int, canonical, explicit, wide
+from longitude.positions.rotation import RotaryTable
 
 if TYPE_CHECKING:
-    from longitude.attention.state_cache import StateLayer
+    from longitude.attention.cache import StateLayer
+
+CHUNK = 32
+"""Prefixes whose queries share a matrix product, a power of two: more of them waste scores, fewer waste time."""
+
+Merge = Callable[[int, Tensor, Tensor], Tensor]
+"""(level, left, right) -> the summaries at `level`, from those of both halves [..., D], one level below."""
+
+
+def mean(level: int, left: Tensor, right: Tensor) -> Tensor:
+    """The average of both halves. Halving is exact, so this is the sum of all tokens divided by their number."""
+    return (left + right) * 0.5
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The options of one call, as in hierarchical_attention. merges: for keys and for values."""
+
+    window: int
+    combine: str
+    size_term: bool
+    scale: float
+    merges: tuple[Merge, Merge] = (mean, mean)
+    dropout: float = 0.0
+    backend: str = "auto"
+
+    def combined(
+        self,
+        near: tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"] | None],
+        far: tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]],
+        gate: Float[Tensor, "B H L"] | None,
+    ) -> Float[Tensor, "B H L Dv"]:
+        """The sum g near + (1 - g) far, or one softmax over both, by their logsumexps. A query without a block has g = 1."""
+        if self.combine == "softmax":
+            assert near[1] is not None
+            return merge_attention([near[0].to(far[0].dtype), far[0]], [near[1].to(far[1].dtype), far[1]])[0]
+        assert gate is not None
+        g = gate.to(far[0].dtype).masked_fill(far[1] == -math.inf, 1.0)[..., None]
+        return g * near[0] + (1 - g) * far[0]
+
+
+class State(NamedTuple):
+    """After `seen` tokens: the newest of them, and a block for each digit 1 of the number of chunks before these.
+
+    Chunks of CHUNK tokens before the window are in blocks; its tokens and those of a chunk that is not full are kept one by one,
+    and are the last ones of `keys`; nothing reads others. keys: not rotated, then, if the encoding rotates, rotated.
+    """
+
+    seen: Int[Tensor, " B"]
+    keys: Float[Tensor, "B Hkv kept D"]
+    values: Float[Tensor, "B Hkv kept Dv"]
+    places: Int[Tensor, "B 1 kept 1"]
+    block_keys: Float[Tensor, "B Hkv levels D"]
+    block_values: Float[Tensor, "B Hkv levels Dv"]
+    ends: Int[Tensor, "B 1 levels 2"]
 
 
 def hierarchical_attention(
@@ -108,7 +151,7 @@ def hierarchical_attention(
     require_rule("hierarchical_attention", window, combine, size_term)
     if not isinstance(merge, tuple):
         check_choice("hierarchical_attention", Literal["mean"], merge=merge)
-        merge = MEANS
+        merge = mean, mean
     rule = Rule(window, combine, size_term, q.shape[3] ** -0.5 if scale is None else scale, merge, dropout, backend)
     if (gate is not None) != (combine == "gate"):
         raise ValueError(
@@ -137,140 +180,384 @@ def require_rule(who: str, window: int, combine: str, size_term: bool) -> None:
     check_choice(who, Literal["gate", "softmax"], combine=combine)
 
 
+# ---- attention --------------------------------------------------------------------------------------------------------
 def attend_tokens(
     rule: Rule, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, inputs: StateInputs, state: State | None = None
 ) -> tuple[Tensor, State | None]:
     """Output for projected q, k, v, and the state after these tokens if a cache keeps it."""
-    batch, length = q.shape[0], q.shape[2]
-    encoding, reset, valid = inputs.encoding, inputs.reset, inputs.valid
-    compiling = in_a_compiler(inputs)
-    rotated = encoding.keys(k, inputs.tables) if encoding.transforms else None
-    q = encoding.queries(q, inputs.tables) if encoding.transforms else q
-    tokens = Tokens(q, k, rotated, v, gate, inputs.one_axis("hierarchical attention").view(-1, length))
+    encoding, reset, valid, dtype = inputs.encoding, inputs.reset, inputs.valid, q.dtype
+    if encoding.transforms:
+        q, k = encoding.queries(q, inputs.tables), torch.cat([k, encoding.keys(k, inputs.tables)], -1)
+    places = inputs.one_axis("hierarchical attention").view(-1, 1, q.shape[2], 1)
+    flags = [x for x in (reset, valid) if x is not None]
+    counted = len(flags) == 0 and state is None  # lengths alone decide which blocks there are
+    traced = not counted and not inputs.cached and not readable(*flags)
+    order = None
+    if valid is not None:  # padding behind all tokens, as zeros
+        order = valid.logical_not().byte().argsort(dim=1, stable=True)
+        real = valid.gather(1, order)
+        source = order.masked_fill(~real, -1)
+        q, k, v, places = (picked(x, source) for x in (q, k, v, places))
+        gate = None if gate is None else picked(gate[..., None], source)[..., 0]
+        reset, valid = None if reset is None else reset.gather(1, order), real
     with torch.autocast(q.device.type, enabled=False):
-        if inputs.documents is not None and compiling and not inputs.cached:
-            return traced(rule, tokens, encoding, inputs.documents), None
-        if compiling:
-            reset, valid = without_trivial(reset, valid)
-        if state is not None and length == 1:
-            real = [True] * batch if valid is None else valid[:, 0].tolist()
-            begins = [False] * batch if reset is None else reset[:, 0].tolist()
-            return step(rule, tokens, encoding, state, real, begins)
-        counts = [0] * batch if state is None else state.seen.tolist()
-        if reset is None and valid is None and len(set(counts)) == 1:
-            before = window_of(state, torch.arange(batch, device=q.device), counts[0]) if state is not None else None
-            return attend_rows(rule, tokens, encoding, before, [counts[0] + length] * batch if inputs.cached else None)
-        valid = torch.ones(batch, length, dtype=torch.bool, device=q.device) if valid is None else valid
-        reset = torch.zeros_like(valid) if reset is None else reset
-        out = v.new_zeros(batch, length, q.shape[1], v.shape[3])
-        earlier = state  # a row's last run may come in a group before its first one
-        for group in groups_of(valid, reset, counts):
-            rows = torch.tensor(group.rows, device=q.device)
-            before = window_of(earlier, rows, group.before) if earlier is not None and group.before else None
-            after = [group.before + n for n in group.lengths] if inputs.cached else None
-            part, part_state = attend_rows(rule, group.of(tokens, rows), encoding, before, after)
-            out[rows.repeat_interleave(group.real.sum(1)), group.tokens[group.real]] = part.transpose(1, 2)[group.real]
-            if part_state is not None and (last := [n for n, is_last in enumerate(group.last) if is_last]):
-                state = with_rows(state, [group.rows[n] for n in last], part_state.of(last), batch)
-        return out.transpose(1, 2), state
+        # Where documents begin is not known while compiling: chunks of one token may begin anywhere.
+        stream = stream_of(state, (k, v, places), reset, valid, rule.window, 1 if traced else CHUNK)
+        near, lse = attend_near(rule, q, stream, encoding, counted)
+        far, state = attend_far(rule, q, stream, encoding, counted or traced, state, inputs.cached)
+        out = near if far is None else rule.combined((near, lse), far, gate).to(dtype)
+    return out if order is None else picked(out, order.argsort(1).masked_fill(~inputs.valid, -1)), state
 
 
-def in_a_compiler(inputs: StateInputs) -> bool:
-    """Whether the host cannot read where documents end."""
-    return not readable(*(x for x in (inputs.documents, inputs.reset, inputs.valid) if x is not None))
+class Stream(NamedTuple):
+    """The tokens that a state kept, then those of a call, before all padding.
+
+    Slots are places in chunks of tokens. Documents are there one after the other, each from the begin of a chunk on.
+    """
+
+    size: int  # tokens of a chunk
+    held: int  # tokens of the state
+    before: Int[Tensor, "#B 1"]  # chunks of a row's first document that only blocks keep
+    keys: Float[Tensor, "B Hkv S D"]  # not rotated, then, if the encoding rotates, rotated
+    values: Float[Tensor, "B Hkv S Dv"]
+    places: Int[Tensor, "#B 1 S 1"]
+    there: Bool[Tensor, "#B S"]
+    begins: Bool[Tensor, "#B S"]
+    count: Int[Tensor, "#B S"]  # tokens of its document up to each
+    slot: Int[Tensor, "#B S"]
+    first_slot: Int[Tensor, "#B S"]  # of its document
 
 
-def traced(rule: Rule, tokens: Tokens, encoding: Composed, documents: Int[Tensor, "B L"]) -> Tensor:
-    """The output in operations that do not depend on where documents end, as compilers need it."""
-    places = tokens.places.expand(len(tokens.q), -1)
-    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
-    by_heads = tokens.by_heads()
-    finite, _, back = nan_in_its_document(2, [*by_heads.values()], (), begins, documents >= 0)
-    q, k, rotated, v, gate, _ = tokens._replace(**dict(zip(by_heads, finite, strict=True)))
-    mask = Window(rule.window) & Documents(begins.cumsum(1)) & Padding(documents >= 0)
-    keys = k if rotated is None else rotated
-    r = raw_request(q, keys, v, encoding, None, mask, places, places, rule.scale, rule.dropout, False)
-    near = run(r.with_lse() if rule.combine == "softmax" else r, rule.backend)
-    far = over_tabled_blocks(rule, q, k, v, places, begins, encoding)
-    out, _ = back(rule.combined(near, far, gate), ())
-    return out.to(q.dtype)
+def stream_of(
+    state: State | None,
+    tokens: tuple[Tensor, Tensor, Tensor],
+    reset: Bool[Tensor, "B L"] | None,
+    real: Bool[Tensor, "B L"] | None,
+    window: int,
+    size: int,
+) -> Stream:
+    """tokens: keys, values and places of a call."""
+    (keys, values, places), held = tokens, 0
+    rows = len(keys) if state is not None or reset is not None or real is not None else 1
+    before = empty = torch.zeros(rows, 1, dtype=torch.long, device=keys.device)
+    if state is not None:
+        before = (state.seen[:, None] - window).clamp(min=0) // size
+        kept = state.seen[:, None] - before * size
+        held = int(kept.max())
+        empty = held - kept
+        first = state.keys.shape[2] - held
+        keys = torch.cat([state.keys[:, :, first:], keys], 2)
+        values = torch.cat([state.values[:, :, first:], values], 2)
+        places = torch.cat([state.places[:, :, first:], places.expand(rows, -1, -1, -1)], 2)
+    order = torch.arange(keys.shape[2], device=keys.device)
+    there, begins = order >= empty, order == empty
+    if real is not None:
+        there = there & F.pad(real, (held, 0), value=True)
+    if reset is not None:
+        begins = begins | F.pad(reset, (held, 0))
+    start = torch.where(begins, order, 0).cummax(1).values
+    length_before = order - F.pad(start[:, :-1], (1, 0))
+    gaps = torch.where(begins & (order > empty), -length_before % size, 0)
+    slot = order - empty + gaps.cumsum(1)
+    count = order - start + 1 + torch.where(start == empty, before * size, 0)
+    return Stream(size, held, before, keys, values, places, there, begins, count, slot, slot - (order - start))
 
 
-def attend_rows(
-    rule: Rule, tokens: Tokens, encoding: Composed, before: Stream | None, counts: list[int] | None
-) -> tuple[Tensor, State | None]:
-    """Output of rows with the same number of past tokens; with `counts` also the state after counts[b] tokens of row b."""
-    q, k, rotated, v, gate, places = tokens
-    stream = Stream(0, k, rotated, v, places)
-    if before is not None:
-        stream = before.followed_by(stream)
-    length, total = q.shape[2], stream.first + stream.keys.shape[2]
+def picked(x: Shaped[Tensor, "#B H n D"], at: Int[Tensor, "#B m"]) -> Shaped[Tensor, "B H m D"]:
+    """The entries of x at these places, zeros at negative ones."""
+    batch = max(len(x), len(at))
+    index = at.clamp(min=0)[:, None, :, None].expand(batch, x.shape[1], -1, x.shape[3])
+    return x.expand(batch, -1, -1, -1).gather(2, index).masked_fill_((at < 0)[:, None, :, None], 0)
 
-    keys = stream.keys if stream.rotated is None else stream.rotated
-    q_at, k_at = (as_int(p[0] if len(p) == 1 else p) for p in (places, stream.places))
-    mask = Window(rule.window)
+
+def source_of(slot: Int[Tensor, "#B S"], use: Bool[Tensor, "#B S"], count: int) -> Int[Tensor, "#B count"]:
+    """Which one is in each of the first `count` slots, of those in use; -1: none."""
+    at = torch.where(use & (slot < count), slot, count)
+    order = torch.arange(slot.shape[1], device=slot.device).expand_as(at)
+    return at.new_full((len(at), count + 1), -1).scatter(1, at, order)[:, :count]
+
+
+def attend_near(
+    rule: Rule, q: Float[Tensor, "B H L D"], stream: Stream, encoding: Composed, counted: bool
+) -> tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"] | None]:
+    """Attention to the window, and its logsumexp if the rule needs it. counted: whether there is one document without a state."""
+    mask: Mask = Window(rule.window)
+    alone = stream.there & (stream.first_slot == 0)
+    if not counted and not (readable(alone) and bool(alone.all())):
+        mask = mask & Documents(stream.begins.cumsum(1)) & Padding(stream.there)
+    places = stream.places[:, 0, :, 0]
+    q_at, k_at = (as_int(p[0] if len(p) == 1 else p) for p in (places[:, stream.held :], places))
+    keys = stream.keys[..., -q.shape[3] :]
     r = raw_request(q, keys, stream.values, encoding, None, mask, q_at, k_at, rule.scale, rule.dropout, False)
-    near, lse = run(r.with_lse() if rule.combine == "softmax" else r, rule.backend)
-
-    inside = slice(0, rule.in_blocks(total) - stream.first)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    ends = stream.places[:, inside, None].expand(-1, -1, 2)
-    k, v = stream.keys[:, :, inside].to(wide), stream.values[:, :, inside].to(wide)
-    levels = pyramid(k, v, ends, stream.first, stream.blocks, rule.merges)
-    state = None if counts is None else state_after(stream, levels, counts, rule.window)
-    first = max(0, rule.window - (total - length))  # the first query with a token before its window
-    if first >= length:
-        return near, state
-    prefix = total - length + first - rule.window + 1
-    far = over_blocks(rule, q[:, :, first:], places[:, first:], prefix, levels, encoding)
-    late = near[:, :, first:], None if lse is None else lse[:, :, first:]
-    both = rule.combined(late, far, None if gate is None else gate[:, :, first:])
-    return torch.cat([near[:, :, :first], both.to(near.dtype)], 2), state
+    return run(r.with_lse() if rule.combine == "softmax" else r, rule.backend)
 
 
-# ---- documents: each run of tokens of one document is a row of its own, with a window and blocks of its own ------------------
-class Group(NamedTuple):
-    """Runs of one document each that follow the same number of tokens and are about as long: rows of one call."""
+def attend_far(
+    rule: Rule,
+    q: Float[Tensor, "B H L D"],
+    stream: Stream,
+    encoding: Composed,
+    static: bool,
+    state: State | None,
+    cached: bool,
+) -> tuple[tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]] | None, State | None]:
+    """Attention to the blocks before the window, and its logsumexp; None without blocks. And the state after the tokens.
 
-    before: int
-    rows: list[int]
-    lengths: list[int]
-    last: list[bool]  # of its row
-    tokens: Int[Tensor, "runs L"]  # the last one repeated to the longest
-    beyond: Int[Tensor, "runs L"]  # tokens past the end of its run: 0 within it
+    static: whether shapes alone decide which blocks are computed.
+    """
+    size, window, held, length, there = stream.size, rule.window, stream.held, q.shape[2], stream.there
+    prefix = (stream.count - window).clamp(min=0)[:, held:]
+    end = (stream.slot - (stream.slot - stream.first_slot).clamp(max=window - 1))[:, held:]  # slot after the prefix
+    newest = (there.byte().argmax(1, keepdim=True) + there.sum(1, keepdim=True) - 1).clamp(min=0)
+    seen = stream.count.gather(1, newest) * there.any(1, keepdim=True)
+    complete = (seen - window).clamp(min=0) // size  # chunks that the state keeps as blocks
+    if static:
+        some, slots, first = length > window, length if size == 1 else length - window + 1, 0
+        levels = max(0, (length - window) // size).bit_length()
+    else:
+        highest = int(torch.maximum(prefix.amax(1, keepdim=True), stream.before * size).max())
+        some, slots, first = highest > 0, int(end.max()) + 1, int(end.min()) // size
+        levels = (highest // size).bit_length()
+    if not some:
+        return None, state_after(stream, seen, complete, newest, window, []) if cached else None
 
-    @property
-    def real(self) -> Bool[Tensor, "runs L"]:
-        return self.beyond == 0
+    chunks, dtype = -(-slots // size), torch.promote_types(q.dtype, torch.float32)
+    of_slot = source_of(stream.slot, there, chunks * size)
+    keys, values = (picked(x, of_slot).to(dtype) for x in (stream.keys[..., : q.shape[3]], stream.values))
+    tokens = Blocks(keys, values, picked(stream.places.expand(-1, -1, -1, 2), of_slot))
+    smaller, whole = chunk_blocks(rule, mapped(lambda x: x.unflatten(2, (chunks, size)), tokens))
 
-    def of(self, tokens: Tokens, rows: Tensor) -> Tokens:
-        """Documents as rows; after a document's end its last token is repeated, at the next positions."""
-        at = rows[:, None], self.tokens
-        places = tokens.places.expand(len(tokens.q), -1)[at] + self.beyond
-        picked = {name: x.transpose(1, 2)[at].transpose(1, 2) for name, x in tokens.by_heads().items()}
-        return tokens._replace(**picked, places=places)
+    # The chunks whose blocks are needed, the last one for the state: their number in a document, and where its chunk 0 is.
+    chunk = torch.arange(chunks, device=q.device)
+    begin = torch.where(source_of(stream.slot // size, stream.begins, chunks) >= 0, chunk, 0).cummax(1).values
+    begin = torch.cat([begin[:, first:], stream.first_slot.gather(1, newest) // size], 1)
+    begin = begin - torch.where(begin == 0, stream.before, 0)
+    number = torch.cat([chunk[first:] - begin[:, :-1], complete], 1)
+    carried = None if state is None else Blocks(state.block_keys, state.block_values, state.ends)
+    larger = larger_blocks(rule, whole, carried, stream.before, begin, number, levels, len(smaller))
+    state = state_after(stream, seen, complete, newest, window, larger) if cached else None
+
+    blocks, level, visible = of_chunks(smaller, larger, number[:, :-1], first, size)
+    q_source = source_of(end, (prefix > 0) & there[:, held:], chunks * size)[:, first * size :]
+    grid = (chunks - first, size)
+    rows = picked(q.to(dtype), q_source).unflatten(2, grid).unflatten(1, (keys.shape[1], -1)).transpose(2, 3)
+    at = picked(stream.places[:, :, held:], q_source).view(-1, *grid)
+    out, lse = attend_blocks(rule, rows, blocks, level, visible, at, encoding)
+    back = (end - first * size).masked_fill(prefix == 0, -1)
+    out, lse = (picked(x.transpose(2, 3).flatten(1, 2).flatten(2, 3), back) for x in (out, lse[..., None]))
+    return (out, lse[..., 0].masked_fill((prefix == 0)[:, None], -math.inf)), state
 
 
-def groups_of(valid: Bool[Tensor, "B L"], reset: Bool[Tensor, "B L"], counts: list[int]) -> list[Group]:
-    """Group runs of documents by length, so that padding at most doubles the tokens. counts: earlier tokens of each row."""
-    runs = defaultdict(list)
-    for row, count in enumerate(counts):
-        places = valid[row].nonzero().flatten()
-        cuts = reset[row, places].nonzero().flatten().tolist()
-        parts = places.tensor_split(cuts)
-        for n, part in enumerate(parts):
-            if len(part):
-                before = count if n == 0 else 0
-                runs[before, len(part).bit_length()].append((row, part, n == len(parts) - 1))
-    groups = []
-    for (before, _), group_runs in runs.items():
-        rows, parts, last = zip(*group_runs, strict=True)
-        lengths = [len(part) for part in parts]
-        padded = torch.stack([torch.cat([p, p[-1:].expand(max(lengths) - len(p))]) for p in parts])
-        ends = torch.tensor(lengths, device=padded.device)[:, None] - 1
-        beyond = (torch.arange(max(lengths), device=padded.device) - ends).clamp(min=0)
-        groups.append(Group(before, list(rows), lengths, list(last), padded, beyond))
-    return groups
+# ---- blocks -----------------------------------------------------------------------------------------------------------
+class Blocks(NamedTuple):
+    """Blocks, or single tokens, and the positions of their first and last tokens."""
+
+    keys: Float[Tensor, "B Hkv *n D"]
+    values: Float[Tensor, "B Hkv *n Dv"]
+    ends: Int[Tensor, "#B 1 *n 2"]
+
+
+def mapped(change: Callable[..., Tensor], *blocks: Blocks) -> Blocks:
+    """Apply a function to the keys of all, the values of all, and the ends of all."""
+    return Blocks(*(change(*x) for x in zip(*blocks, strict=True)))
+
+
+def merged(rule: Rule, level: int, left: Blocks, right: Blocks) -> Blocks:
+    """The blocks of a level, of halves one level below."""
+    (keys, values), ends = rule.merges, torch.stack([left.ends[..., 0], right.ends[..., 1]], -1)
+    return Blocks(keys(level, left.keys, right.keys), values(level, left.values, right.values), ends)
+
+
+def chunk_blocks(rule: Rule, tokens: Blocks) -> tuple[list[Blocks], Blocks]:
+    """The left children at each level within chunks [B, Hkv, chunks, size, D], and the whole chunks [B, Hkv, chunks, D]."""
+    children: list[Blocks] = []
+    while tokens.keys.shape[3] > 1:
+        left, right = mapped(lambda x: x[..., ::2, :], tokens), mapped(lambda x: x[..., 1::2, :], tokens)
+        children.append(left)
+        tokens = merged(rule, len(children), left, right)
+    return children, mapped(lambda x: x.squeeze(3), tokens)
+
+
+def larger_blocks(
+    rule: Rule,
+    chunks: Blocks,
+    carried: Blocks | None,
+    before: Int[Tensor, "#B 1"],
+    begin: Int[Tensor, "#B n"],
+    number: Int[Tensor, "#B n"],
+    levels: int,
+    smaller: int,
+) -> list[Blocks]:
+    """For each level above `smaller`, the block [B, Hkv, n, D] of a prefix of `number` chunks; zeros where its digit is 0.
+
+    carried: the blocks of the `before` chunks before the first one. begin: chunk 0 of the document of each prefix.
+    """
+    across = mapped(lambda x: x[:, :, :1], chunks)  # the block with the first chunk in it, which may begin before it
+    needed = []
+    if carried is not None and not bool(
+        (number != before).any()
+    ):  # as for most single tokens: no new chunk is complete
+        return [
+            mapped(lambda x, level=level: x[:, :, level, None].expand(-1, -1, number.shape[1], -1), carried)
+            for level in range(levels)
+        ]
+    for level in range(levels):
+        digit = (before >> level & 1 == 1).view(-1, 1, 1, 1)
+        after = ((((before >> level) + 1) << level) - before).clamp(max=chunks.keys.shape[2] - 1)
+        left, right = across, mapped(lambda x, after=after: picked(x, after), chunks)
+        if carried is not None and level < carried.keys.shape[2]:
+            held = mapped(lambda x, level=level: x[:, :, level, None], carried)
+            left, right = (
+                mapped(lambda x, y, digit=digit: torch.where(digit, x, y), a, b)
+                for a, b in ((held, left), (across, right))
+            )
+        at = (begin + (((number >> level) - 1) << level)).clamp(min=-1) + 1
+        at = at.masked_fill(number >> level & 1 == 0, -1)
+        needed.append(mapped(lambda x, y, at=at: picked(torch.cat([x, y], 2), at), left, chunks))
+        across = merged(rule, smaller + level + 1, left, right)
+        # A block from each chunk on: no prefix has one that runs past the end of its document.
+        beyond = mapped(lambda x, level=level: x.roll(-(1 << level), 2), chunks)
+        chunks = merged(rule, smaller + level + 1, chunks, beyond)
+    return needed
+
+
+def of_chunks(
+    smaller: list[Blocks], larger: list[Blocks], number: Int[Tensor, "#B C"], first: int, size: int
+) -> tuple[Blocks, Int[Tensor, " m"], Bool[Tensor, "#B 1 C 1 size m"]]:
+    """All blocks [B, Hkv, C, m, D] of the chunks from `first` on, their levels, and which prefix sees which."""
+    place, seen, nodes = torch.arange(size, device=number.device)[:, None], [], []
+    rows, chunks = number.shape
+    for n, children in enumerate(smaller):
+        nodes.append(mapped(lambda x: x[:, :, first:], children))
+        child = torch.arange(size >> (n + 1), device=number.device)
+        seen.append(((place >> n & 1 == 1) & (place >> (n + 1) == child)).expand(rows, chunks, -1, -1))
+    for n, block in enumerate(larger):
+        nodes.append(mapped(lambda x: x[:, :, :-1, None], block))
+        seen.append((number >> n & 1 == 1)[..., None, None].expand(-1, -1, size, -1))
+    levels = [n for n, part in enumerate(nodes) for _ in range(part.keys.shape[3])]
+    blocks = mapped(lambda *x: torch.cat(x, 3), *nodes)
+    return blocks, torch.tensor(levels, device=number.device), torch.cat(seen, 3)[:, None, :, None]
+
+
+def state_after(
+    stream: Stream,
+    seen: Int[Tensor, "#B 1"],
+    complete: Int[Tensor, "#B 1"],
+    newest: Int[Tensor, "#B 1"],
+    window: int,
+    larger: list[Blocks],
+) -> State:
+    """The state of `seen` tokens up to the newest, of which `complete` chunks are in blocks, the last of each level."""
+    kept, total = window + stream.size - 1, stream.keys.shape[2]
+    tokens = stream.keys, stream.values, stream.places
+    if bool((newest == total - 1).all()):
+        keys, values, places = (F.pad(x, (0, 0, kept - total, 0)) for x in tokens)
+    else:
+        at = newest - kept + 1 + torch.arange(kept, device=seen.device)
+        keys, values, places = (picked(x, at) for x in tokens)
+    batch, heads, dtype = len(keys), keys.shape[1], torch.promote_types(keys.dtype, torch.float32)
+    if larger:
+        blocks = mapped(lambda *x: torch.stack([level[:, :, -1] for level in x], 2), *larger)
+    else:
+        blocks = Blocks(
+            keys.new_zeros(batch, heads, 0, keys.shape[3], dtype=dtype),
+            values.new_zeros(batch, heads, 0, values.shape[3], dtype=dtype),
+            places.new_zeros(batch, 1, 0, 2),
+        )
+    seen, places, ends = (
+        seen.expand(batch, 1)[:, 0],
+        places.expand(batch, -1, -1, -1),
+        blocks.ends.expand(batch, -1, -1, -1),
+    )
+    return State(seen, keys, values, places, blocks.keys, blocks.values, ends)
+
+
+def weighted(
+    scores: Float[Tensor, "... n"], seen: Bool[Tensor, "... n"], dropout: float
+) -> tuple[Float[Tensor, "... n"], Float[Tensor, ...]]:
+    """Softmax over keys that are seen, and the logsumexp; zeros and -inf where none is."""
+    some = seen.any(-1, keepdim=True)
+    scores = scores.masked_fill(~seen & some, -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None]).exp().masked_fill(~some, 0.0)
+    return F.dropout(weights, dropout, training=dropout > 0), lse.masked_fill(~some[..., 0], -math.inf)
+
+
+def attend_blocks(
+    rule: Rule,
+    rows: Float[Tensor, "B Hkv C R n D"],
+    blocks: Blocks,
+    level: Int[Tensor, " m"],
+    seen: Bool[Tensor, "#B #Hkv C #R #n m"],
+    at: Int[Tensor, "#B C n"],
+    encoding: Composed,
+) -> tuple[Tensor, Tensor]:
+    """softmax(scale q.K + bias + ln size) V and its logsumexp, C chunks of n queries over m blocks each.
+
+    rows are rotated, at positions `at`; blocks [B, Hkv, C, m, D] are not.
+    """
+    keys, values, twice = blocks.keys, blocks.values, blocks.ends[:, 0].sum(-1)  # twice their centers
+    if encoding.transforms:
+        tables = tables_at(encoding, twice.flatten(1), keys.dtype)
+        keys = encoding.keys(keys.flatten(2, 3), tables).view(keys.shape)
+    scores = rule.scale * (rows.flatten(3, 4) @ keys.mT).unflatten(3, rows.shape[3:5])
+    if rule.size_term:
+        scores = scores + level.to(scores.dtype) * math.log(2)
+    if terms := offset_terms(encoding):
+        bias = bias_at(terms, 2 * at[..., None] - twice[:, :, None], scores.dtype)  # [H, B, C, n, m]
+        scores = scores + bias.unflatten(0, (keys.shape[1], -1)).permute(2, 0, 3, 1, 4, 5)
+    weights, lse = weighted(scores, seen, rule.dropout)
+    return (weights.flatten(3, 4) @ values).unflatten(3, rows.shape[3:5]), lse
+
+
+# ---- centers of blocks: half way between the first and the last token, perhaps between two tokens -------------------------
+def tables_at(encoding: Composed, twice: Int[Tensor, "B n"], dtype: torch.dtype) -> Any:
+    """Tables of an encoding at the half-integer positions twice / 2, between those of encoding.prepare."""
+    twice = twice[0] if len(twice) == 1 else twice  # one table for the batch
+    neighbours = torch.cat([twice // 2, (twice + 1) // 2], -1)
+    if encoding.axes > 1:  # the same number on all axes
+        neighbours = neighbours.view(-1, neighbours.shape[-1], 1)
+    tables = encoding.prepare(neighbours, None, wide(twice.device))
+    dtype = torch.promote_types(dtype, torch.float32)
+    return tuple(midway(table, dtype) if isinstance(table, RotaryTable) else table for table in tables)
+
+
+def midway(table: RotaryTable, dtype: torch.dtype) -> RotaryTable:
+    """The rotation by the mean of two angles less than pi apart, one in each half of the table: their sum, normalised."""
+    (cos, cos_above), (sin, sin_above) = (x.chunk(2, -2) for x in table)
+    sum_of = cos + cos_above, sin + sin_above
+    length = torch.hypot(cos, sin) / torch.hypot(*sum_of)
+    return RotaryTable(*((x * length).to(dtype) for x in sum_of))
+
+
+def bias_at(terms: Sequence[OffsetBias], twice: Int[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    """The sum of biases at the offsets twice / 2 -> [heads, ...]."""
+    below, above = twice // 2, (twice + 1) // 2
+    return sum((term.at(below) + term.at(above)) / 2 for term in terms).to(dtype)  # type: ignore[union-attr]
+
+
+def offset_terms(encoding: Composed) -> list[OffsetBias]:
+    return [term for term in encoding.terms({}) if isinstance(term, OffsetBias)]
+
+
+def refusal(encoding: Encoding) -> str | None:
+    """Why an encoding cannot be applied to blocks; None where it can."""
+    name = type(encoding).__name__
+    if encoding.reads_tokens:
+        return f"{name} reads each token, and a block of hierarchical attention is not a token"
+    for term in encoding.terms({}):
+        if not isinstance(term, OffsetBias):
+            return f"{name} adds {type(term).__name__} to scores, and a block of hierarchical attention has only a distance"
+    if compose(encoding).regions():
+        return f"{name} moves positions by pair of tokens, and a block of hierarchical attention has one position"
+    if encoding.rotate_values:
+        return f"{name} rotates values, and a block of hierarchical attention pools them without positions"
+    if not encoding.stable_keys:
+        return f"{name} follows the length of the sequence, and hierarchical attention keeps summaries of one length"
+    rotates = type(encoding).queries is not Encoding.queries or type(encoding).keys is not Encoding.keys
+    if rotates and not isinstance(encoding.prepare(torch.zeros(1, dtype=torch.long)), RotaryTable):
+        return f"{name} prepares no RotaryTable, so hierarchical attention cannot rotate half way between two positions"
+    return None
 
 
 # ---- the layer -----------------------------------------------------------------------------------------------------------
@@ -372,16 +659,16 @@ class HierarchicalAttention(StateMixer, Headed):
         return 2 * seen * self.num_heads * self.head_dim
 
     def cache_layer(self) -> StateLayer:
-        from longitude.attention.state_cache import StateLayer
+        from longitude.attention.cache import StateLayer
 
-        return StateLayer(in_place=True)
+        return StateLayer()
 
     def refuses(self, encoding: Encoding) -> str | None:
         return super().refuses(encoding) or refusal(encoding)
 
     def rule(self) -> Rule:
         learned = self.merge_keys is not None and self.merge_values is not None
-        merges: tuple[Merge, Merge] = (self.merge_keys, self.merge_values) if learned else MEANS  # type: ignore[assignment]
+        merges: tuple[Merge, Merge] = (self.merge_keys, self.merge_values) if learned else (mean, mean)  # type: ignore[assignment]
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         dropout = self.dropout if self.training else 0.0
         return Rule(self.window, self.combine, self.size_term, scale, merges, dropout, self.backend)
@@ -408,13 +695,10 @@ class HierarchicalAttention(StateMixer, Headed):
 
     def require_state(self, state: State | None, batch: int, encoding: Composed) -> None:
         """ValueError for a state of another batch, window, size or encoding."""
-        expected = [batch, self.num_kv_heads, self.window, self.head_dim]
+        expected = [batch, self.num_kv_heads, self.window + CHUNK - 1, self.head_dim * (1 + encoding.transforms)]
         if state is not None and list(state.keys.shape) != expected:
             raise UsageError(
                 "cache: HierarchicalAttention",
-                f"a state with keys [B, Hkv, window, head_dim] = {expected}",
+                f"a state with keys {expected}, of this batch, window and head_dim, twice as wide if an encoding rotates",
                 list(state.keys.shape),
             )
-        if state is not None and (state.rotated is not None) != encoding.transforms:
-            got = "one that rotates" if encoding.transforms else "one that does not rotate"
-            raise UsageError("cache: HierarchicalAttention", "the encoding of cached tokens", got, "make a new cache")

@@ -57,7 +57,7 @@ def padding(build: MixerExample, lengths: tuple[int, ...] = (5, 33, 2, 20)) -> N
     after left padding = decoding without padding. A recurrence also skips padding between tokens: padding on the right leaves
     the state unchanged for later tokens.
     """
-    from longitude.attention.state_cache import StateLayer
+    from longitude.attention.cache import StateLayer
 
     width = max(lengths)
     for side in ("left", "right"):

@@ -111,8 +111,7 @@ def wrong_input_of_mixers(build: MixerExample) -> None:
 
     The state of another mixer or of another batch; an encoding with terms or rotations where there are no scores.
     """
-    from longitude.attention.cache import LongitudeCacheLayer
-    from longitude.attention.state_cache import StateLayer
+    from longitude.attention.cache import LongitudeCacheLayer, StateLayer
 
     mixer = build()
     name = type(mixer).__name__
