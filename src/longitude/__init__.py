@@ -28,10 +28,14 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.attention.masks import (
         Band as Band,
         Causal as Causal,
+        Chunks as Chunks,
+        Dilated as Dilated,
         Documents as Documents,
+        Global as Global,
         Mask as Mask,
         NoMask as NoMask,
         Padding as Padding,
+        Prefix as Prefix,
         Window as Window,
     )
     from longitude.attention.mixer import (
@@ -41,7 +45,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         register_mixer as register_mixer,
     )
     from longitude.attention.operation import attend as attend, explain as explain
-    from longitude.attention.patterns import Chunks as Chunks, Dilated as Dilated, Global as Global, Prefix as Prefix
     from longitude.checkpoints.config import from_hugging_face as from_hugging_face
     from longitude.models import (
         LongitudeConfig as LongitudeConfig,
@@ -117,8 +120,7 @@ _NAMES = {
     "positions.remapped": "ReRoPE LeakyReRoPE SelfExtend DualChunk",
     "positions.temperature": "SSMax LogN LogAffine Llama4Temperature Ministral3Temperature BeamTemperature LearnedSink",
     "attention.operation": "attend explain",
-    "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
-    "attention.patterns": "Prefix Global Dilated Chunks",
+    "attention.masks": "Mask Causal Window Band Documents Padding NoMask Prefix Global Dilated Chunks",
     "attention.layers.multihead": "MultiHeadAttention",
     "attention.layers.stick_breaking": "stick_breaking",
     "attention.mixer": "Mixer mixer list_mixers register_mixer",

@@ -7,8 +7,7 @@ import torch
 
 import longitude as lg
 from longitude import testing
-from longitude.attention.masks import KNOWN, Band, Mask
-from longitude.attention.patterns import Dilated, Global, Prefix
+from longitude.attention.masks import KNOWN, Band, Dilated, Global, Mask, Prefix
 from longitude.testing.battery.random_calls import draw
 from tests.support import LargestTensor, close, heads, refused_calls
 

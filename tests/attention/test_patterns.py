@@ -6,8 +6,7 @@ import torch
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.documents import places_of
-from longitude.attention.masks import Band
-from longitude.attention.patterns import Chunks, Dilated, Global, Prefix
+from longitude.attention.masks import Band, Chunks, Dilated, Global, Prefix
 from tests.support import close, random, refused, refused_calls
 
 HEADS, DIM = 4, 8

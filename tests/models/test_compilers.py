@@ -11,7 +11,7 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
-from longitude.attention.patterns import Dilated, Prefix
+from longitude.attention.masks import Dilated, Prefix
 from longitude.models.loss import CHUNK_LOGITS
 from tests.models.conftest import mixer_spec
 from tests.support import close, heads, parameter_gradients

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.masks import AllOf, Mask
+from longitude.attention.masks import Ago, AllOf, Mask
 from longitude.attention.merge import merge_attention
-from longitude.attention.patterns import Ago
 from longitude.attention.request import Request, transformed
 from longitude.attention.terms import with_sinks
 from longitude.errors import UsageError

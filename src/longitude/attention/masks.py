@@ -5,6 +5,7 @@ Order is a token's place in its stream: keys have 0 .. Lk-1, and queries are the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar
@@ -14,7 +15,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from longitude.errors import UsageError, check_sizes, nearest
+from longitude.native.derivatives import assert_later, numbers_of
 from longitude.native.tensors import in_memory
+from longitude.positions.coordinates import floor_divide
 
 Reach = tuple[int | None, int | None]
 """Smallest and largest allowed (query order - key order); None: unbounded."""
@@ -26,9 +29,16 @@ class Mask:
     Attributes:
         reach: Smallest and largest (query order - key order) that it may allow; None: unbounded. Pairs outside are not
             computed.
+        columns: Names of its tensors with a number for each key, [Lk] or [B, Lk].
     """
 
     reach: Reach = (None, None)
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    def by_column(self, change: Callable[[Tensor], Tensor]) -> Mask:
+        """The mask with each of its columns changed."""
+        columns = {name: change(x) for name in self.columns if (x := getattr(self, name)) is not None}
+        return replace(self, **columns) if columns else self  # type: ignore[type-var]
 
     def allowed(self, q_order: Int[Tensor, " Lq"], k_order: Int[Tensor, " Lk"]) -> Bool[Tensor, ...]:
         """-> [Lq, Lk] or [B, 1, Lq, Lk]."""
@@ -36,6 +46,11 @@ class Mask:
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         """ValueError unless it fits q [batch, H, rows, D] and k [batch, Hkv, keys, D]."""
+        for name in self.columns:
+            x = getattr(self, name)
+            if x is not None and (x.shape[-1] != keys or (x.dim() == 2 and not one_or(x.shape[0], batch))):
+                who = f"{type(self).__name__}({name})"
+                raise UsageError(who, f"[{keys}] or [{batch}, {keys}], one per key", list(x.shape))
 
     def parts(self) -> tuple[Mask, ...]:
         """The masks that must all allow a pair."""
@@ -43,11 +58,11 @@ class Mask:
 
     def of(self, batch: slice | list[int]) -> Mask:
         """The mask of these rows of the batch."""
-        return self
+        return self.by_column(lambda x: of_rows(x, batch))
 
     def since(self, first: int) -> Mask:
         """The mask of the stream without its first tokens."""
-        return self
+        return self.by_column(lambda x: x[..., first:])
 
     def require_past(self, past: int) -> None:
         """ValueError if cached tokens would have had to attend to the new ones."""
@@ -72,15 +87,27 @@ class NoMask(Mask):
         return ()
 
 
-class _Ordered(Mask):
+class _Offsets(Mask):
+    """Base class of masks whose `limits` are the smallest and largest allowed (query order - key order); None: unbounded."""
+
+    limits: Reach
+    order: Tensor | None = None
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        return self.limits if self.order is None else (None, None)
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        i, j = (q_order, k_order) if self.order is None else (self.order[q_order], self.order[k_order])
+        ago, (first, last) = i[:, None] - j, self.limits
+        inside = torch.ones_like(ago, dtype=torch.bool) if first is None else ago >= first
+        return inside if last is None else inside & (ago <= last)
+
+
+class _Ordered(_Offsets):
     """Base class of Causal and Window, with an optional order of the keys."""
 
-    order: Tensor | None
-
-    def ago(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        """Order of the query minus order of the key, [Lq, Lk]."""
-        i, j = (q_order, k_order) if self.order is None else (self.order[q_order], self.order[k_order])
-        return i[:, None] - j
+    columns = ("order",)
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         order, who = self.order, type(self).__name__
@@ -88,9 +115,6 @@ class _Ordered(Mask):
             raise UsageError(who, f"order as a tensor [{keys}]", repr(order))
         if order is not None and (order.is_floating_point() or order.shape != (keys,) or rows > keys):
             raise UsageError(who, f"order [{keys}], one integer per key", f"{kind_of(order)} with {rows} queries")
-
-    def since(self, first: int) -> Mask:
-        return self if self.order is None else replace(self, order=self.order[first:])  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,13 +126,7 @@ class Causal(_Ordered):
     """
 
     order: Tensor | None = None
-
-    @property
-    def reach(self) -> Reach:  # type: ignore[override]
-        return (0, None) if self.order is None else (None, None)
-
-    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        return self.ago(q_order, k_order) >= 0
+    limits = (0, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,16 +148,12 @@ class Window(_Ordered):
         check_sizes("Window", size=self.size)
 
     @property
-    def reach(self) -> Reach:  # type: ignore[override]
-        return (0, self.size - 1) if self.order is None else (None, None)
-
-    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        ago = self.ago(q_order, k_order)
-        return (ago >= 0) & (ago < self.size)
+    def limits(self) -> Reach:  # type: ignore[override]
+        return 0, self.size - 1
 
 
 @dataclass(frozen=True)
-class Band(Mask):
+class Band(_Offsets):
     """A token attends to itself, `before` tokens before it and `after` tokens after it. Band(w, w) is a bidirectional window.
 
     Args:
@@ -158,12 +172,8 @@ class Band(Mask):
             raise UsageError("Band", "two numbers of tokens, 0 or more", f"{self.before!r} and {self.after!r}")
 
     @property
-    def reach(self) -> Reach:  # type: ignore[override]
+    def limits(self) -> Reach:  # type: ignore[override]
         return -self.after, self.before
-
-    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        ago = q_order[:, None] - k_order
-        return (ago >= -self.after) & (ago <= self.before)
 
     def require_past(self, past: int) -> None:
         if self.after:
@@ -173,28 +183,8 @@ class Band(Mask):
             )
 
 
-class _PerToken(Mask):
-    """Base class of Documents and Padding, with a tensor that has a number for each key."""
-
-    column: ClassVar[str]
-
-    @property
-    def numbers(self) -> Tensor:
-        """The tensor, [Lk] or [B, Lk]."""
-        return getattr(self, self.column)
-
-    def of(self, batch: slice | list[int]) -> Mask:
-        return replace(self, **{self.column: of_rows(self.numbers, batch)})  # type: ignore[type-var]
-
-    def since(self, first: int) -> Mask:
-        return replace(self, **{self.column: self.numbers[..., first:]})  # type: ignore[type-var]
-
-    def validate(self, batch: int, rows: int, keys: int) -> None:
-        validate_tokens(f"{type(self).__name__}({self.column})", self.numbers, batch, keys)
-
-
 @dataclass(frozen=True, eq=False)
-class Documents(_PerToken):
+class Documents(Mask):
     """Tokens attend to tokens with the same number only, wherever those are.
 
     (`documents=` of a layer differs: there each run of one number is a document.) NaN or infinity in one document reaches no
@@ -209,7 +199,7 @@ class Documents(_PerToken):
         ValueError: For anything else, and for contiguous=True where a document comes back.
     """
 
-    column = "ids"
+    columns = ("ids",)
     ids: Int[Tensor, ...]
     contiguous: bool = False
 
@@ -246,8 +236,7 @@ class Documents(_PerToken):
         return cls(torch.searchsorted(cu_seqlens[1:], token, right=True), contiguous=True)
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        same = self.ids[..., q_order][..., :, None] == self.ids[..., k_order][..., None, :]
-        return same[:, None] if same.dim() == 3 else same
+        return equal_pairs(self.ids[..., q_order], self.ids[..., k_order])
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         super().validate(batch, rows, keys)
@@ -255,7 +244,7 @@ class Documents(_PerToken):
 
 
 @dataclass(frozen=True, eq=False)
-class Padding(_PerToken):
+class Padding(Mask):
     """No token attends to keys that are not valid.
 
     Args:
@@ -265,7 +254,7 @@ class Padding(_PerToken):
         ValueError: For anything else.
     """
 
-    column = "valid"
+    columns = ("valid",)
     valid: Tensor
 
     def __post_init__(self):
@@ -273,8 +262,249 @@ class Padding(_PerToken):
             raise UsageError("Padding", "valid [B, Lk] of bool or int", kind_of(self.valid))
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        real = self.valid[..., k_order].bool()[..., None, :] & (q_order[:, None] >= q_order[:1, None])
-        return real[:, None] if real.dim() == 3 else real
+        return for_heads(self.valid[..., k_order].bool()[..., None, :] & (q_order[:, None] >= q_order[:1, None]))
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix(Mask):
+    """The prefix-LM mask: the first tokens attend to each other in both directions, everything else is causal.
+
+        query i attends to key j  where  j <= i  or  j < length
+
+    Args:
+        length: Tokens of the prefix, of all rows or integers [B]; padding on the left counts. 0 is plain causality.
+
+    Raises:
+        ValueError: `length` is negative or no integer; in attention, not one per row.
+
+    Source:
+        Raffel et al. 2020, arXiv:1910.10683, https://arxiv.org/abs/1910.10683 (section 3.2.1).
+    """
+
+    length: int | Int[Tensor, " B"]
+
+    def __post_init__(self):
+        length = self.length
+        if isinstance(length, Tensor):
+            ok = length.dim() == 1 and length.dtype in (torch.int64, torch.int32)
+            ok = ok and (torch.compiler.is_compiling() or bool((numbers_of(length) >= 0).all()))
+        else:
+            ok = isinstance(length, int) and not isinstance(length, bool) and length >= 0
+        if not ok:
+            raise UsageError("Prefix", "a length of 0 or more tokens, an int or integers [B]", repr(length))
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        return (None, None) if isinstance(self.length, Tensor) else (min(0, 1 - self.length), None)
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        length = self.length.view(-1, 1, 1, 1) if isinstance(self.length, Tensor) else self.length
+        return (k_order <= q_order[:, None]) | (k_order < length)
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        if isinstance(self.length, Tensor) and not one_or(len(self.length), batch):
+            raise UsageError("Prefix", f"one length per row, [{batch}]", list(self.length.shape))
+        require_among("Prefix", rows, keys)
+
+    def of(self, batch: slice | list[int]) -> Mask:
+        several = isinstance(self.length, Tensor) and len(self.length) > 1
+        return Prefix(self.length[batch]) if several else self  # type: ignore[index]
+
+    def since(self, first: int) -> Mask:
+        if isinstance(self.length, Tensor):
+            return Prefix((self.length - first).clamp(min=0))
+        return Prefix(max(0, self.length - first))
+
+    def require_past(self, past: int) -> None:
+        longest = int(self.length.max()) if isinstance(self.length, Tensor) else self.length
+        if past < longest:
+            raise UsageError(
+                "Prefix",
+                f"a first call with the whole prefix of {longest} tokens, which attend to each other",
+                f"{past} tokens in the cache",
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Global(Mask):
+    """Global tokens attend to every token, and every token attends to them.
+
+    Joined to a local mask, as in Window(64) | Global([0]); in a causal model (Window(64) | Global([0])) & Causal().
+
+    Args:
+        tokens: Bool [Lk] or [B, Lk], True for global tokens; or their orders in the stream, a list or integers [n].
+
+    Raises:
+        ValueError: `tokens` is of another kind or shape, or an order is negative or beyond the keys.
+
+    Source:
+        Beltagy et al. 2020, arXiv:2004.05150, https://arxiv.org/abs/2004.05150;
+        Zaheer et al. 2020, arXiv:2007.14062, https://arxiv.org/abs/2007.14062.
+    """
+
+    columns = ("tokens",)
+    tokens: Bool[Tensor, ...] | Int[Tensor, " n"] | Sequence[int]
+
+    def __post_init__(self):
+        tokens = self.tokens
+        expected = "bool [Lk] or [B, Lk], or places as integers [n]"
+        if not isinstance(tokens, Tensor):
+            try:
+                tokens = torch.tensor([*tokens]) if len(tokens) else torch.zeros(0, dtype=torch.long)
+            except (TypeError, ValueError):
+                raise UsageError("Global", expected, repr(tokens)) from None
+        if tokens.dim() != 1 and (tokens.dtype != torch.bool or tokens.dim() != 2) or tokens.is_floating_point():
+            raise UsageError("Global", expected, kind_of(tokens))
+        if tokens.dtype != torch.bool and not torch.compiler.is_compiling() and bool((numbers_of(tokens) < 0).any()):
+            raise UsageError("Global", "places of 0 or more", tokens.tolist())
+        object.__setattr__(self, "tokens", tokens)
+
+    def chosen(self, order: Int[Tensor, " L"]) -> Bool[Tensor, "*B L"]:
+        """Which tokens of these orders are global."""
+        tokens = self.tokens
+        assert isinstance(tokens, Tensor)
+        return tokens[..., order] if tokens.dtype == torch.bool else torch.isin(order, tokens.to(order.device))
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        return for_heads(self.chosen(q_order)[..., :, None] | self.chosen(k_order)[..., None, :])
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        assert isinstance(self.tokens, Tensor)
+        require_among("Global", rows, keys)
+        if self.tokens.dtype == torch.bool:
+            super().validate(batch, rows, keys)
+        elif not torch.compiler.is_compiling() and bool((numbers_of(self.tokens) >= keys).any()):
+            raise UsageError("Global", f"places below {keys}, the number of keys", int(self.tokens.max()))
+
+    def since(self, first: int) -> Mask:
+        assert isinstance(self.tokens, Tensor)
+        if self.tokens.dtype == torch.bool:
+            return super().since(first)
+        return Global(self.tokens[self.tokens >= first] - first)
+
+    def require_past(self, past: int) -> None:
+        raise ValueError(
+            "Global: cached global tokens would attend to the new ones too; expected the whole sequence in one call, or "
+            "(... | lg.Global(tokens)) & lg.Causal()"
+        )
+
+
+@dataclass(frozen=True)
+class Dilated(_Offsets):
+    """A causal window with gaps: a token attends to itself and those step, 2 step, ..., (size - 1) step before it.
+
+    Dilated(size, 1) is Window(size).
+
+    Args:
+        size: Keys of each query.
+        step: Distance between them.
+
+    Raises:
+        ValueError: `size` or `step` is below 1 or no int.
+
+    Source:
+        Beltagy et al. 2020, arXiv:2004.05150, https://arxiv.org/abs/2004.05150 (section 3.1).
+    """
+
+    size: int
+    step: int
+
+    def __post_init__(self):
+        check_sizes("Dilated", size=self.size, step=self.step)
+
+    @property
+    def limits(self) -> Reach:  # type: ignore[override]
+        return 0, (self.size - 1) * self.step
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        return super().allowed(q_order, k_order) & ((q_order[:, None] - k_order) % self.step == 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks(Mask):
+    """Chunked attention: a sequence is cut into chunks of `size` tokens, and tokens attend within their chunk.
+
+        floor(place of i / size) = floor(place of j / size)
+
+    Joined to causality, as in Causal() & Chunks(8192), it is Llama 4's attention in its layers with rotation.
+
+    Args:
+        size: Tokens of a chunk.
+        places: Index of each key in its sequence, integers [Lk] or [B, Lk], for padded or packed sequences; None: 0, 1, 2, ...
+        first: Index of the first key if `places` is None.
+
+    Raises:
+        ValueError: `size` is below 1, places are no integers or of another shape.
+
+    Source:
+        Meta AI 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/
+    """
+
+    columns = ("places",)
+    size: int
+    places: Int[Tensor, ...] | None = None
+    first: int = 0
+
+    def __post_init__(self):
+        check_sizes("Chunks", size=self.size)
+        places = self.places
+        if places is not None and (
+            not isinstance(places, Tensor) or places.is_floating_point() or places.dim() not in (1, 2)
+        ):
+            raise UsageError("Chunks", "integer places [Lk] or [B, Lk]", kind_of(places))
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        # Places may start over, and tokens of one chunk are then any number of tokens apart.
+        return (1 - self.size, self.size - 1) if self.places is None else (None, None)
+
+    def ids(self, order: Int[Tensor, " L"]) -> Int[Tensor, "*B L"]:
+        """The chunk of each token of these orders."""
+        places = order + self.first if self.places is None else self.places[..., order]
+        return floor_divide(places, self.size)
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        return equal_pairs(self.ids(q_order), self.ids(k_order))
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        require_among("Chunks", rows, keys)
+        super().validate(batch, rows, keys)
+
+    def since(self, first: int) -> Mask:
+        return replace(self, first=self.first + first) if self.places is None else super().since(first)
+
+    def require_past(self, past: int) -> None:
+        raise ValueError(
+            "Chunks: cached tokens would attend to the new ones of their chunk too; expected the whole sequence in one call, or "
+            "Causal() & lg.Chunks(size)"
+        )
+
+
+@dataclass(frozen=True)
+class Ago(_Offsets):
+    """Pairs whose orders differ by first .. last (query - key); None: unbounded. Internal: it masks parts of a call."""
+
+    first: int | None
+    last: int | None
+
+    @property
+    def limits(self) -> Reach:  # type: ignore[override]
+        return self.first, self.last
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs(Mask):
+    """Exactly these pairs of tokens chosen out of a stream. q_first, k_first: the orders of the first ones."""
+
+    seen: Bool[Tensor, "*B Lq Lk"]
+    q_first: int
+    k_first: int
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        return self.seen[..., q_order - self.q_first, :][..., k_order - self.k_first]
+
+    def of(self, batch: slice | list[int]) -> Mask:
+        return replace(self, seen=self.seen[batch]) if self.seen.dim() == 4 and len(self.seen) > 1 else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,6 +606,16 @@ def of_rows(tokens: Tensor, batch: slice | list[int]) -> Tensor:
     return tokens[batch] if tokens.dim() > 1 and len(tokens) > 1 else tokens
 
 
+def for_heads(pairs: Bool[Tensor, "*B Lq Lk"]) -> Bool[Tensor, ...]:
+    """[B, Lq, Lk] -> [B, 1, Lq, Lk]; [Lq, Lk] is unchanged."""
+    return pairs[:, None] if pairs.dim() == 3 else pairs
+
+
+def equal_pairs(i: Int[Tensor, "*B Lq"], j: Int[Tensor, "*B Lk"]) -> Bool[Tensor, ...]:
+    """Pairs of a query and a key with the same number."""
+    return for_heads(i[..., :, None] == j[..., None, :])
+
+
 def kind_of(x: object) -> str:
     """Describe an argument in an error message: dtype and shape of a tensor, else its repr."""
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
@@ -392,7 +632,37 @@ def require_among(who: str, rows: int, keys: int) -> None:
         raise UsageError(who, f"queries among the {keys} keys", f"{rows} queries")
 
 
-def validate_tokens(who: str, tokens: Tensor, batch: int, keys: int) -> None:
-    """ValueError unless it is [keys] or [batch, keys]."""
-    if tokens.shape[-1] != keys or (tokens.dim() == 2 and not one_or(tokens.shape[0], batch)):
-        raise UsageError(who, f"[{keys}] or [{batch}, {keys}], one per key", list(tokens.shape))
+def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
+    """Convert a mask tensor of F.scaled_dot_product_attention or transformers: bool, True if a query attends, or 0 and -inf.
+
+    given: [Lq, Lk], [B, Lq, Lk] or [B, 1, Lq, Lk]; a batch of 1 serves all rows. Numbers below a quarter of the dtype's lowest
+    count as -inf, as transformers writes it. A causal tensor becomes Causal(), which needs a check of all pairs.
+
+    Raises:
+        ValueError: It has another shape, differs between heads, or adds numbers other than 0 and -inf.
+    """
+    shape = f"bool [{rows}, {keys}] or [{batch}, 1, {rows}, {keys}], for all heads"
+    seen = given[:, None] if given.dim() == 3 else given
+    fits = given.dim() in (2, 3, 4) and seen.shape[-2] == rows and seen.shape[-1] == keys
+    if not fits or given.dim() > 2 and (not one_or(seen.shape[0], batch) or seen.shape[1] != 1):
+        raise UsageError("mask", f"{shape}, or a mask such as lg.Causal()", kind_of(given))
+    if seen.is_floating_point():
+        hidden = seen <= torch.finfo(seen.dtype).min / 4
+        other = numbers_of(~hidden & (seen != 0)).any()
+        if torch.compiler.is_compiling():
+            assert_later(~other, "mask: expected bool, or 0 and -inf")
+        elif bool(other):
+            raise UsageError(
+                "mask",
+                f"{shape}, or 0 and -inf",
+                f"{kind_of(given)} that adds other numbers to the scores",
+                "an encoding with lg.terms.PairBias adds a bias",
+            )
+        seen = ~hidden
+    elif seen.dtype != torch.bool:
+        raise UsageError("mask", shape, kind_of(given))
+    pairs = Pairs(seen, keys - rows, 0)
+    if torch.compiler.is_compiling():  # whether it is causal is not known
+        return pairs
+    ahead = torch.ones(rows, keys, dtype=torch.bool, device=seen.device).triu(keys - rows + 1)
+    return pairs if bool(numbers_of(seen & ahead).any()) else Causal() & pairs

@@ -16,10 +16,9 @@ from longitude.attention.backends import BACKENDS, Backend, refuses
 from longitude.attention.backends.table.band import is_faster_in_c
 from longitude.attention.backends.table.decoding import describes
 from longitude.attention.length_dependent import Part, joined, merged, parted
-from longitude.attention.masks import Causal, Mask, require_causal
+from longitude.attention.masks import Causal, Mask, from_tensor, require_causal
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.pairs import AllowedPairs
-from longitude.attention.patterns import from_tensor
 from longitude.attention.request import Options, Request, places, require_heads, transformed, validate
 from longitude.attention.step import Step
 from longitude.attention.terms import (

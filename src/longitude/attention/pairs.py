@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.masks import AllOf, AnyOf, Band, Causal, Documents, Mask, Padding, Reach, Window
-from longitude.attention.patterns import Ago, Chunks
+from longitude.attention.masks import Ago, AllOf, AnyOf, Band, Causal, Chunks, Documents, Mask, Padding, Reach, Window
 from longitude.native.derivatives import exporting, readable
 
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from longitude.attention.masks import AllOf, Causal, Mask, NoMask, Window
+from longitude.attention.masks import AllOf, Causal, Mask, NoMask, Pairs, Window
 from longitude.attention.operation import answer, choose_once, requests, run_parts
-from longitude.attention.patterns import Pairs
 from longitude.attention.request import Request
 from longitude.attention.terms import with_sinks
 from longitude.errors import UsageError

@@ -12,8 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import masking_utils as theirs
 
 from longitude.attention.documents import Packed, documents_of, places_of, runs_of
-from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
-from longitude.attention.patterns import Ago, Chunks, from_tensor
+from longitude.attention.masks import Ago, AllOf, Causal, Chunks, Documents, Mask, NoMask, Padding, Window, from_tensor
 from longitude.attention.step import Step
 from longitude.errors import UsageError
 from longitude.native.derivatives import numbers_of, readable, tracing

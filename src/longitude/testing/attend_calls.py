@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
-from longitude.attention.masks import Causal, Documents, Mask, NoMask, Padding, Window
+from longitude.attention.masks import Causal, Chunks, Dilated, Documents, Global, Mask, NoMask, Padding, Prefix, Window
 from longitude.attention.operation import attend, refusal, requests
-from longitude.attention.patterns import Chunks, Dilated, Global, Prefix
 from longitude.positions.base import Encoding, Term
 from longitude.positions.composed import compose
 from longitude.testing.fixtures import Named, differentiable, parameters_of, unchanged, with_gradients

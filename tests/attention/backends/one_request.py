@@ -5,9 +5,8 @@ from typing import Any
 import torch
 
 import longitude as lg
-from longitude.attention.masks import Band
+from longitude.attention.masks import Band, Prefix
 from longitude.attention.operation import requests
-from longitude.attention.patterns import Prefix
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
 from longitude.positions.composed import compose

@@ -7,9 +7,8 @@ import torch
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS
-from longitude.attention.masks import Band
+from longitude.attention.masks import Band, Dilated, Global, Prefix
 from longitude.attention.operation import choose, requests
-from longitude.attention.patterns import Dilated, Global, Prefix
 from tests.support import LargestTensor, built, close, heads
 
 LONG = 1024

@@ -10,8 +10,8 @@ import longitude as lg
 from longitude.attention.layers import indexed
 from longitude.attention.layers.base import checked_call
 from longitude.attention.layers.indexed import highest
+from longitude.attention.masks import from_tensor
 from longitude.attention.mixer import MixerInputs
-from longitude.attention.patterns import from_tensor
 from longitude.attention.short_conv import causal_conv
 from longitude.positions.composed import compose
 from longitude.testing import fill

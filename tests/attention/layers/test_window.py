@@ -7,7 +7,7 @@ import longitude as lg
 from longitude import testing
 from longitude.attention.cache import LongitudeCacheLayer, RollingCacheLayer
 from longitude.attention.layers.window import WindowAttention
-from longitude.attention.patterns import Dilated
+from longitude.attention.masks import Dilated
 from longitude.positions.coordinates import explicit
 from longitude.testing import mixers
 from tests.support import built, close, gradients, random, refused, refused_calls

@@ -10,11 +10,23 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, refuses
-from longitude.attention.masks import AllOf, AnyOf, Causal, Documents, Mask, Padding, Window
+from longitude.attention.masks import (
+    Ago,
+    AllOf,
+    AnyOf,
+    Causal,
+    Dilated,
+    Documents,
+    Global,
+    Mask,
+    Padding,
+    Pairs,
+    Prefix,
+    Window,
+)
 from longitude.attention.merge import merge_attention
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.pairs import tensors_of
-from longitude.attention.patterns import Ago, Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request
 from longitude.attention.spans import Cut, assembled, steady
 from longitude.native.derivatives import readable

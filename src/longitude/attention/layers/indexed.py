@@ -15,9 +15,8 @@ from longitude.attention.heads import split_heads
 from longitude.attention.layers.base import AttentionLayer, Call, Narrowed, checked_call, normed
 from longitude.attention.layers.latent import LatentAttention
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.attention.masks import Causal, Mask
+from longitude.attention.masks import Causal, Mask, Pairs
 from longitude.attention.mixer import MixerInputs, register_mixer, require_alone
-from longitude.attention.patterns import Pairs
 from longitude.attention.step import Step
 from longitude.errors import UsageError, check_choice
 from longitude.native.derivatives import with_zero_gradients

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from longitude.attention.documents import require_number_per_token, require_tokens, runs_of
 from longitude.attention.heads import Headed, HeadedOptions, join_heads, split_heads
-from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Padding
+from longitude.attention.masks import Band, Causal, Documents, Global, Mask, NoMask, Padding, Pairs
 from longitude.attention.operation import attend
-from longitude.attention.patterns import Global, Pairs
 from longitude.errors import check_sizes
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose

@@ -16,10 +16,9 @@ from longitude.attention.backends.chunked import CACHED_ROWS, chunked
 from longitude.attention.heads import HeadOptions
 from longitude.attention.layers.base import Call, require_past
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.attention.masks import Causal, Mask
+from longitude.attention.masks import Causal, Mask, from_tensor
 from longitude.attention.mixer import MixerInputs, register_mixer, require_no_weights
 from longitude.attention.not_finite import nan_where_attended
-from longitude.attention.patterns import from_tensor
 from longitude.attention.request import Request, require_heads, validate
 from longitude.attention.scores import per_query_head
 from longitude.errors import UsageError, check_choice

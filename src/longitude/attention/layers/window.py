@@ -11,9 +11,8 @@ from torch import Tensor
 from longitude.attention.documents import places_of
 from longitude.attention.heads import AttendOptions
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.attention.masks import Mask, Window
+from longitude.attention.masks import Chunks, Dilated, Mask, Window
 from longitude.attention.mixer import MixerInputs, register_mixer
-from longitude.attention.patterns import Chunks, Dilated
 from longitude.errors import UsageError
 from longitude.positions.base import Encoding
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from longitude.attention import bias_tables
 from longitude.attention.backends import BACKENDS
-from longitude.attention.masks import Causal, Mask, Window
-from longitude.attention.patterns import Pairs
+from longitude.attention.masks import Causal, Mask, Pairs, Window
 from longitude.positions.base import SinkLogits
 from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call, calls_with_every_mask, documents_of, masks

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
 from longitude.attention.documents import places_of
-from longitude.attention.masks import AnyOf, Documents, Mask, Padding
+from longitude.attention.masks import AnyOf, Dilated, Documents, Mask, Padding, Prefix
 from longitude.attention.operation import attend
 from longitude.attention.pairs import is_band
-from longitude.attention.patterns import Dilated, Prefix
 from longitude.testing.attend_calls import Call, calls_with_every_mask
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
@@ -88,7 +87,7 @@ def _near(mask: Mask, dependent: Tensor, of_query: bool) -> Tensor:
         return dependent
     near = torch.ones_like(dependent)
     for m in around:
-        numbers = m.numbers.expand(near.shape)
+        numbers = getattr(m, m.columns[0]).expand(near.shape)
         near = near & (numbers == numbers[:, AT, None] if isinstance(m, Documents) else numbers[:, AT, None].bool())
     near[1] = False
     return near

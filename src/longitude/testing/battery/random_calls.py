@@ -9,8 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Padding, Window
-from longitude.attention.patterns import Chunks, Dilated, Global, Prefix
+from longitude.attention.masks import (
+    Band,
+    Causal,
+    Chunks,
+    Dilated,
+    Documents,
+    Global,
+    Mask,
+    NoMask,
+    Padding,
+    Prefix,
+    Window,
+)
 from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import LawBroken

@@ -7,8 +7,7 @@ from hypothesis import given, strategies as st
 import longitude as lg
 from longitude.attention.backends.triton import intervals
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
-from longitude.attention.masks import Band
-from longitude.attention.patterns import Prefix
+from longitude.attention.masks import Band, Prefix
 from longitude.attention.request import Request
 from tests.support import Reads
 

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from longitude.attention.masks import AllOf, Documents, Mask, Padding, Reach
+from longitude.attention.masks import AllOf, Chunks, Documents, Mask, Padding, Prefix, Reach
 from longitude.attention.pairs import AllowedPairs, is_band
-from longitude.attention.patterns import Chunks, Prefix
 from longitude.attention.request import Request
 from longitude.native.gpu import captured, stream_of
 from longitude.native.tensors import needs_operator
