@@ -152,9 +152,8 @@ class Checked:
     def __new__(cls, *values: Any, **named: Any) -> Self:
         from torch.compiler import is_compiling  # the classes need torch, and this module does not
 
-        if (
-            is_compiling()
-        ):  # torch.compile traces no signature: attend(encoding="rope") builds the encoding in the graph
+        # torch.compile traces no signature, and attend(encoding="alibi") builds the encoding in the graph.
+        if is_compiling():
             return super().__new__(cls)
         try:
             arguments = whole_signature(cls).bind_partial(*values, **named).arguments

@@ -29,15 +29,14 @@ class Mask:
     Attributes:
         reach: Smallest and largest (query order - key order) that it may allow; None: unbounded. Pairs outside are not
             computed.
-        columns: Names of its tensors with a number for each key, [Lk] or [B, Lk].
     """
 
     reach: Reach = (None, None)
-    columns: ClassVar[tuple[str, ...]] = ()
+    _columns: ClassVar[tuple[str, ...]] = ()  # names of its tensors with a number for each key, [Lk] or [B, Lk]
 
-    def by_column(self, change: Callable[[Tensor], Tensor]) -> Mask:
+    def _by_column(self, change: Callable[[Tensor], Tensor]) -> Mask:
         """The mask with each of its columns changed."""
-        columns = {name: change(x) for name in self.columns if (x := getattr(self, name)) is not None}
+        columns = {name: change(x) for name in self._columns if (x := getattr(self, name)) is not None}
         return replace(self, **columns) if columns else self  # type: ignore[type-var]
 
     def allowed(self, q_order: Int[Tensor, " Lq"], k_order: Int[Tensor, " Lk"]) -> Bool[Tensor, ...]:
@@ -46,7 +45,7 @@ class Mask:
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         """ValueError unless it fits q [batch, H, rows, D] and k [batch, Hkv, keys, D]."""
-        for name in self.columns:
+        for name in self._columns:
             x = getattr(self, name)
             if x is not None and (x.shape[-1] != keys or (x.dim() == 2 and not one_or(x.shape[0], batch))):
                 who = f"{type(self).__name__}({name})"
@@ -58,11 +57,11 @@ class Mask:
 
     def of(self, batch: slice | list[int]) -> Mask:
         """The mask of these rows of the batch."""
-        return self.by_column(lambda x: of_rows(x, batch))
+        return self._by_column(lambda x: of_rows(x, batch))
 
     def since(self, first: int) -> Mask:
         """The mask of the stream without its first tokens."""
-        return self.by_column(lambda x: x[..., first:])
+        return self._by_column(lambda x: x[..., first:])
 
     def require_past(self, past: int) -> None:
         """ValueError if cached tokens would have had to attend to the new ones."""
@@ -107,7 +106,7 @@ class _Offsets(Mask):
 class _Ordered(_Offsets):
     """Base class of Causal and Window, with an optional order of the keys."""
 
-    columns = ("order",)
+    _columns = ("order",)
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         order, who = self.order, type(self).__name__
@@ -199,7 +198,7 @@ class Documents(Mask):
         ValueError: For anything else, and for contiguous=True where a document comes back.
     """
 
-    columns = ("ids",)
+    _columns = ("ids",)
     ids: Int[Tensor, ...]
     contiguous: bool = False
 
@@ -254,7 +253,7 @@ class Padding(Mask):
         ValueError: For anything else.
     """
 
-    columns = ("valid",)
+    _columns = ("valid",)
     valid: Tensor
 
     def __post_init__(self):
@@ -342,7 +341,7 @@ class Global(Mask):
         Zaheer et al. 2020, arXiv:2007.14062, https://arxiv.org/abs/2007.14062.
     """
 
-    columns = ("tokens",)
+    _columns = ("tokens",)
     tokens: Bool[Tensor, ...] | Int[Tensor, " n"] | Sequence[int]
 
     def __post_init__(self):
@@ -440,7 +439,7 @@ class Chunks(Mask):
         Meta AI 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/
     """
 
-    columns = ("places",)
+    _columns = ("places",)
     size: int
     places: Int[Tensor, ...] | None = None
     first: int = 0

@@ -87,7 +87,7 @@ def _near(mask: Mask, dependent: Tensor, of_query: bool) -> Tensor:
         return dependent
     near = torch.ones_like(dependent)
     for m in around:
-        numbers = getattr(m, m.columns[0]).expand(near.shape)
+        numbers = getattr(m, m._columns[0]).expand(near.shape)
         near = near & (numbers == numbers[:, AT, None] if isinstance(m, Documents) else numbers[:, AT, None].bool())
     near[1] = False
     return near
