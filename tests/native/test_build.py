@@ -50,14 +50,6 @@ def test_compiled_once_and_again_for_another_source(compiled: Path, monkeypatch:
     build.name_of.cache_clear()
 
 
-@needs_compiler
-def test_what_does_not_compile_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "wrong.c").write_text("int f( {")
-    with pytest.raises(subprocess.CalledProcessError):
-        build.compile_c("gcc", tmp_path / "wrong.c", build.FLAGS, tmp_path / "made" / "wrong.so")
-    assert not [*(tmp_path / "made").iterdir()]
-
-
 def test_without_kernels_attention_runs_and_says_so(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler is run: none is on the PATH, and a home cannot be written to."""
     monkeypatch.setenv("PATH", str(compiled))
@@ -67,15 +59,6 @@ def test_without_kernels_attention_runs_and_says_so(compiled: Path, monkeypatch:
     assert load.route().startswith("C kernels: none") and load.AGAIN in load.route()
     monkeypatch.setenv("LONGITUDE_COMPILE", "0")
     assert "LONGITUDE_COMPILE=0" in load.route() and "LONGITUDE_COMPILE=0" in build.compile_here()
-
-
-def test_a_library_that_cannot_be_loaded_is_a_warning(compiled: Path) -> None:
-    for level in build.levels_of(platform.machine(), build.cpuinfo()):
-        path = compiled / platform.machine() / level / build.name_of(ROTATE, build.LIBRARIES[ROTATE][0])
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"no library")
-    with pytest.warns(RuntimeWarning, match=r"rotate\.c"):
-        assert loaded().library is None
 
 
 def test_the_level_is_what_the_processor_has() -> None:

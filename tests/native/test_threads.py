@@ -1,11 +1,7 @@
 """Threads of the loops in C: torch's own, whatever other runtimes a process has."""
 
 import ctypes
-import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,30 +37,6 @@ def test_no_library_links_to_a_runtime():
     for library in libraries():
         binary = Path(library._name).read_bytes()
         assert b"libc.so" in binary and not re.search(rb"lib[gi]?omp|GOMP_|omp_|__kmpc", binary), library
-
-
-def test_the_runtime_is_torchs():
-    """What torch sets is set there."""
-    address = load.team()
-    assert address is not None
-
-    class Info(ctypes.Structure):
-        _fields_ = [
-            ("file", ctypes.c_char_p),
-            ("base", ctypes.c_void_p),
-            ("name", ctypes.c_char_p),
-            ("at", ctypes.c_void_p),
-        ]
-
-    info = Info()
-    assert ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info))
-    runtime, before = ctypes.CDLL(os.fsdecode(info.file)), torch.get_num_threads()
-    try:
-        for threads in (3, 2):
-            torch.set_num_threads(threads)
-            assert runtime.omp_get_max_threads() == threads
-    finally:
-        torch.set_num_threads(before)
 
 
 # ---- one runtime ---------------------------------------------------------------------------------------------------------
@@ -105,35 +77,3 @@ def test_fewer_threads_than_asked_for_do_all_the_work():
 
 
 # ---- another runtime, in a process of its own; the time limit only ends one that hangs ------------------------------------
-PROGRAM = """
-import torch, longitude as lg
-from longitude.native import load
-from sklearn.cluster import KMeans
-
-{results}
-team = load.team()
-def other():
-    KMeans(2, n_init=1, max_iter=2).fit(torch.randn(4000, 3).numpy())
-    assert load.team() == team
-class Loader(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1
-    def __getitem__(self, i):
-        other()
-        return torch.cat([x.flatten() for x in results(2)])
-(got,) = torch.utils.data.DataLoader(Loader(), batch_size=None, num_workers=1)  # first: what has threads cannot be forked
-expected = results(2)
-assert torch.equal(got, torch.cat([x.flatten() for x in expected]))
-other()
-assert all(map(torch.equal, results(2), expected))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.ecosystem
-def test_a_second_runtime_changes_nothing():
-    """Beside scikit-learn's OpenMP, and in a worker that it was used in."""
-    pytest.importorskip("sklearn", reason="the extra `ecosystem` is not installed: make ecosystem")
-    program = PROGRAM.format(results=inspect.getsource(results))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]

@@ -100,16 +100,6 @@ def test_padding_inside_a_document_forgets_nothing(calls: list[int]) -> None:
     close(torch.cat(levels, -1)[..., real], want["forgotten"])
 
 
-def test_fox_decay_times() -> None:
-    """Where x is zero, head h has forgotten all but 1/e after T_h tokens: here 2, 8, 32."""
-    encoding = lg.FoX(4, 3, decay_times=(2, 32))
-    for _ in range(2):
-        f = torch.sigmoid(encoding.forget.bias.double())
-        close(-1 / f.log(), torch.tensor([2.0, 8.0, 32.0], dtype=torch.float64), 2e-5)
-        filled(encoding.forget.bias, 0)
-        encoding.reset_parameters()
-
-
 def test_fox_sums_in_float64() -> None:
     encoding, x = lg.FoX(1, 1), torch.full((1, 60_000, 1), 8.0)
     filled(encoding.forget.weight, 1)
@@ -222,20 +212,8 @@ def test_path_fox_is_its_parts() -> None:
 
 test_wrong_options = refused_calls(
     [
-        (lambda: lg.FoX(16, 4, decay_times=(0, 5)), "FoX", "decay_times", "0"),
-        (lambda: lg.FoX(16, 4, decay_times=(5, -1)), "FoX", "decay_times", "0", "-1"),
-        (lambda: lg.FoX(16, 4, decay_times=5), "FoX", "decay_times", "5"),
-        (lambda: lg.FoX(16, 4, decay_times=(5,)), "decay_times"),
         (lambda: lg.PaTH(16, 4, 8).context(torch.zeros(1, 7, 15)), "PaTH", "[B, L, 16]", "1", "7"),
         (lambda: lg.PaTH(16, 4, 8).context(torch.zeros(7, 16)), "[B, L, 16]", "[7, 16]"),
         (lambda: lg.PaTH(32, 4, 8, num_kv_heads=3), "num_kv_heads", "num_heads=4", "3"),
     ]
 )
-
-
-def test_padding_between_tokens_of_a_document_forgets_nothing():
-    """The level after padding is the level before it plus the token's own logarithm."""
-    fox, x = lg.FoX(8, 2).double(), torch.randn(1, 6, 8, dtype=torch.float64)
-    level = fox.context(x, None, torch.tensor([[0, 0, -1, -1, 0, 0]]))[0]["forgotten"]
-    without = fox.context(x[:, [0, 1, 4, 5]], None, torch.zeros(1, 4, dtype=torch.long))[0]["forgotten"]
-    torch.testing.assert_close(level[..., [0, 1, 4, 5]], without, atol=1e-12, rtol=0)

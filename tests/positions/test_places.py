@@ -75,14 +75,6 @@ def test_a_place_selects_a_row(name: str) -> None:
     assert len(encoding.table) == encoding.max_length == 1 + 600 + 100
 
 
-def test_other_ids_and_one_id() -> None:
-    """The digits of bytes; a single separator; a number in a base of two."""
-    ids = [*b"a 12+345=64 7"]
-    assert places("abacus", ids, digits=[*range(48, 58)]) == [0, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 0, 1]
-    assert places("coupled", ids, digits=range(48, 58), separators=43) == [0, 0, 2, 3, 1, 2, 3, 4, 0, 2, 3, 0, 2]
-    assert places("abacus", [0, 1, 2, 1, 0], digits=(0, 1)) == [1, 2, 0, 1, 2]
-
-
 # ---- random starts ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
 def test_random_starts_move_all_places_of_a_row_and_no_others(name: str) -> None:
@@ -167,28 +159,6 @@ def test_training_draws_and_evaluation_does_not(name: str) -> None:
     torch.manual_seed(1)
     assert torch.equal(first, model(IDS).logits) and not torch.allclose(first, second)
     assert torch.equal(model(IDS, use_cache=True).logits, model(IDS, use_cache=True).logits)  # later calls continue it
-
-
-@torch.no_grad()
-def test_generation_of_beams_is_that_without_a_cache() -> None:
-    model = model_with("abacus", "alibi")
-    options = {
-        "max_new_tokens": 6,
-        "num_beams": 3,
-        "do_sample": False,
-        "pad_token_id": 0,
-        "attention_mask": (IDS != 13).long(),
-    }
-    flipped = torch.cat([IDS[:1], IDS[1:].roll(0, 1)])
-    assert torch.equal(model.generate(flipped, **options), model.generate(flipped, use_cache=False, **options))
-
-
-def test_saved_and_loaded(tmp_path) -> None:
-    model = model_with({"name": "coupled", "max_start": 7, "separators": [10]}, "fire")
-    model.save_pretrained(tmp_path)
-    loaded = lg.LongitudeForCausalLM.from_pretrained(tmp_path).eval()
-    close(loaded(IDS).logits, model(IDS).logits)
-    assert loaded.model.encodings[0].separators == (10,) and loaded.model.encodings[0].max_start == 7
 
 
 def test_encoders_and_encoder_decoders_have_places() -> None:

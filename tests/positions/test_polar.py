@@ -60,23 +60,6 @@ def test_width_and_scale():
     assert out.cache.layers[0].values.shape == (1, 4, 6, 8)
 
 
-def test_what_and_where_do_not_touch():
-    """Softplus is above 0: with theta and phase 0 every score is, and a shift of all positions changes nothing."""
-    q, k, v = heads(9)
-    encoding = pope(torch.zeros(4, 8))
-    tables = encoding.prepare(torch.zeros(9, dtype=torch.long))
-    assert (encoding.queries(q, tables) @ encoding.keys(k, tables).mT.repeat_interleave(2, 1) > 0).all()
-    shifted = lg.attend(q, k, v, encoding=encoding, q_positions=900, k_positions=900)
-    close(shifted, lg.attend(q, k, v, encoding=encoding), 1e-11)
-
-
-@pytest.mark.parametrize("mixer", ["latent", "hierarchical"])
-def test_mixers_that_keep_the_width_refuse_it(mixer):
-    config = {"vocab_size": 9, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "encoding": "pope"}
-    with refused("PoPE"):
-        lg.LongitudeForCausalLM(lg.LongitudeConfig(**config, mixer=mixer))(torch.zeros(1, 2, dtype=torch.long))
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -106,35 +106,6 @@ def test_sinusoid_of_transformer_xl() -> None:
     assert far == pytest.approx([f(x) for f in (math.sin, math.cos) for x in (131_071, 1310.71)], abs=1e-10)
 
 
-def test_transformer_xl_makes_each_offset_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where many pairs share an offset its vector is made once; far and few offsets are made as they are."""
-    encoding = lg.testing.example("transformer_xl")()
-    (term,) = encoding.terms({})
-    made: list[int] = []
-    whole = encoding.sinusoid
-    encoding.sinusoid = lambda offset: made.append(offset.numel()) or whole(offset)  # type: ignore[method-assign]
-    near = torch.arange(3, 10)[:, None] - torch.arange(12)
-    far = torch.tensor([[0, 100_000], [70_000, -5]])
-    for offset, count in ((near, 18), (far, 4), (torch.tensor([5]), 1), (torch.tensor([-3, -1]), 2)):
-        want = encoding.project(whole(offset)).unflatten(-1, (4, 8)).movedim(-2, 0)
-        made.clear()
-        with torch.autocast("cpu", torch.bfloat16):
-            close(term.keys(offset), want)
-        with monkeypatch.context() as patched:  # which offsets there are, a compiler cannot know
-            patched.setattr(torch.compiler, "is_compiling", lambda: True)
-            close(term.keys(offset), want)
-        assert made == [count, offset.numel()]
-
-
-def test_transformer_xl_starts_with_small_biases() -> None:
-    """N(0, 0.02^2)."""
-    torch.manual_seed(1)
-    encoding = lg.TransformerXL(40, 25, 6)
-    for parameter in (encoding.u, encoding.v):
-        assert parameter.shape == (40, 25) and float(parameter.detach().std()) == pytest.approx(0.02, rel=0.05)
-    assert encoding.project.weight.shape == (1000, 6)
-
-
 test_wrong_options = refused_calls(
     [
         (lambda: lg.TransformerXL(4, 8, 15), "for", "sines", "TransformerXL", "15"),
@@ -209,29 +180,3 @@ def test_inkling_by_hand_with_keys_on_both_sides_beside_shaw(backend):
     scores = scores + torch.einsum("bhin,ijn->bhij", context["mix"], ours.profiles.T[offset.clamp(0, 5)] * near)
     got = lg.attend(q, k, v, encoding=[shaw, ours], context=context, mask=lg.NoMask(), backend=backend)
     close(got, scores.softmax(-1) @ v.repeat_interleave(2, 1))
-
-
-def test_each_query_reads_its_own_mix():
-    """Where tables differ from query to query and from row to row, so that a call is cut into parts."""
-    rope = lg.Rotary(8, "half", scaling=lg.scaling.DynamicNTK(4.0, 8, follow="row"))
-    (q, k, v), encoding = heads(20), lg.Composed([rope, inkling()])
-    mix = encoding.context(random(2, 20, 16, seed=5))[0]["mix"]
-    places = torch.stack([torch.arange(20), torch.arange(20) * 2])
-    whole = lg.attend(q, k, v, encoding=encoding, context={"mix": mix}, q_positions=places, k_positions=places)
-    for i in range(20):
-        own, past = slice(i, i + 1), slice(0, i + 1)
-        one = lg.attend(
-            q[:, :, own], k[:, :, past], v[:, :, past], encoding=encoding, context={"mix": mix[:, :, past]},
-            q_positions=places[:, own], k_positions=places[:, past],
-        )  # fmt: skip
-        close(whole[:, :, own], one)
-
-
-def test_a_cache_keeps_no_mix_of_earlier_tokens():
-    """What a token's query alone reads is not stored, and one token after the other equals the pass."""
-    layer = lg.MultiHeadAttention(16, 4, 2, lg.encoding("inkling", dim=16, num_heads=4, d_rel=3, extent=5)).double()
-    x, cache = random(2, 20, 16), layer.cache_layer()
-    with torch.no_grad():
-        steps = torch.cat([layer(x[:, n : n + 1], cache=cache) for n in range(20)], 1)
-        close(steps, layer(x))
-    assert cache.columns["mix"].shape[2] == 1 and cache.keys.shape[2] == 20

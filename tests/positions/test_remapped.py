@@ -7,8 +7,6 @@ import torch
 
 import longitude as lg
 from longitude.positions.base import RowBias
-from longitude.show.build import Shape
-from longitude.show.rotations import scores
 from tests.support import close, golden, heads, random, refused
 
 W, G, FACTOR, C = 5, 3, 4, 5  # chunks of C = 7 - 2
@@ -188,16 +186,6 @@ def test_within_the_window_it_is_rope():
             close(got, lg.attend(q, k, v, encoding=rope, backend="reference"))
 
 
-def test_parts_of_the_keys_merge(case):
-    """lg.attention.merge_attention joins it as any attention."""
-    encoding, _ = case
-    q, k, v = heads(23)
-    own = {"encoding": encoding, "q_positions": 0, "return_lse": True, "mask": lg.Causal() & lg.Padding(TOKENS < 11)}
-    other = {**own, "mask": lg.Causal() & lg.Padding(TOKENS >= 11)}
-    outs, lses = zip(*(lg.attend(q, k, v, **each) for each in (own, other)), strict=True)
-    close(lg.attention.merge_attention(outs, lses), lg.attend(q, k, v, encoding=encoding, return_lse=True), 1e-12)
-
-
 def test_composed(case):
     """What others add follows true offsets, visible keys and sinks, once for all regions."""
     encoding, offset = case
@@ -217,42 +205,6 @@ def test_composed(case):
     got, weights = lg.attend(q, k, v, encoding=every, return_weights=True)
     close(got, want[0], 1e-12)
     close(weights @ v.repeat_interleave(2, 1), want[0], 1e-12)
-
-
-@pytest.mark.parametrize("name", ["rerope", "leaky_rerope", "self_extend", "dual_chunk"])
-def test_a_model_decodes_with_raw_keys(name):
-    """A model's own options; a cache keeps keys as they came, and steps equal the whole."""
-    shape = {
-        "vocab_size": 9,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    model = (
-        lg.LongitudeForCausalLM(lg.LongitudeConfig(**shape, encoding=name, max_position_embeddings=99)).double().eval()
-    )
-    ids = torch.arange(90)[None] % 9
-    whole, cache, steps = model(ids).logits, None, []
-    for part in ids.split([40, 1, 1, 48], 1):
-        out = model(part, cache=cache, use_cache=True)
-        cache = out.cache
-        steps.append(out.logits)
-    close(torch.cat(steps, 1), whole, 1e-11)
-    rope = lg.LongitudeForCausalLM(lg.LongitudeConfig(**shape, encoding="rope")).double().eval()
-    rope.load_state_dict(model.state_dict())
-    assert (rope(ids).logits[:, :24] - whole[:, :24]).abs().max() < 1e-12  # within every window
-    assert (rope(ids).logits - whole).abs().max() > 1e-4
-
-
-def test_explain_says_regions(capsys):
-    q, k, v = heads(23)
-    lg.explain(q, k, v, encoding=made(CASES["dual_chunk"][0]))
-    printed = capsys.readouterr().out
-    assert "3 regions" in printed
-    assert "sdpa       refuses: it does not return the logsumexp of the scores, by which parts are merged" in printed
-    lg.explain(q, k, v, encoding=made({"name": "rerope", "window": 23}))
-    assert "regions" not in capsys.readouterr().out
 
 
 class Rows(lg.Encoding):
@@ -292,12 +244,3 @@ def test_refused():
         with refused(*words):
             call()
     assert all(lg.testing.example(name)().causal_only for name in ("rerope", "self_extend", "dual_chunk"))
-
-
-def test_its_scores_are_drawn():
-    """`longitude show` draws the offsets of attention: those beyond the window all alike."""
-    encoding = made({"name": "rerope", "window": 8})
-    (drawing,) = scores(encoding, Shape(length=64, head_dim=8))
-    for offsets, cosine in drawing.lines.values():
-        close(torch.from_numpy(cosine[offsets >= 8] - cosine[-1]).abs().max().item(), 0.0, 1e-12)
-        assert abs(cosine[0] - cosine[-1]) > 1e-3

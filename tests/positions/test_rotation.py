@@ -1,7 +1,5 @@
 """Rotating pairs cheaply: each form equals the textbook's formula, in values and gradients, on any memory."""
 
-import weakref
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -120,29 +118,6 @@ def test_gradients_of_every_order(layout: str) -> None:
     assert gradcheck(lambda x, cos, sin: apply_rotary(x, RotaryTable(cos, sin), layout), (x, *learned))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_neither_side_is_touched(route: str, layout: str) -> None:
-    """Out of place, and the result is a tensor like any other: it may be changed in place, with its gradient."""
-    rope = lg.Rotary(8, layout)
-    x = torch.randn(1, 2, 5, 8, requires_grad=True)
-    tables = rope.prepare(torch.arange(5))
-    kept = [t.detach().clone() for t in (x, *tables)]
-    rotated_once = rope.queries(x, tables)
-    want = torch.autograd.grad(rope.queries(x, tables).sum() * 2, x)[0]
-    assert torch.equal(torch.autograd.grad(rotated_once.mul_(2).sum(), x)[0], want)
-    assert all(torch.equal(t.detach(), was) for t, was in zip((x, *tables), kept, strict=True))
-
-
-def test_nothing_of_x_is_kept() -> None:
-    """The gradient needs the tables alone."""
-    kept = []
-    x, rope = torch.randn(1, 2, 5, 8, requires_grad=True), lg.Rotary(8, "half")
-    tables = rope.prepare(torch.arange(5))
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        rope.queries(x, tables)
-    assert not any(t.shape == x.shape for t in kept)
-
-
 @needs_compiler
 @pytest.mark.parametrize("threads", [0, 10**9])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -203,19 +178,6 @@ def test_tables_of_another_length_are_refused(layout: str) -> None:
             rope.queries_and_keys(*pair, table)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_other_batches_and_no_heads(route: str, layout: str) -> None:
-    """Of queries than of keys: each is rotated as alone, and C reads neither beyond its end."""
-    rope = lg.Rotary(8, layout)
-    table = rope.prepare(torch.arange(5))
-    for q_batch, k_batch in ((64, 1), (1, 3)):
-        q, k = torch.randn(q_batch, 2, 5, 8), torch.randn(k_batch, 1, 5, 8)
-        for got, x in zip(rope.queries_and_keys(q, k, table), (q, k), strict=True):
-            close(got, rotate_by_formula(x, table, layout), 1e-6)
-    for none in (torch.randn(2, 0, 5, 8), torch.randn(2, 5, 0, 8).transpose(1, 2)):
-        assert rope.queries_and_keys(none, none, table)[0].shape == (2, 0, 5, 8)
-
-
 def test_a_subclass_keeps_its_own_rotation() -> None:
     class Keyless(lg.Rotary):
         def keys(self, k: torch.Tensor, prepared: RotaryTable) -> torch.Tensor:
@@ -235,40 +197,6 @@ def test_tracers_get_operators_of_torch() -> None:
         assert apply_rotary(mode.from_tensor(x), table, "half").shape == x.shape
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@torch.no_grad()
-def test_few_tokens_of_a_decoding_step(layout: str) -> None:
-    """In float32 and float64, on any memory."""
-    x = torch.randn(2, 3, 1, 6, dtype=torch.float64)
-    for dtype, atol in ((torch.float64, 1e-12), (torch.float32, 5e-6)):
-        table = lg.Rotary(6, layout).prepare(torch.tensor([3]), dtype=dtype)
-        for memory in memories(x.to(dtype)).values():
-            close(apply_rotary(memory, table, layout).double(), textbook(x, torch.tensor([3]), layout, 6), atol, 1e-6)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_tables_that_broadcast(layout: str) -> None:
-    """One position for all tokens, rows for a single one: the formula's, whatever the shapes."""
-    table = lg.Rotary(4, layout).prepare(torch.tensor([3]), dtype=torch.float64)
-    x = torch.randn(2, 2, 5, 4, dtype=torch.float64)
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad):
-            close(apply_rotary(x, table, layout), textbook(x, torch.full((5,), 3), layout, 4))
-    positions = torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
-    rows = lg.Rotary(4, layout).prepare(positions, dtype=torch.float64)
-    close(apply_rotary(x[:1], rows, layout), textbook(x[:1].expand(2, -1, -1, -1), positions, layout, 4))
-    with pytest.raises(RuntimeError, match="size"):
-        apply_rotary(x[:, :, :3], rows, layout)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_function_transforms(route: str, layout: str) -> None:
-    table, x = lg.Rotary(4, layout).prepare(torch.arange(3)), torch.randn(5, 2, 3, 4)
-    rows = torch.func.vmap(lambda row: apply_rotary(row[None], table, layout)[0])(x)
-    torch.testing.assert_close(rows, apply_rotary(x, table, layout))
-    torch.testing.assert_close(torch.func.grad(lambda x: apply_rotary(x, table, layout).square().sum())(x), 2 * x)
-
-
 @needs_compiler
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_not_finite_as_in_the_formula(layout):
@@ -284,16 +212,3 @@ def test_not_finite_as_in_the_formula(layout):
             torch.testing.assert_close(
                 got, rotate_by_formula(given[0], RotaryTable(*given[1:]), layout), equal_nan=True
             )
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_nobody_holds_what_was_rotated(route, recorded):
-    """Neither rotation nor a projection needs it again, so its memory is free at once: writing in place would save no more."""
-    project, rope, x = torch.nn.Linear(8, 32), lg.Rotary(head_dim=8, layout="half"), torch.randn(1, 5, 8)
-    tables = rope.prepare(torch.arange(5))
-    with torch.set_grad_enabled(recorded):
-        projected = project(x)
-        before = weakref.ref(projected)
-        out = rope.queries_and_keys(*(y.unflatten(-1, (2, 8)).transpose(1, 2) for y in projected.chunk(2, -1)), tables)
-        del projected
-    assert before() is None and out[0].requires_grad == recorded

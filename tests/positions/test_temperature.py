@@ -95,49 +95,6 @@ def test_rows_of_a_batch_whose_tables_follow_other_lengths():
         close(both[b : b + 1], lg.attend(*rest, encoding=[rope, ssmax], mask=alone, **row), 1e-11)
 
 
-def test_what_is_learned_beside_the_scores_costs_no_backend():
-    """A backend that gives no gradients to tables takes rates and sinks, because it never sees them."""
-    inputs = [x.clone().requires_grad_() for x in (Q, K, V)]
-    takers = [v.backend for v in lg.explain(*inputs, encoding=[lg.ALiBi(4), lg.SSMax(4)]) if v.refusal is None]
-    assert "sdpa" in takers
-    learned = [v.backend for v in lg.explain(*inputs, encoding=[lg.T5Bias(4), lg.SSMax(4)]) if v.refusal is None]
-    assert "sdpa" not in learned and "table" in learned
-
-
-def test_gradients_reach_rates_through_a_backend_without_table_gradients():
-    ssmax, q = lg.SSMax(4).double(), Q.clone().requires_grad_()
-    found = {}
-    for backend in ("reference", "sdpa"):
-        out = lg.attend(q, K, V, encoding=[lg.Rotary(8, "half"), ssmax], backend=backend)
-        found[backend] = torch.autograd.grad(out.square().sum(), [q, ssmax.rate])
-    for got, want in zip(found["sdpa"], found["reference"], strict=True):
-        close(got, want)
-    assert torch.all(found["sdpa"][1] != 0)
-
-
-def test_a_query_without_keys_gives_zeros_and_no_nan():
-    ssmax, q = lg.SSMax(4).double(), Q.clone().requires_grad_()
-    out = lg.attend(q, K, V, encoding=ssmax, mask=lg.Causal() & lg.Padding(VALID))
-    out.sum().backward()
-    assert not out[0, :, :3].any() and q.grad.isfinite().all() and ssmax.rate.grad.isfinite().all()
-
-
-def test_stock_and_own_decoding_follow_positions_not_the_cache():
-    """A row moved by left padding gets the factors of its own positions."""
-    config = lg.LongitudeConfig(
-        hidden_size=16, num_hidden_layers=2, encoding=["rope", {"name": "llama4_temperature", "floor_scale": 4}]
-    )
-    torch.manual_seed(0)
-    model = lg.LongitudeForCausalLM(config).double().eval()
-    ids = torch.arange(12)[None] * 7 % 256
-    padded, valid = torch.cat([ids[:, :5], ids], 1), torch.arange(17)[None] >= 5
-    with torch.no_grad():
-        want = model(ids).logits
-        out = model(padded[:, :10], attention_mask=valid[:, :10].long(), use_cache=True)
-        rest = model(padded[:, 10:], attention_mask=valid.long(), cache=out.cache).logits
-    close(rest, want[:, 5:])
-
-
 test_wrong_use = refused_calls([
     (lambda: lg.Composed([lg.SSMax(4), lg.Rotary(8, "half"), lg.LogN()]),
      "SSMax", "LogN"),

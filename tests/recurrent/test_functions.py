@@ -20,7 +20,7 @@ from longitude.recurrent import (
     selective_scan,
     ssd,
 )
-from tests.support import random, refused, refused_calls
+from tests.support import random
 
 EXACT = torch.float64
 BATCH, HEADS, KEYS, VALUES = 2, 4, 6, 5
@@ -214,46 +214,6 @@ def test_strong_decays_in_float32(case, strength, mode):
     for given, exact in zip(everything(function, single, mode=mode), wanted, strict=True):
         assert torch.isfinite(given).all()
         torch.testing.assert_close(given.to(EXACT), exact, rtol=1e-4, atol=1e-4 * float(exact.detach().abs().max()))
-
-
-def test_bad_input(case):
-    function, inputs, axes = case(7, 1.0)
-    name = function.__name__
-    tokens = next(n for n, axis in enumerate(axes) if axis is not None)
-    wrong = [(*inputs[:tokens], x, *inputs[tokens + 1 :]) for x in (inputs[tokens][0], inputs[tokens].long())]
-    for given, options, words in (
-        (inputs, {"chunk_size": 0}, ["chunk_size", "0"]),
-        (inputs, {"mode": "chunk"}, ["'chunk'", "'chunked'"]),
-        (inputs, {"state": torch.zeros(3, 3)}, ["state", name, "[3, 3]"]),
-        (wrong[0], {}, [name]),
-        (wrong[1], {}, [name, "torch.int64"]),
-        (inputs, {"reset": torch.zeros(BATCH, 6, dtype=torch.bool)}, ["reset", name, f"[{BATCH}, 7]", f"[{BATCH}, 6]"]),
-        (inputs, {"valid": torch.ones(BATCH, 7, dtype=torch.long)}, ["valid", name, "torch.int64"]),
-    ):
-        with refused(*words):
-            function(*given, **options)
-
-
-ONE = torch.ones(1, 4, 2, 1)
-test_what_does_not_fit_together = refused_calls(
-    [
-        (
-            lambda: retention(*of_retention(3, 1.0)[1], state=performer(*of_performer(3, 1.0)[1])[1]),  # type: ignore[arg-type]
-            "state",
-            "retention",
-            "[2, 4, 6, 5]",
-            "[2, 4, 9, 5]",
-        ),
-        (
-            lambda: performer(*of_performer(3, 1.0)[1], state=ssd(*of_ssd(3, 1.0)[1])[1]),  # type: ignore[arg-type]
-            "state",
-            "performer",
-            "[2, 4, 9, 5]",
-            "[2, 4, 9]",
-        ),
-        (lambda: ssd(ONE, ONE[..., 0], ONE[:, :3], ONE[:, :3]), "ssd", "3"),
-    ]
-)
 
 
 @pytest.mark.parametrize("name", ["mamba", "s4d", "rwkv4"])

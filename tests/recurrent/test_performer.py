@@ -8,7 +8,7 @@ import torch
 import longitude as lg
 from longitude.recurrent import Performer, orthogonal_features, performer
 from longitude.recurrent.performer import exponents
-from tests.support import close, random, refused_calls
+from tests.support import close, random
 
 EXACT = torch.float64
 
@@ -93,17 +93,3 @@ def test_rotations_act_before_the_features():
     at = torch.arange(9)
     out, _ = performer(rope.rotate(q, at), rope.rotate(k, at), v, orthogonal_features(8, 16))
     torch.testing.assert_close(layer(x, encoding=rope), layer.o_proj(out.transpose(1, 2).flatten(2)))
-
-
-Q = torch.ones(1, 2, 3, 4)
-XPOS = lg.encoding("xpos", head_dim=8, layout="half")
-test_refusals = refused_calls(
-    [
-        (lambda: performer(Q, Q, Q, torch.ones(5, 3)), "projection", "performer", "[m, 4]", "[2, m, 4]"),
-        (lambda: performer(Q, Q, Q, torch.ones(3, 5, 4)), "[2, m, 4]", "[3, 5, 4]"),
-        (
-            lambda: Performer(32, 4)(torch.randn(1, 9, 32), encoding=XPOS),
-            "XPos",
-        ),
-    ]
-)

@@ -8,7 +8,7 @@ import torch
 import longitude as lg
 from longitude.recurrent import RWKV4, RWKVChannelMix
 from longitude.testing import fill
-from tests.support import close, refused_calls
+from tests.support import close
 
 rwkv4 = lg.recurrent.rwkv4
 MODES = ["recurrent", "parallel", "chunked"]
@@ -81,19 +81,6 @@ def test_keys_that_tie_with_the_decayed_max(flag):
     want = free("recurrent")
     for mode in ("chunked", "parallel"):
         close(free(mode), want, atol=1e-10, rtol=1e-10)
-
-
-def changed(**change):
-    names = dict(zip("time_decay time_first key value".split(), (x.detach() for x in numbers(9)), strict=True))
-    return lambda: rwkv4(**{**names, **change})
-
-
-test_refusals = refused_calls(
-    [
-        (changed(time_decay=torch.zeros(4)), "time_decay", "[C]", "time_first", "[B, L, C]"),
-        (changed(state=torch.zeros(2, 5, 4)), "[2, 5]", "[2, 5, 4]"),
-    ]
-)
 
 
 # ---- the layers ------------------------------------------------------------------------------------------------------

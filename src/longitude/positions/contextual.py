@@ -1,14 +1,13 @@
 """Position that depends on content: counted (CoPE), forgotten (FoX), or carried by reflections (PaTH)."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import UsageError, check_positive
+from longitude.errors import UsageError
 from longitude.native.not_finite import lost_after, not_finite
 from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
@@ -63,8 +62,6 @@ class FoX(Encoding):
         num_heads: heads of queries.
         scale_gate: whether the difference is multiplied by the scale of the scores, as q.k is. PaTH-FoX does this, FoX does
             not.
-        decay_times: (first, last) in tokens: head h starts with the bias b_h for which f_h^T_h = 1/e at x = 0, so that it
-            forgets over T_h tokens, spaced evenly in ln T: b = -ln(expm1(1/T)). None: b starts as in any linear layer.
 
     Source:
         Lin et al. 2025, arXiv 2503.02130, https://arxiv.org/abs/2503.02130
@@ -76,22 +73,10 @@ class FoX(Encoding):
     carries = True
     columns = frozenset({"forgotten"})
 
-    def __init__(self, dim: int, num_heads: int, scale_gate: bool = False, decay_times: Sequence[float] | None = None):
+    def __init__(self, dim: int, num_heads: int, scale_gate: bool = False):
         super().__init__()
-        if decay_times is not None:
-            if not isinstance(decay_times, list | tuple) or len(decay_times) != 2:
-                raise UsageError("FoX", "decay_times to be (first, last) in tokens", repr(decay_times))
-            check_positive("FoX", **{f"decay_times[{i}]": time for i, time in enumerate(decay_times)})
-        self.num_heads, self.scale_gate, self.decay_times = num_heads, scale_gate, decay_times
+        self.num_heads, self.scale_gate = num_heads, scale_gate
         self.forget = nn.Linear(dim, num_heads)
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        if self.decay_times is not None:
-            first, last = (math.log(time) for time in self.decay_times)
-            times = torch.linspace(first, last, self.num_heads, dtype=torch.float64).exp()
-            self.forget.bias.copy_(-(1 / times).expm1().log())
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         require_width("FoX", x, self.forget.in_features)

@@ -7,7 +7,6 @@ import torch
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS, chunked, refuses
-from longitude.attention.backends.table import band
 from longitude.attention.operation import choose, requests
 from longitude.attention.reference import reference
 from longitude.positions.composed import compose
@@ -99,23 +98,6 @@ def test_the_named_backend_is_the_one_that_runs(name, monkeypatch):
     assert ran == [name]
 
 
-@pytest.mark.parametrize(
-    ("encoding", "length", "chosen"),
-    [
-        (None, 40, "sdpa"),
-        (lg.Rotary(DIM, "half"), 40, "sdpa"),
-        (lg.ALiBi(HEADS), 40, "table"),
-        (lg.Shaw(DIM), 40, "table"),
-        (lg.CoPE(DIM), 40, "table" if band.available(torch.float32) else "chunked"),
-        (lg.CoPE(DIM), 8192, "table" if band.available(torch.float32) else "chunked"),
-        (lg.Fire(HEADS), 40, "table" if band.available(torch.float32) else "chunked"),
-    ],
-)
-def test_auto_takes_the_cheapest(encoding, length, chosen):
-    q = torch.empty(1, HEADS, length, DIM)
-    assert choose([request(q, encoding=encoding)], "auto").name == chosen
-
-
 def test_a_backend_of_ones_own_is_one_like_any_other(monkeypatch):
     monkeypatch.setattr("longitude.attention.backends.base.BACKENDS", known := dict(BACKENDS))
     backend = lg.attention.Backend("own", run=lambda r: reference(r)[0], memory=lambda r: 0, price=lambda r: 0.5)
@@ -127,18 +109,3 @@ def test_a_backend_of_ones_own_is_one_like_any_other(monkeypatch):
         refuses(backend, request(torch.randn(1, HEADS, 6, DIM), encoding=lg.ALiBi(HEADS)))
         == "it does not support OffsetBias"
     )
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "table"])
-@pytest.mark.parametrize("encoding", [None, "alibi"])
-def test_values_narrower_than_keys(backend, encoding):
-    """Zeros behind them change no number and no gradient; packed documents too."""
-    q, k = (random(2, 4, 9, 8, seed=n).requires_grad_() for n in range(2))
-    v = random(2, 4, 9, 5, seed=2).requires_grad_()
-    for mask in (lg.Causal(), lg.Causal() & lg.Documents(torch.arange(9) // 4)):
-        ours, theirs = (
-            lg.attend(q, k, v, encoding=encoding, mask=mask, backend=name) for name in (backend, "reference")
-        )
-        close(ours, theirs, 1e-12)
-        for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (ours, theirs)), strict=True):
-            close(a, b, 1e-11)

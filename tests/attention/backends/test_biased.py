@@ -94,19 +94,6 @@ def test_double_backward(make: object, counted: list[bool]) -> None:
     assert counted
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_what_is_not_finite(which: int, value: float, counted: list[bool]) -> None:
-    """Where the specification is finite, so is this, and the same; what a query's scores make not finite, stays so."""
-    qkv = [x.detach() for x in inputs(9, 9)]
-    qkv[which][0, 1, 4] = value
-    with torch.no_grad():
-        got, want = (lg.attend(*qkv, encoding=Learned(), mask=lg.Causal(), backend=b) for b in ("chunked", "reference"))
-    right = want.isfinite()
-    close(got[right], want[right], 1e-10)
-    assert which == 2 or torch.equal(got.isfinite(), right)
-
-
 @torch.no_grad()
 def test_scores_that_are_all_infinitely_low(counted: list[bool]) -> None:
     """A query whose keys are all -inf by the bias has NaN, as in the specification, not torch's zeros."""
@@ -125,11 +112,3 @@ def test_scores_that_are_all_infinitely_low(counted: list[bool]) -> None:
     )
     torch.testing.assert_close(got, want, atol=1e-10, rtol=0, equal_nan=True)
     assert want[:, :, 6].isnan().all() and True in counted and False in counted
-
-
-def test_what_it_does_not_take() -> None:
-    """Dropout, narrow numbers: the specification, block by block."""
-    narrow = [x.detach().bfloat16() for x in inputs(5, 5)]
-    for qkv, options in ((inputs(5, 5), {"dropout": 0.5}), (narrow, {})):
-        verdicts = lg.explain(*qkv, encoding=Learned(), **options)
-        assert [v.price for v in verdicts if v.backend == "chunked"] == [8.0]

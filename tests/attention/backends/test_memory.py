@@ -20,21 +20,6 @@ def packed(length: int) -> lg.Mask:
 
 
 # ---- `table` allocates nothing of Lq x Lk: the law `memory` tries causality, tests/attention/test_masks.py other masks --------
-def test_what_an_earlier_call_keeps_counts_all_the_same():
-    q, k, v = heads(2048, dtype=torch.float32)
-    lg.attend(q, k, v, encoding=testing.example("alibi")(), backend="table")
-    assert testing.examine("memory", "alibi").status == "passed"
-
-
-def test_why_the_law_does_not_apply():
-    assert testing.examine("memory", "path").reason == "the table route does not take it: it does not support Transport"
-    assert testing.examine("memory", Ends).reason.startswith(
-        "the table route is tried at 4096 tokens, and its positions end"
-    )
-
-
-class Ends(lg.ALiBi):
-    max_length = 4000
 
 
 class MakesAllPairs(lg.ALiBi):
@@ -60,16 +45,6 @@ class MarksAllPairs(lg.ALiBi):
 def test_law_goes_red_for_an_encoding_that_makes_all_pairs(kind, message):
     with pytest.raises(testing.LawBroken, match=f"breaks the law 'memory': backend table, .* {message}"):
         testing.examine("memory", kind)
-
-
-def test_the_profiler_sees_what_is_alive():
-    def call():
-        first = torch.zeros(1000, dtype=torch.float64)
-        del first
-        return torch.ones(500, dtype=torch.float64) + torch.ones(500, dtype=torch.float64)
-
-    largest, peak = memory_of(call)
-    assert 8000 <= largest < 8200 and 12000 <= peak < 12300
 
 
 # ---- what explain() says is what a route takes ---------------------------------------------------------------------------------

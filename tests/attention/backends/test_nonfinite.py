@@ -18,7 +18,7 @@ from longitude.attention.backends import chunked
 from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call
 from longitude.testing.fixtures import differentiable, parameters_of
-from tests.support import built, close, heads, random
+from tests.support import random
 
 HEADS, DIM, WIDTH = 2, 4, 6
 ENCODINGS = {
@@ -173,42 +173,3 @@ def test_scores_of_any_size_are_scores(dtype, huge):
             assert want.isfinite().all()
             for backend in call.able():
                 torch.testing.assert_close(call.forward(call.tensors, backend), want, msg=f"{backend}, {length} tokens")
-
-
-@pytest.mark.parametrize("name", ["fixed bias", "learned bias", "vectors", "gates"])
-@torch.no_grad()
-def test_keys_of_weight_zero_weigh_nothing_at_lengths_of_many_blocks(name, monkeypatch):
-    """In some of several calls no key counts for a query; torch's kernel says that their logsumexp is 0."""
-    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**24)
-    call = make_call(name, 2100, torch.float32)
-    call.tensors["q"].abs_()
-    for first in (0, 1030):
-        call.tensors["k"][:, :, :first, 0] = -math.inf
-        got, want = (call.forward(call.tensors, backend) for backend in ("table", "chunked"))
-        assert want[:, :, first:].isfinite().all()
-        torch.testing.assert_close(got[:, :, first:], want[:, :, first:], atol=2e-5, rtol=1e-4)
-        assert got[:, :, :first].isnan().all()
-
-
-@pytest.mark.parametrize(
-    ("name", "backend"), [(name, b) for name in ("fox", "path") for b in ("table", "transport", "chunked", "reference")]
-)
-def test_a_column_that_is_not_finite_stays_in_its_document(name, backend):
-    """A level or a reflection of one token, which no query of the next document reads."""
-    encoding = built(name, {"num_heads": 2, "head_dim": 8, "dim": 16})
-    documents = torch.tensor([[0] * 5 + [1] * 4])
-    q, k, v = (x.requires_grad_() for x in heads(9, num_heads=2, batch=1))
-    columns = {column: x.detach() for column, x in encoding.context(random(1, 9, 16), None, documents)[0].items()}
-    lost = {column: x.index_fill(2, torch.tensor(2), torch.nan) for column, x in columns.items()}
-    options = {"encoding": encoding, "mask": lg.Causal() & lg.Documents(documents), "backend": backend}
-    try:
-        want = lg.attend(q, k, v, context=columns, **options)[:, :, 5:]
-    except ValueError:
-        pytest.skip("the backend does not take it")
-    got = lg.attend(q, k, v, context=lost, **options)
-    assert got[:, :, 2:5].isnan().all()
-    close(got[:, :, 5:], want)
-    for of_lost, gradient in zip(
-        *(torch.autograd.grad(out.sum(), (q, k, v)) for out in (got[:, :, 5:], want)), strict=True
-    ):
-        close(of_lost[:, :, 5:], gradient[:, :, 5:])

@@ -115,29 +115,6 @@ def test_not_finite_as_in_torch(kind, seed):
             compare(kind, dtype, poison, 10 * n + seed)
 
 
-@pytest.mark.parametrize("kind", ["rwkv4", "selective_scan", "s4d", "kda", "rwkv7"])
-def test_a_document_takes_nothing_from_the_one_before(kind):
-    """Not finite, in a token or the state before: outputs and gradients of the next document are as without it."""
-    generator = torch.Generator().manual_seed(0)
-    clean = given(kind, generator)
-    directions = [torch.ones_like(out) for out in outputs(kind, clean, "recurrent", None)]
-    reset = (torch.arange(LENGTH) == 4).expand(BATCH, LENGTH)
-    along = -1 if kind in ("selective_scan", "s4d") else -2
-    dims = 4 if kind in ("kda", "rwkv7") else 3
-    per_token = [n for n, x in clean.items() if x.dim() == dims and x.shape[along] == LENGTH]
-    for value in (math.nan, math.inf):
-        bad = {n: x.clone() for n, x in clean.items()}
-        for n in (per_token[0], *[n for n in clean if n in ("numerator", "state", "max")]):
-            x = bad[n].transpose(along, -1) if n in per_token else bad[n]
-            x[..., 1] = value
-        for dtype in (torch.float32, torch.float64):
-            ask = [d.to(dtype) for d in directions], "chunked", reset
-            want, got = (answer(kind, {n: x.to(dtype) for n, x in each.items()}, *ask) for each in (clean, bad))
-            for part in ("output 0", *per_token):
-                a, b = (x[part].transpose(along, -1)[..., 4:] for x in (got, want))
-                torch.testing.assert_close(a, b, msg=f"{kind}, {dtype}, {value}: {part}")
-
-
 def test_the_exponential_of_float32_to_its_ends():
     """exp of -0 and everything up to the largest that float32 holds; 0 below the ordinary numbers; NaN with any payload."""
     x = torch.tensor(

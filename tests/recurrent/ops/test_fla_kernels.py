@@ -4,89 +4,13 @@ import builtins
 import sys
 import warnings
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from longitude.recurrent import delta, gated_delta_rule, retention, rwkv6, rwkv7, ssd
 from longitude.recurrent.ops import decayed, fla_kernels as kernels
-
-
-def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False):
-    """As in fla.ops.simple_gla: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] or g_gamma [H], states [B, H, K, V]."""
-    batch, length, heads, dim = q.shape
-    assert k.shape == q.shape and v.shape[:3] == q.shape[:3] and q.dtype == k.dtype == v.dtype
-    assert all(x.is_contiguous() for x in (q, k, v)) and (g is None) != (g_gamma is None)
-    decay = g if g_gamma is None else g_gamma.expand(batch, length, heads)
-    assert decay.shape == (batch, length, heads) and decay.dtype == torch.float32
-    state = torch.zeros(batch, heads, dim, v.shape[-1]) if initial_state is None else initial_state
-    assert state.shape == (batch, heads, dim, v.shape[-1]) and state.dtype == torch.float32
-    scale, out = dim**-0.5 if scale is None else scale, []
-    for t in range(length):
-        state = state * decay[:, t].exp()[..., None, None] + k[:, t, :, :, None].float() * v[:, t, :, None].float()
-        out.append(torch.einsum("bhk,bhkv->bhv", q[:, t].float() * scale, state))
-    return torch.stack(out, 1).to(v.dtype), state if output_final_state else None
-
-
-def chunk_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
-    """As in fla.ops.rwkv6: w [B, T, H, K] the log of the decays, u [H, K]."""
-    batch, length, heads, dim = r.shape
-    assert w.shape == k.shape == r.shape and v.shape[:3] == r.shape[:3] and u.shape == (heads, dim)
-    state = torch.zeros(batch, heads, dim, v.shape[-1]) if initial_state is None else initial_state
-    scale, out = dim**-0.5 if scale is None else scale, []
-    for t in range(length):
-        new = k[:, t, :, :, None].float() * v[:, t, :, None].float()
-        out.append(torch.einsum("bhk,bhkv->bhv", r[:, t].float() * scale, state + u[..., None] * new))
-        state = state * w[:, t].exp()[..., None] + new
-    return torch.stack(out, 1).to(v.dtype), state if output_final_state else None
-
-
-@pytest.fixture
-def served(monkeypatch):
-    """Every chunked call goes to the stand-in; -> how many did."""
-    calls = []
-    for name, function in (("simple_gla", chunk_simple_gla), ("rwkv6", chunk_rwkv6)):
-        module = ModuleType(f"fla.ops.{name}")
-        setattr(module, function.__name__, lambda *a, _f=function, **b: (calls.append(_f.__name__), _f(*a, **b))[1])
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    for parent in ("fla", "fla.ops"):
-        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
-    monkeypatch.setattr(
-        decayed, "serve", lambda q, v, mode="chunked", reset=None, **_: mode == "chunked" and reset is None
-    )
-    return calls
-
-
-def calls_of(length: int = 33):
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 2, 4, length, 6)
-    v, state = torch.randn(2, 4, length, 8), torch.randn(2, 4, 6, 8)
-    log_w = -torch.rand(2, 4, length, 6)
-    valid = torch.rand(2, length) > 0.2
-    return {
-        "retention": ("chunk_simple_gla", lambda **o: retention(q, k, v, state=state, **o)),
-        "retention from nothing": ("chunk_simple_gla", lambda **o: retention(q, k, v, decay=[0.5, 0.9, 1, 0.3], **o)),
-        "retention of padded rows": ("chunk_simple_gla", lambda **o: retention(q, k, v, state=state, valid=valid, **o)),
-        "ssd": ("chunk_simple_gla", lambda **o: ssd(v, log_w[..., 0], k[:, :2], q[:, :2], state=state, **o)),
-        "rwkv6": ("chunk_rwkv6", lambda **o: rwkv6(q, k, v, log_w, k[0, :, 0], state=state, **o)),
-    }
-
-
-@pytest.mark.parametrize("name", calls_of())
-def test_the_kernels_agree(served, name):
-    kernel, call = calls_of()[name]
-    wanted = call(mode="parallel")
-    assert not served
-    given = call()
-    assert served == [kernel]
-    torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_half_precision_stays_half_outside_and_float32_in_the_state(served):
-    q, k, v = torch.randn(3, 1, 2, 9, 4).bfloat16()
-    out, state = retention(q, k, v)
-    assert served and out.dtype == torch.bfloat16 and state.dtype == torch.float32
 
 
 def test_when_a_kernel_serves(monkeypatch):

@@ -120,13 +120,6 @@ def test_values_narrower_or_wider_than_keys(name, value_dim):
         compare(name, call, *WAYS[("float64", str(torch.bfloat16))[n % 2]], value_dim=value_dim)
 
 
-@pytest.mark.parametrize("value_dim", [1, 11, 35], ids="values of {}".format)
-@pytest.mark.parametrize("name", FORMULAS)
-def test_values_of_another_width_under_formulas(name, value_dim):
-    for call in ("causal", "padded documents"):
-        compare(name, call, *EXACT, value_dim=value_dim)
-
-
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_more_threads_than_heads(threads):
     """Blocks of queries and spans are then shared out, and their sums are added in one order: the same bits every time."""

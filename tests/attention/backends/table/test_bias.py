@@ -8,10 +8,7 @@ import torch
 import longitude as lg
 from tests.attention.backends.table.written_out import (
     CAUSAL,
-    KINDS,
-    answer,
     compare,
-    dense,
     narrowed,
     needs_compiler,
     ours,
@@ -82,47 +79,6 @@ def test_keys_that_no_query_may_see(name, value):
 
 
 # ---- what is not finite ------------------------------------------------------------------------------------------------
-def right_where_finite(x, name, value, tolerance, **options):
-    """With `value` in the middle of the tensor of that name: what is finite is what the written pairs say."""
-    x = {other: t.clone() for other, t in x.items()}
-    if name in x:
-        axis = 1 if name in KINDS else 2  # of diagonals or tokens
-        x[name][(0,) * axis + (x[name].shape[axis] // 2,)] = value
-
-    def spoil(grads, results):  # of a loss that reads what is not finite
-        grads = {n: g * results[n].detach() for n, g in grads.items()}
-        if name in grads:
-            grads[name][0, 0, grads[name].shape[2] - 9] = value
-        return grads
-
-    got = answer(ours, x, spoil=spoil, **options)
-    want = answer(dense, {other: t.double() for other, t in x.items()}, spoil=spoil, **options)
-    for n, t in got.items():
-        finite, where = t.isfinite(), f"{n}, with {value} in {name}"
-        assert want[n][finite].isfinite().all(), f"{where}, is finite: {t[finite & ~want[n].isfinite()][0]}"
-        largest = want[n][finite].abs().max().clamp(min=1) if finite.any() else 1.0
-        assert (t[finite] - want[n][finite]).abs().le(tolerance * largest).all(), where
-
-
-def test_a_nan_of_a_table_reaches_its_rows():
-    x = sloped(640, (0.25, 0.3))
-    x["table"][0, 20] = math.nan
-    out, lse = ours(x, near=0, low=0, high=None, scale=0.3)
-    meets = torch.zeros(2, 640, dtype=torch.bool)
-    meets[0, 619:] = True
-    assert torch.equal(out[0].isnan().any(-1), meets) and torch.equal(lse[0].isnan(), meets)
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("kind", ["table", "levels"])
-def test_far_keys_left_out_hide_nothing(kind, value):
-    for queries, keys in ((300, 300), (131, 400)):
-        x = steep(kind, queries, keys, 2000)
-        x = {name: t[-1:] if name == "table" else t[:, -1:] for name, t in x.items()}  # the last head
-        for name in [*x, "out", "lse"]:
-            if (name, value) != ("table", -math.inf):  # tables are finite; -inf is how the kernel itself forbids
-                right_where_finite(x, name, value, 1e-10, near=0, low=0, high=None, scale=0.4)
 
 
 class SharedBias(lg.Encoding):

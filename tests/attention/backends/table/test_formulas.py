@@ -113,31 +113,5 @@ def test_old_keys_may_count_most(make) -> None:
     same(make(), [x.requires_grad_() for x in (q, k, v)], lg.Causal())
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("make", [fire, cope])
-def test_what_is_not_finite(make, value) -> None:
-    q, k, v = inputs(70, 70)
-    k[0, 1, 4] = value
-    got, want = (lg.attend(q, k, v, encoding=make(), backend=b) for b in ("table", "reference"))
-    right = want.isfinite()
-    close(got[right], want[right], 1e-10)
-    assert torch.equal(got.isfinite(), right)
-
-
 def chosen(q, k, v, **asked) -> str:
     return next(v.backend for v in lg.explain(q, k, v, **asked) if v.chosen)
-
-
-@pytest.mark.parametrize("make", [fire, cope])
-def test_who_takes_it(make) -> None:
-    """A few queries, as when one is decoded, and other terms beside it go by the formula."""
-    q, k, v = inputs(9, 9)
-    assert chosen(q, k, v, encoding=make()) == "table"
-    assert chosen(q[:, :, -1:], k, v, encoding=make()) != "table"
-    assert chosen(q, k, v, encoding=[make(), lg.ALiBi(4).double()]) != "table"
-
-
-def test_positions_that_do_not_count_up_go_by_the_formula() -> None:
-    places = torch.arange(9) ** 2
-    assert chosen(*inputs(9, 9), encoding=fire(), q_positions=places, k_positions=places) != "table"

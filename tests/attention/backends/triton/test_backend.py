@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, refuses
+from longitude.attention.backends import refuses
 from longitude.attention.backends.triton import backend, launch
 from longitude.attention.operation import choose, requests
 from longitude.native import gpu as kernels
@@ -51,17 +51,6 @@ def request(**options):
 )
 def test_refusals(r, why):
     assert why in refuses(ANYWHERE, r())
-
-
-@pytest.mark.parametrize("names", ["nope", "rope", "alibi", "t5", "fox+t5", "fire"])
-def test_it_takes(names):
-    for case in ("causal", "window", "packed", "padded, packed"):
-        softcap = 5.0 if names == "rope" else None
-        assert refuses(ANYWHERE, request(names=names, mask=masks(20)[case], softcap=softcap)) is None
-
-
-def test_elsewhere_it_is_refused():
-    assert refuses(BACKENDS["triton"], request()) == "it runs on cuda, not on cpu"
 
 
 def test_without_triton(monkeypatch):
@@ -126,23 +115,6 @@ def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch):
     backend._not_compiled.cache_clear()
 
 
-def test_auto_goes_on_without_a_kernel_that_does_not_run(monkeypatch):
-    """With what `refuses` says instead of an error; by name it is one."""
-    calls = []
-    broken = replace(
-        ANYWHERE, price=lambda r: 0.0, limits=lambda r: "its kernels do not run on a chip", run=calls.append
-    )
-    monkeypatch.setitem(BACKENDS, "triton", broken)
-    q, k, v = torch.randn(3, 1, 2, 20, 16).half()
-    alibi = lg.ALiBi(2)
-    want = lg.attend(q, k, v, encoding=alibi, backend="reference")
-    torch.testing.assert_close(lg.attend(q, k, v, encoding=alibi), want, rtol=0, atol=2e-3)
-    (verdict,) = (each for each in lg.explain(q, k, v, encoding=alibi) if each.backend == "triton")
-    assert not calls and verdict.refusal == "its kernels do not run on a chip"
-    with refused("'triton'", "cannot", "'table'"):
-        lg.attend(q, k, v, encoding=alibi, backend="triton")
-
-
 @pytest.mark.parametrize(
     ("dtype", "width", "length", "chosen"),
     [
@@ -159,12 +131,6 @@ def test_what_auto_takes_on_cuda(dtype, width, length, chosen):
         for encoding, name in zip((None, lg.ALiBi(4), lg.T5Bias(4)), chosen, strict=True):
             (part,) = requests(q, q, q, compose(encoding), None, lg.Causal())
             assert choose([part.request], "auto").name == name
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in is on the CPU, where kernels are interpreted")
-def test_a_chip_on_which_they_run(monkeypatch):
-    assert ask(Chip(monkeypatch)) is None
-    backend._not_compiled.cache_clear()
 
 
 def test_blocks_of_every_chip():

@@ -193,21 +193,6 @@ def test_a_decoding_step_reads_no_number(names):
     assert reads.count == 1
 
 
-def test_a_learned_sink(monkeypatch):
-    """Made of the output and its logsumexp; its logits have gradients."""
-    monkeypatch.setitem(BACKENDS, "triton", replace(backend.TRITON, devices=None))
-    q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 2, 37, 16).half())
-    encoding = lg.Composed([lg.T5Bias(2), lg.LearnedSink(2, initial=0.5)]).to(q.device)
-    wanted = [q, k, v, *encoding.parameters()]
-
-    def results(name):
-        out = lg.attend(q, k, v, encoding=encoding, backend=name)
-        return [out, *torch.autograd.grad(out.float().square().sum(), wanted)]
-
-    for ours, theirs in zip(results("triton"), results("reference"), strict=True):
-        close(ours, theirs, 5e-3 * (1 + theirs.abs().max().item()))
-
-
 def test_the_logsumexp_and_its_gradient():
     """Of a window, packed documents and padding; a query without keys has -inf and zeros, and no gradient."""
     r, wanted = FEW(37, 37, names="alibi+t5", mask=masks(37)["padded, packed"], dv=24)
@@ -255,25 +240,6 @@ def test_numbers_that_are_not_finite():
         assert run(replace(r, q=q, k=r.k.abs())).isnan().all()
 
 
-def spoilt(term, offset, value):
-    """The bias with another number at one offset."""
-    return replace(term, at=lambda offsets: term.at(offsets).masked_fill(offsets == offset, value))
-
-
-@pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered")
-@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
-def test_a_table_that_is_not_finite(value):
-    """It is not refused, which would wait for the device: what the reference makes of it comes out."""
-    r, _ = FEW(40, 40, names="alibi", mask=lg.Window(30))
-    (term,) = r.terms
-    for offset in (0, 5):
-        bad = replace(r, terms=(spoilt(term, offset, value),))
-        with torch.no_grad():
-            ours, theirs = run(bad), reference(bad)[0]
-        assert torch.equal(ours.isnan(), theirs.isnan())
-        close(ours.nan_to_num(), theirs.nan_to_num(), 1e-5)
-
-
 @torch.no_grad()
 def launched(x):
     """Forward and backward as the operators run them: a mode around an operator sees nothing of what is in it."""
@@ -292,26 +258,6 @@ def test_memory_is_linear(names):
             launched(backend.inputs_of(r))
         taken.append(largest.elements)
     assert taken[2] < 2.2 * taken[1] < 5 * taken[0]
-
-
-def test_the_workspace_is_of_the_chip(monkeypatch):
-    """Not of the batch, once each of the chip's programs has a block of queries. Nothing is computed."""
-    from longitude.attention.backends.triton import kernels
-
-    shapes = []
-
-    class Recorder:
-        def __getitem__(self, grid):
-            return lambda **given: shapes.append(given["of_table"].shape) if "of_table" in given else None
-
-    for kernel in launch.KERNELS:
-        monkeypatch.setattr(kernels, kernel, Recorder())
-    r, _ = FEW(70, 70, names="t5")
-    x = backend.inputs_of(r)
-    programs = launch.table_rows(x.q.device, x.q.shape[1])
-    for batch in (programs, 2 * programs):
-        launched(x._replace(**{name: getattr(x, name)[:1].repeat(batch, 1, 1, 1) for name in "qkv"}))
-    assert shapes[0] == shapes[1] and shapes[0][1] == programs
 
 
 def test_many_sequences_on_any_gpu(monkeypatch):
@@ -396,27 +342,3 @@ def test_strided_inputs():
         close(run(replace(r, q=change(r.q), k=change(r.k), v=change(r.v))), want, 1e-6)
     shared = r.k[:, :1].expand_as(r.k)
     close(run(replace(r, k=shared)), run(replace(r, k=shared.contiguous())), 1e-6)
-
-
-@pytest.mark.parametrize("dims", [(0, 1, 2), *(pytest.param((dim,), marks=pytest.mark.slow) for dim in range(3))])
-def test_shared_inputs_and_gradients(dims):
-    """Of strides of 0: one sequence, head or token for all of them."""
-    r, _ = problem(20, 20, names="t5", heads=2)
-    x = backend.inputs_of(r)
-    x = x._replace(terms=launch.Terms(table=x.terms.table.detach()))
-    one = {name: getattr(x, name).detach() for name in "qkv"}
-    for dim in dims:
-        one = {name: y.narrow(dim, 0, 1) for name, y in one.items()}
-    shared = {name: y.expand_as(getattr(x, name)) for name, y in one.items()}
-    copies = {name: y.contiguous() for name, y in shared.items()}
-    assert all(y.stride(dims[0]) == 0 for y in shared.values())
-    for ours, theirs in zip(everything(x._replace(**shared)), everything(x._replace(**copies)), strict=True):
-        close(ours, theirs, 1e-5 * (1 + theirs.abs().max().item()))
-
-
-def test_training_after_inference():
-    """What calls of inference mode left for later ones can be saved for gradients."""
-    r, wanted = FEW(45, 45, names="alibi")
-    with torch.inference_mode():
-        run(replace(r, q=r.q.clone()))
-    torch.autograd.grad(run(r).sum(), wanted, allow_unused=True)
