@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import longitude as lg
-from longitude.positions.base import ENCODINGS
 from tests.support import printed
 
 ROOT = Path(__file__).parents[1]
@@ -90,44 +89,18 @@ def lazy_names_of_type_checkers() -> dict[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-@pytest.mark.parametrize("name", [name for name in lg.__all__ if name != "__version__"])
-def test_public_name(name: str) -> None:
-    """Each loads, comes from where type checkers think, and is listed."""
-    value = getattr(lg, name)
-    module = lazy_names_of_type_checkers()[name]
-    home = sys.modules[f"longitude.{name}" if module == "longitude" else module]
-    assert value is (home if module == "longitude" else getattr(home, name))
-    assert name in dir(lg)
-
-
-def test_public_names_are_those_type_checkers_see() -> None:
-    assert sorted([*lazy_names_of_type_checkers(), "__version__"]) == sorted(lg.__all__)
+def test_public_names_come_from_where_type_checkers_see_them() -> None:
+    """Each loads, and is listed."""
+    modules = lazy_names_of_type_checkers()
+    assert sorted([*modules, "__version__"]) == sorted(lg.__all__)
+    for name, module in modules.items():
+        home = sys.modules[f"longitude.{name}" if module == "longitude" else module] if getattr(lg, name) else None
+        assert getattr(lg, name) is (home if module == "longitude" else getattr(home, name)) and name in dir(lg), name
     with pytest.raises(AttributeError, match="no attribute 'alibi'"):
         lg.alibi  # noqa: B018
 
 
-ALSO_ENGLISH = {"nope", "learned", "path", "Learned"}  # found where they mean the encoding: as a string, as a class
-
-
-def encodings_named_in(source: str) -> set[str]:
-    """Names of encodings, registered or of classes, in Python source: comments and docstrings included."""
-    names = {*lg.list_encodings()} | {ENCODINGS[name].__name__ for name in lg.list_encodings()}
-    nodes = list(ast.walk(ast.parse(source)))
-    meant = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    meant |= {node.id for node in nodes if isinstance(node, ast.Name)} & {"Learned"}
-    meant |= {node.attr for node in nodes if isinstance(node, ast.Attribute)} & {"Learned"}
-    meant |= {a.name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for a in node.names}
-    return ((names - ALSO_ENGLISH) & set(re.findall(r"\w+", source))) | (names & meant)
-
-
-@pytest.mark.parametrize("file", sorted((PACKAGE / "attention").rglob("*.py")), ids=lambda file: file.name)
-def test_attention_names_no_encoding(file: Path) -> None:
-    """It knows terms. A name here would mean that an encoding needs a second file."""
-    merges = {"learned"} if file.stem == "hierarchical" else set()  # there, a way to merge two blocks
-    assert encodings_named_in(file.read_text()) - merges == set()
-
-
-# ---- data and versions ------------------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------------------------
 def test_data_from_outside_is_never_unpickled() -> None:
     """ruff refuses pickle; these are the ways to it that ruff does not know."""
     ways = re.compile(r"torch\.load\(|trust_remote_code\s*=\s*True|weights_only\s*=\s*False")

@@ -85,20 +85,14 @@ def test_the_command_without_its_extra_is_one_line(arguments: list[str], code: i
         assert done.stderr == ""
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(("package", "arguments"), [("torch", ["list"]), ("tyro", ["list"]), ("rich", ["list"])])
-def test_ctrl_c_while_modules_are_loaded_is_one_line(package: str, arguments: list[str], tmp_path: Path):
+def test_ctrl_c_while_modules_are_loaded_is_one_line(tmp_path: Path):
     """Which is most of what a short command does."""
-    (tmp_path / package).mkdir()
     code = "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)\n"
-    (tmp_path / package / "__init__.py").write_text(code)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(code)
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
-    done = subprocess.run(
-        [sys.executable, "-m", "longitude", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    command = [sys.executable, "-m", "longitude", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 130 and done.stderr.count("\n") == 1 and "interrupted" in done.stderr, done.stderr
 
 
@@ -121,12 +115,9 @@ def test_signs_that_a_terminal_lacks_are_written_plainly(encoding: str, monkeypa
     assert json.loads(data) == {"é": "±"}
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.100.0", "2.13.0+cpu", "3.0.0a0+git1", torch.__version__])
-def test_newer_ones_pass(version: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch, "__version__", version)
-    errors.require_torch()
-
-
-def test_the_oldest_torch_is_the_one_that_is_declared():
+@pytest.mark.parametrize("version", ["2.100.0", "3.0.0a0+git1", torch.__version__])
+def test_newer_ones_than_declared_pass(version: str, monkeypatch: pytest.MonkeyPatch):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"torch>={errors.OLDEST_TORCH}" in project["dependencies"]
+    monkeypatch.setattr(torch, "__version__", version)
+    errors.require_torch()

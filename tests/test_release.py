@@ -2,9 +2,7 @@
 
 import re
 import runpy
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,10 +12,6 @@ import longitude as lg
 ROOT = Path(__file__).parents[1]
 RELEASE = runpy.run_path(str(ROOT / ".ci" / "release.py"))
 FILES = ("CHANGELOG.md", "CITATION.cff", "src/longitude/__init__.py")
-
-
-def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 # ---- the version -----------------------------------------------------------------------------------------------------
@@ -65,8 +59,6 @@ def test_links_of_the_readme_work_on_another_page() -> None:
 
 
 # ---- continuous integration ------------------------------------------------------------------------------------------
-def workflow() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
 
 
 def test_actions_are_pinned_by_hash() -> None:
@@ -79,12 +71,3 @@ def test_actions_are_pinned_by_hash() -> None:
 
 
 # ---- what is trusted -------------------------------------------------------------------------------------------------
-def test_the_page_of_security_names_what_there_is() -> None:
-    """Its options, variables and the group of plugins are those of the code."""
-    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "longitude").rglob("*.py"))
-    for name in re.findall(r"LONGITUDE_\w+|XDG_\w+|longitude\.plugins", page):
-        assert name in code, name
-    for option in re.findall(r"`--([a-z-]+)", page):
-        assert option.replace("-", "_") in code, option
-    assert "http" not in page  # a place that is not there

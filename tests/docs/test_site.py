@@ -3,18 +3,13 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import longitude as lg
 import make_laws
-import make_pages
 import make_site
-from longitude.attention.mixer import MIXERS
-from longitude.positions.base import ENCODINGS
-from tests.study.test_report import launched
 
 NOTEBOOK, PROSE = "examples/1-relative-encodings", "concepts/where-position-enters"
 
@@ -51,13 +46,6 @@ def test_laws_that_are_kept_are_those_of_today() -> None:
     statuses = [result["status"] for found in kept.values() for result in found.values()]
     assert "failed" not in statuses and statuses.count("not applicable") > 50
     assert kept["alibi"]["places"]["status"] == "not applicable" and kept["abacus"]["places"]["status"] == "passed"
-
-
-def test_everything_that_is_ours_has_a_text_by_hand() -> None:
-    ours = {
-        name for kinds in (ENCODINGS, MIXERS) for name, own in kinds.items() if own.__module__.startswith("longitude")
-    }
-    assert ours == {*make_pages.notes()}
 
 
 # ---- built -------------------------------------------------------------------------------------------------------------
@@ -118,39 +106,3 @@ def test_it_asks_no_network_and_every_picture_has_words(site: Path) -> None:
 
 
 # ---- in a browser ------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def browser() -> Iterator:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = launched(playwright)
-        yield browser
-        browser.close()
-
-
-def opened(browser, path: Path, width: int, scheme: str):
-    """A page from the disk, with the network off; what it asked for beyond the disk is an error."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, color_scheme=scheme)
-    page = context.new_page()
-    page.on("request", lambda request: asked.append(request.url))
-    asked: list[str] = []
-    page.goto(path.as_uri())
-    page.wait_for_timeout(300)
-    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-    return page
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.timeout(900)
-def test_a_typed_word_is_found_offline(site: Path, browser) -> None:
-    page = opened(browser, site / "index.html", 1280, "light")
-    page.keyboard.press("Control+k")
-    page.keyboard.type("kerple")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#search-results li")
-    found = page.eval_on_selector_all("#search-results li > a", "links => links.map(each => each.getAttribute('href'))")
-    assert any(link.startswith("encodings/kerple_log.html") for link in found)
-    page.click("#search-results li > a")
-    page.wait_for_load_state()
-    assert "kerple" in page.inner_text("main").lower()

@@ -1,7 +1,7 @@
 """How statements and claims are judged: laws of the verdicts, over estimates and over studies made without training."""
 
 import math
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from longitude.study.config import StudyConfig
 from longitude.study.results import question_of
 from tests.study.conftest import write_answers, write_run
 
-BOUNDS = {"below": (-math.inf, 1.0), "above": (1.0, math.inf), "within": (-1.0, 1.0)}
+BELOW, WITHIN = (-math.inf, 1.0), (-1.0, 1.0)
 
 
 def of_seeds(*values, text=0.0):
@@ -29,27 +29,22 @@ def of_seeds(*values, text=0.0):
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "verdict"),
+    ("expected", "values", "verdict"),
     [
-        ("below", (0.5, 0.6, 0.7), HOLDS), ("below", (1.5, 1.6, 1.7), LOST), ("below", (0.5, 1.0, 1.5), UNCLEAR),
-        ("above", (1.5, 1.6, 1.7), HOLDS), ("above", (0.5, 0.6, 0.7), LOST), ("above", (0.5, 1.0, 1.6), UNCLEAR),
-        ("within", (-0.1, 0.0, 0.1), HOLDS), ("within", (1.5, 1.6, 1.7), LOST), ("within", (-1.7, -1.6, -1.5), LOST),
-        ("within", (-0.9, 0.0, 0.9), UNCLEAR),  # an interval wider than the margin shows no equivalence
+        (BELOW, (0.5, 0.6, 0.7), HOLDS), (BELOW, (1.5, 1.6, 1.7), LOST), (BELOW, (0.5, 1.0, 1.5), UNCLEAR),
+        (WITHIN, (-0.1, 0.0, 0.1), HOLDS), (WITHIN, (1.5, 1.6, 1.7), LOST), (WITHIN, (-1.7, -1.6, -1.5), LOST),
+        (WITHIN, (-0.9, 0.0, 0.9), UNCLEAR),  # an interval wider than the margin shows no equivalence
+        (BELOW, (0.5,), UNCLEAR),
     ],
 )  # fmt: skip
-def test_every_interval_must_lie_on_one_side(kind, values, verdict):
-    assert verdict_of(of_seeds(*values), BOUNDS[kind]) == verdict
-    assert verdict_of(of_seeds(*values, text=5), BOUNDS[kind]) == UNCLEAR
-
-
-def test_one_seed_decides_nothing():
-    one = of_seeds(0.5, text=0.1)
-    assert verdict_of(one, BOUNDS["below"]) == UNCLEAR and "one seed" in what_decides(one, BOUNDS["below"])
+def test_every_interval_must_lie_on_one_side(expected, values, verdict):
+    assert verdict_of(of_seeds(*values), expected) == verdict
+    assert verdict_of(of_seeds(*values, text=5), expected) == UNCLEAR
 
 
 def test_the_seeds_that_decide_do_so_four_times_of_five():
     """By drawing seeds of the same mean and spread, and by the t-interval of each draw."""
-    seeds = seeds_to_decide(of_seeds(0.5, 0.8, 1.1), BOUNDS["below"])
+    seeds = seeds_to_decide(of_seeds(0.5, 0.8, 1.1), BELOW)
     assert seeds and seeds > 3
 
     def decided(number):
@@ -58,14 +53,12 @@ def test_the_seeds_that_decide_do_so_four_times_of_five():
         half = stats.t.ppf(0.975, number - 1) * draws.std(1, ddof=1) / math.sqrt(number)
         return (draws.mean(1) + half < 1).mean()
 
-    assert decided(seeds) > 0.79
-    assert decided(seeds - 1) < 0.81
-
-
-@pytest.mark.parametrize("estimate", [of_seeds(0.5, 1.0, 1.5), of_seeds(0.5, 0.8, 1.1, text=0.5)])
-def test_no_seeds_decide_where_the_mean_is_the_limit_or_the_text_decides(estimate):
-    assert seeds_to_decide(estimate, BOUNDS["below"]) is None
-    assert "more seeds alone do not" in what_decides(estimate, BOUNDS["below"])
+    assert decided(seeds) > 0.79 and decided(seeds - 1) < 0.81
+    for hopeless in (
+        of_seeds(0.5, 1.0, 1.5),
+        of_seeds(0.5, 0.8, 1.1, text=0.5),
+    ):  # the mean is the limit; so is the text
+        assert seeds_to_decide(hopeless, BELOW) is None and "more seeds alone do not" in what_decides(hopeless, BELOW)
 
 
 # ---- of studies ------------------------------------------------------------------------------------------------------
@@ -102,26 +95,18 @@ def evidence(tmp_path_factory):
         (statements.holds(at("alibi", 4096), at=256), HOLDS),
         (statements.holds(at("rope", 4096), at=256), LOST),
         (statements.breaks(at("rope", 1024), at=256), HOLDS),
-        (statements.breaks(at("alibi", 4096), at=256), LOST),
         (statements.loss_below(at("alibi", 4096), at("rope", 4096)), HOLDS),
         (statements.loss_below(at("rope", 4096), at("alibi", 4096)), LOST),
         (statements.loss_within(at("alibi", 1024), at("alibi", 2048)), HOLDS),
-        (statements.loss_within(at("alibi", 4096), at("rope", 4096)), LOST),
-        (statements.loss_at_most(at("alibi", 4096), at("rope", 4096)), HOLDS),
         (statements.loss_at_most(at("rope", 4096), at("alibi", 4096)), LOST),
         (statements.holds(at("learned", 512), at=256), None),
-        (statements.holds(at("fire", 512), at=256), None),
         (statements.holds(at("alibi", 512, "another"), at=256), None),
-        (statements.accuracy_above(at("t5", 32, "copy"), 0.9), HOLDS),
         (statements.accuracy_above(at("rope", 32, "copy"), 0.9), LOST),
         (statements.accuracy_below(at("rope", 32, "copy"), 0.2), HOLDS),
-        (statements.more_accurate(at("t5", 32, "copy"), at("rope", 32, "copy")), HOLDS),
         (statements.more_accurate(at("rope", 32, "copy"), at("t5", 32, "copy")), LOST),
         (statements.reaches_further(at("t5", 32, "copy"), at("rope", 32, "copy")), HOLDS),
-        (statements.reaches_further(at("rope", 4096), at("alibi", 4096)), LOST),
         (statements.reaches_further(at("alibi", 4096), at("alibi", 4096)), UNCLEAR),  # both may hold further
         (statements.token_time("rwkv6", below=1.5), HOLDS),
-        (statements.token_time("rope+attention", below=2), LOST),
         (statements.token_time("no mixer", below=2), None),
         (statements.any_of("either", *(statements.token_time("rwkv6", below=most) for most in (0.1, 2))), HOLDS),
         (statements.any_of("either", *[statements.token_time("rwkv6", below=0.1)] * 2), LOST),
@@ -135,11 +120,14 @@ def test_statements(evidence, statement, verdict):
 
 
 @pytest.mark.slow
-def test_what_training_never_used_holds_nowhere(tmp_path):
-    states = {("fire", seed): {"untrained": "never used one part"} for seed in (0, 1, 2)}
-    write_run(tmp_path / "text", {"fire": (2.6,) * 5}, states, seeds=(0, 1, 2))
-    outcome = statements.holds(at("fire", 4096), at=256).outcome(MadeUp(tmp_path))
-    assert outcome.verdict == UNCLEAR and outcome.remark == "FIRE never used one part"
+@pytest.mark.parametrize(
+    ("state", "verdict", "words"),
+    [({"untrained": "never used one part"}, UNCLEAR, "never used"), ({"status": "diverged"}, None, "seed 1 diverged")],
+)
+def test_what_training_lost_is_named_and_holds_nowhere(tmp_path, state, verdict, words):
+    write_run(tmp_path / "text", {"alibi": (2.6,) * 5}, {("alibi", 1): state}, seeds=(0, 1, 2))
+    outcome = statements.holds(at("alibi", 4096), at=256).outcome(MadeUp(tmp_path))
+    assert outcome.verdict == verdict and words in outcome.remark
 
 
 @pytest.mark.slow
@@ -152,25 +140,14 @@ def test_losses_of_what_learned_nothing_decide_nothing(tmp_path):
     holding = [statements.holds(at(label, 4096), at=256).outcome(evidence) for label in bits]
     assert [each.verdict for each in holding] == [HOLDS, UNCLEAR, UNCLEAR]
     assert (below("t5").verdict, below("nope").verdict) == (HOLDS, UNCLEAR)
-    assert "NoPE" in below("nope").remark and "3.00" in below("nope").remark and "T5" in holding[1].remark
-
-
-def test_a_diverged_seed_is_named_and_the_others_are_not_judged_alone(tmp_path):
-    states = {("alibi", 1): {"status": "diverged"}}
-    write_run(tmp_path / "text", {"alibi": (2.6,) * 5}, states, seeds=(0, 1, 2))
-    outcome = statements.holds(at("alibi", 4096), at=256).outcome(MadeUp(tmp_path))
-    assert outcome.verdict is None and "seed 1 diverged" in outcome.remark
 
 
 @pytest.mark.slow
 def test_what_was_not_learned_says_nothing_of_longer_inputs(tmp_path):
     shares = {"t5": ((1.0, 0.99, 1.0),) * 4, "nope": ((0.9, 0.91, 0.92),) + ((0.1, 0.12, 0.11),) * 3}
     write_answers(tmp_path / "copy", shares, seeds=(0, 1, 2))
-    evidence = MadeUp(tmp_path)
-    longer = statements.more_accurate(at("t5", 32, "copy"), at("nope", 32, "copy")).outcome(evidence)
-    assert longer.verdict == UNCLEAR and longer.remark.startswith("NoPE did not learn")
-    trained = statements.more_accurate(at("t5", 16, "copy"), at("nope", 16, "copy")).outcome(evidence)
-    assert trained.verdict == HOLDS
+    pairs = [statements.more_accurate(at("t5", n, "copy"), at("nope", n, "copy")) for n in (32, 16)]
+    assert [pair.outcome(MadeUp(tmp_path)).verdict for pair in pairs] == [UNCLEAR, HOLDS]
 
 
 def test_a_claim_is_confirmed_by_all_and_refuted_by_one(evidence):
@@ -181,20 +158,12 @@ def test_a_claim_is_confirmed_by_all_and_refuted_by_one(evidence):
     good, bad = (statements.holds(at(label, 4096), at=256) for label in ("alibi", "rope"))
     unclear = statements.loss_below(at("alibi", 1024), at("alibi", 2048))
     missing = statements.holds(at("fire", 512), at=256)
-    assert unclear.outcome(evidence).verdict == UNCLEAR
-    assert verdict(good, good) == CONFIRMED
+    assert verdict(good, good) == CONFIRMED and verdict(good, unclear) == UNDECIDED
     assert verdict(good, bad) == verdict(bad, unclear) == verdict(bad, missing) == REFUTED
-    assert verdict(good, unclear) == UNDECIDED
     assert verdict() == verdict(good, missing) == verdict(unclear, missing) == NOT_RUN
 
 
-class Bench(NamedTuple):
-    rows: list
-
-    def bench(self, name):
-        return {"rows": self.rows}
-
-
+# ---- of benches ------------------------------------------------------------------------------------------------------
 def answered(method, bits, share, questions=160):
     scores = [{"length": 2048, "count": questions}]
     return {"method": method, "steps": 0, "bits": {"2048": bits}, "means": {"2048": {"value": share}}, "scores": scores}
@@ -212,11 +181,10 @@ ALIKE, LESS = answers_differ(2048, 0.01, 0.1), lowest_loss_answers_less(2048)
         (ALIKE, [answered("a", 1.45, 0.8, 10**4), answered("b", 1.455, 0.82, 10**4)], LOST),
         (LESS, [answered("a", 1.3, 0.5), answered("b", 1.5, 0.9)], HOLDS),
         (LESS, [answered("a", 1.3, 0.9), answered("b", 1.5, 0.5)], LOST),
-        (LESS, [answered("a", 1.3, 0.85), answered("b", 1.5, 0.9)], UNCLEAR),
     ],
 )
 def test_answers_of_extended_models(statement, rows, verdict):
-    assert statement.outcome(Bench(rows)).verdict == verdict
+    assert statement.outcome(SimpleNamespace(bench=lambda name: {"rows": rows})).verdict == verdict
 
 
 def test_the_interval_of_a_difference_is_that_of_newcombe():
@@ -225,9 +193,8 @@ def test_the_interval_of_a_difference_is_that_of_newcombe():
     assert _more(few, many, "2048", 1) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
 
 
-@pytest.mark.parametrize("claim", [claim for claim in list_claims() if claim.statements], ids=lambda claim: claim.name)
-def test_what_a_claim_reads_is_in_its_preset(claim):
-    for each in (each for statement in (*claim.statements, *claim.varied) for each in statement.reads):
+def test_what_claims_read_is_in_their_presets():
+    for each in (each for claim in list_claims() for part in (*claim.statements, *claim.varied) for each in part.reads):
         config = preset_of(each.study)
-        assert each.label in config.encodings and each.length in config.test_lengths
-        assert each.method is None or each.method in config.methods
+        assert each.label in config.encodings and each.length in config.test_lengths, each
+        assert each.method is None or each.method in config.methods, each
