@@ -85,27 +85,6 @@ def test_a_causal_tensor_serves_what_must_be_causal():
         lg.attend(q, k, v, encoding=fox, context=context, mask=torch.ones(9, 9, dtype=torch.bool))
 
 
-def test_explain_says_what_takes_a_tensor(capsys):
-    q, k, v = heads(9)
-    lg.explain(q, k, v, mask=torch.ones(9, 9, dtype=torch.bool), encoding="alibi")
-    assert "table      refuses: it runs span by span, and the mask is more than" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("mask", "words"),
-    [
-        (torch.ones(9, 8, dtype=torch.bool), ("[9, 9]", "[2, 1, 9, 9]")),
-        (torch.ones(2, 4, 9, 9, dtype=torch.bool), ("mask", "[2, 4, 9, 9]")),
-        (torch.ones(3, 1, 9, 9, dtype=torch.bool), ("mask", "[3, 1, 9, 9]")),
-        (torch.ones(9, 9, dtype=torch.long), ("mask", "torch.int64")),
-        (random(9, 9), ("mask", "[9, 9]")),
-    ],
-)
-def test_refused_tensors(mask, words):
-    with refused(*words):
-        lg.attend(*heads(9), mask=mask)
-
-
 def test_documents_from_cu_seqlens():
     """Where each begins, and the end; an empty one has no token."""
     q, k, v = heads(9)

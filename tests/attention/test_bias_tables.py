@@ -114,16 +114,6 @@ def test_beyond_its_reach_a_bias_is_one_number_per_head(first, last):
     )
 
 
-def test_each_growing_length_does_not_make_a_table():
-    made, term = [], term_of(lg.Sandwich(2))
-    call = type(term.at).__call__
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(term.at), "__call__", lambda at, offset: made.append(len(offset)) or call(at, offset))
-        for length in range(1, 1025):
-            bias(lg.Sandwich(2), length - 1, 0)
-    assert made == [2 * 2**n for n in range(11)]
-
-
 def test_changed_and_copied_encodings_have_their_own():
     """A table belongs to numbers, not to the module that holds them now."""
     encoding = lg.ALiBi(2)
@@ -152,8 +142,3 @@ def test_fake_tensors_leave_no_table_behind():
     torch.testing.assert_close(*(lg.attend(*real, encoding=alibi, backend=name) for name in ("sdpa", "reference")))
     with FakeTensorMode(), torch.device("cpu"):
         lg.attend(*torch.empty(3, 1, 2, 6, 4), encoding=alibi, backend="sdpa")
-
-
-def test_another_default_device_is_not_where_tables_are():
-    with torch.device("meta"):
-        assert bias(lg.ALiBi(2), 3, 0).device.type == "cpu"

@@ -71,15 +71,6 @@ def test_ints_and_tensors_may_follow_each_other(name):
 
 
 @torch.no_grad()
-def test_contiguous_ints_stay_an_int():
-    """So that fast routes need not look at positions while decoding."""
-    attention, cache = layer("alibi"), LongitudeCacheLayer()
-    for start, x in zip((100, 104, 108), X.split(4, 1), strict=True):
-        attention(x, cache=cache, positions=start)
-    assert cache.positions == 100 and cache.next_positions() == 112
-
-
-@torch.no_grad()
 def test_keys_are_kept_rotated_where_that_stays_right():
     attention, cache = layer("rope"), LongitudeCacheLayer()
     attention(X, cache=cache)
@@ -250,13 +241,3 @@ def test_a_buffer_made_in_inference_mode_is_left_there(grown):
         k, _ = cache.update(*kv(1, seed=2))
         cache.update(*kv(1, seed=3))
     assert torch.equal(k, torch.cat([kv(n, seed)[0] for seed, n in enumerate([3, 1, 1])], 2))
-
-
-@torch.no_grad()
-def test_other_dtypes_and_batches_are_not_squeezed_in(grown):
-    cache = LongitudeCacheLayer()
-    cache.update(*kv(3, dtype=torch.float32))
-    k, _ = cache.update(*kv(1, seed=1))
-    assert k.dtype == torch.float64 and torch.equal(k[:, :, 3:], kv(1, seed=1)[0])
-    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
-        cache.update(*kv(1, batch=2))

@@ -67,32 +67,6 @@ def test_what_runs_slowly_says_so(capsys):
     assert "times the time of plain attention" in slow and "times the time" not in plain
 
 
-def test_why_others_were_passed_over(monkeypatch, capsys):
-    """Cheaper ones come first, of equal prices in order; what takes too much memory last; a name that is asked for before all."""
-
-    def why(q, **arguments):
-        return {v.backend: v.passed_over for v in lg.explain(q, q, q, **arguments)}
-
-    assert why(torch.empty(1, 4, 8192, 64))["reference"] == "4096.0 MiB are more than it is taken for unasked"
-    asked = why(Q, encoding=lg.ALiBi(4), backend="chunked")
-    assert asked["chunked"] is None
-    assert asked["sdpa"] == asked["reference"] == "'chunked' was requested"
-    capsys.readouterr()
-    assert set(why(Q, encoding=[lg.Fire(4), lg.ALiBi(4)], backend="table").values()) >= {None, "'table' was requested"}
-    out = capsys.readouterr().out
-    assert "table      refuses: it supports no biases of rows and pairs" in out and "->" not in out
-    monkeypatch.setitem(BACKENDS, "chunked", replace(BACKENDS["chunked"], price=BACKENDS["sdpa"].price))
-    assert why(Q)["sdpa"] is None and why(Q)["chunked"] == "no cheaper than 'sdpa', which comes first"
-
-
-def test_the_logsumexp_is_asked_for_as_of_attend():
-    refusals = {v.backend: v.refusal for v in lg.explain(Q, K, V, return_lse=True)}
-    assert (
-        refusals["sdpa"] == "it does not return the logsumexp of the scores, by which parts are merged"
-        and refusals["reference"] is None
-    )
-
-
 def test_an_argument_that_attend_does_not_have():
     with refused("'masks'", "'mask'"):
         lg.explain(Q, K, V, masks=lg.Causal())

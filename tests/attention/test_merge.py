@@ -57,16 +57,16 @@ def test_merge_passes_on_what_is_not_finite():
 OUT, LSE = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
 test_merge_refuses = refused_calls(
     [
-        (partial(lg.attention.merge_attention, outs, lses), *words)
-        for outs, lses, *words in (
-            ([], [], "0 and 0"),
-            ([OUT], [LSE, LSE], "1 and 2"),
-            (OUT, [LSE], "'Tensor' and 1"),
-            ([OUT], [OUT], "[B, H, Lq]", "[1, 2, 3, 4]", "0"),
-            ([OUT, OUT[:, :, 1:]], [LSE, LSE[:, :, 1:]], "shape", "[1, 2, 2, 4]", "1"),
-            ([OUT, OUT.double()], [LSE, LSE], "dtype", "torch.float64", "1"),
-            ([OUT, OUT.to("meta")], [LSE, LSE.to("meta")], "device", "meta", "1"),
-            ([OUT.long()], [LSE], "torch.int64", "0"),
+        (partial(lg.attention.merge_attention, outs, lses), "merge_attention")
+        for outs, lses in (
+            ([], []),
+            ([OUT], [LSE, LSE]),
+            (OUT, [LSE]),
+            ([OUT], [OUT]),
+            ([OUT, OUT[:, :, 1:]], [LSE, LSE[:, :, 1:]]),
+            ([OUT, OUT.double()], [LSE, LSE]),
+            ([OUT, OUT.to("meta")], [LSE, LSE.to("meta")]),
+            ([OUT.long()], [LSE]),
         )
     ]
 )

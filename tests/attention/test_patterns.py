@@ -133,9 +133,3 @@ test_refusals = refused_calls(
         (splitting(Dilated(3, 2) & Dilated(3, 4)), "'split'", "cannot"),
     ]
 )
-
-
-@pytest.mark.parametrize("mask", AHEAD, ids=str)
-def test_gates_take_what_is_joined_with_causal(mask):
-    for gate in GATES:
-        gated(gate, mask & lg.Causal())()

@@ -84,7 +84,7 @@ class GrowingBuffer:
 
     def __init__(self) -> None:
         self.space: Tensor | None = None
-        self.given: Tensor | None = None  # the last result; any other tensor was made elsewhere and is copied
+        self.returned: Tensor | None = None  # the last result; any other tensor was made elsewhere and is copied
 
     def append(self, held: Tensor, new: Tensor) -> Tensor:
         """Append the new tokens to the held ones along L: [B, heads, held + new, head_dim]."""
@@ -94,14 +94,14 @@ class GrowingBuffer:
             return torch.cat([held, new], 2)
         past, added, space = held.shape[2], new.shape[2], self.space
         length = past + added
-        fits = held is self.given and space is not None and length <= space.shape[2] and space.dtype == new.dtype
+        fits = held is self.returned and space is not None and length <= space.shape[2] and space.dtype == new.dtype
         if fits and held.shape[0] == new.shape[0] and (torch.is_inference_mode_enabled() or not held.is_inference()):
             space.narrow(2, past, added).copy_(new)  # type: ignore[union-attr]
         else:
             spare = new.new_empty(*new.shape[:2], length // 8 + 64, new.shape[3])
             self.space = space = torch.cat([held, new, spare], 2)
-        self.given = space.narrow(2, 0, length)  # type: ignore[union-attr]
-        return self.given
+        self.returned = space.narrow(2, 0, length)  # type: ignore[union-attr]
+        return self.returned
 
 
 class LongitudeCacheLayer(CropsTogether, DynamicLayer):
@@ -305,11 +305,11 @@ class RollingCacheLayer(LongitudeCacheLayer):
 
     def _last(self, buffer: GrowingBuffer, held: Tensor, drop: int) -> Tensor:
         """The newest of the held tokens. In a buffer the window moves on; it is copied only if much is dropped."""
-        if held is buffer.given and buffer.space is not None and drop < held.shape[2] - drop:
+        if held is buffer.returned and buffer.space is not None and drop < held.shape[2] - drop:
             buffer.space = buffer.space[:, :, drop:]
-            buffer.given = held[:, :, drop:]
-            return buffer.given
-        buffer.space = buffer.given = None  # dropped keys are freed with their buffer
+            buffer.returned = held[:, :, drop:]
+            return buffer.returned
+        buffer.space = buffer.returned = None  # dropped keys are freed with their buffer
         return held[:, :, drop:].clone()
 
     def require_crop(self, tokens_to_remove: int) -> None:

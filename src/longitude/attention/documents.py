@@ -40,7 +40,7 @@ def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
     """
     if hasattr(documents, BEGINS):
         return documents
-    runs, begins = _found(documents)
+    runs, begins = _runs_and_begins(documents)
     if not torch.compiler.is_compiling():
         setattr(runs, BEGINS, begins)
     return runs
@@ -48,7 +48,7 @@ def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
 
 def begins_of(documents: Int[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
     """Which tokens begin a document after another one."""
-    return _found(documents)[1] if torch.compiler.is_compiling() else getattr(runs_of(documents), BEGINS)
+    return _runs_and_begins(documents)[1] if torch.compiler.is_compiling() else getattr(runs_of(documents), BEGINS)
 
 
 def places_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
@@ -60,7 +60,7 @@ def places_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
     return order - torch.maximum(start, first)
 
 
-def _found(documents: Tensor) -> tuple[Tensor, Tensor]:
+def _runs_and_begins(documents: Tensor) -> tuple[Tensor, Tensor]:
     """The runs, and where they begin."""
     if documents.is_floating_point():
         raise UsageError("documents", "integers, one per token", kind_of(documents))
@@ -232,9 +232,9 @@ def streams_of(
 
     None: all one.
     """
-    for name, given in (("attention_mask", attention_mask), ("document_ids", document_ids)):
-        if given is not None and given.shape != (batch, keys):
-            raise UsageError(name, f"[{batch}, {keys}], one per token, cached ones included", list(given.shape))
+    for name, marks in (("attention_mask", attention_mask), ("document_ids", document_ids)):
+        if marks is not None and marks.shape != (batch, keys):
+            raise UsageError(name, f"[{batch}, {keys}], one per token, cached ones included", list(marks.shape))
     real = None if attention_mask is None else real_tokens(attention_mask)
     if document_ids is not None:
         require_numbers("document_ids", document_ids)

@@ -68,7 +68,7 @@ def parted(r: Request, encoding: Composed, q_positions: Positions, k_positions: 
 def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
     """Run all parts: the whole output, and the weights or logsumexp. Backward transforms each part again."""
 
-    def one(part: Part) -> tuple[Tensor, Tensor | None]:
+    def run_part(part: Part) -> tuple[Tensor, Tensor | None]:
         return run(part.transform(part.request) if part.transform else part.request)
 
     batch, rows = max(part.batch.stop for part in parts), max(part.rows.stop for part in parts)
@@ -76,12 +76,12 @@ def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | No
     out = r.q.new_zeros(batch, r.heads, rows, r.v.shape[3])
     second = None
     for part in parts:
-        own, own_second = recomputed(one, part)
-        out[part.batch, :, part.rows] = own
-        if own_second is not None:
+        of_part, second_of_part = recomputed(run_part, part)
+        out[part.batch, :, part.rows] = of_part
+        if second_of_part is not None:
             if second is None:
-                second = own_second.new_zeros(batch, r.heads, rows, *own_second.shape[3:])
-            second[part.batch, :, part.rows] = own_second
+                second = second_of_part.new_zeros(batch, r.heads, rows, *second_of_part.shape[3:])
+            second[part.batch, :, part.rows] = second_of_part
     return out, second
 
 
@@ -144,8 +144,8 @@ def _runs(
     lengths = encoding.length_at(*torch.broadcast_tensors(places, torch.as_tensor(last, device=places.device)))
     lengths = lengths if lengths.dim() == 2 else lengths[None]
     alike = bool((lengths == lengths[:1]).all())
-    for b, own in enumerate(lengths[:1] if alike else lengths):
-        values, counts = own.unique_consecutive(return_counts=True)
+    for b, row in enumerate(lengths[:1] if alike else lengths):
+        values, counts = row.unique_consecutive(return_counts=True)
         start = 0
         for length, count in zip(values.tolist(), counts.tolist(), strict=True):
             yield everything[0] if alike else slice(b, b + 1), slice(start, start + count), length

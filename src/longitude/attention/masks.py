@@ -631,20 +631,20 @@ def require_among(who: str, rows: int, keys: int) -> None:
         raise UsageError(who, f"queries among the {keys} keys", f"{rows} queries")
 
 
-def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
+def from_tensor(tensor: Tensor, batch: int, rows: int, keys: int) -> Mask:
     """Convert a mask tensor of F.scaled_dot_product_attention or transformers: bool, True if a query attends, or 0 and -inf.
 
-    given: [Lq, Lk], [B, Lq, Lk] or [B, 1, Lq, Lk]; a batch of 1 serves all rows. Numbers below a quarter of the dtype's lowest
+    tensor: [Lq, Lk], [B, Lq, Lk] or [B, 1, Lq, Lk]; a batch of 1 serves all rows. Numbers below a quarter of the dtype's lowest
     count as -inf, as transformers writes it. A causal tensor becomes Causal(), which needs a check of all pairs.
 
     Raises:
         ValueError: It has another shape, differs between heads, or adds numbers other than 0 and -inf.
     """
     shape = f"bool [{rows}, {keys}] or [{batch}, 1, {rows}, {keys}], for all heads"
-    seen = given[:, None] if given.dim() == 3 else given
-    fits = given.dim() in (2, 3, 4) and seen.shape[-2] == rows and seen.shape[-1] == keys
-    if not fits or given.dim() > 2 and (not one_or(seen.shape[0], batch) or seen.shape[1] != 1):
-        raise UsageError("mask", f"{shape}, or a mask such as lg.Causal()", kind_of(given))
+    seen = tensor[:, None] if tensor.dim() == 3 else tensor
+    fits = tensor.dim() in (2, 3, 4) and seen.shape[-2] == rows and seen.shape[-1] == keys
+    if not fits or tensor.dim() > 2 and (not one_or(seen.shape[0], batch) or seen.shape[1] != 1):
+        raise UsageError("mask", f"{shape}, or a mask such as lg.Causal()", kind_of(tensor))
     if seen.is_floating_point():
         hidden = seen <= torch.finfo(seen.dtype).min / 4
         other = numbers_of(~hidden & (seen != 0)).any()
@@ -654,12 +654,12 @@ def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
             raise UsageError(
                 "mask",
                 f"{shape}, or 0 and -inf",
-                f"{kind_of(given)} that adds other numbers to the scores",
+                f"{kind_of(tensor)} that adds other numbers to the scores",
                 "an encoding with lg.terms.PairBias adds a bias",
             )
         seen = ~hidden
     elif seen.dtype != torch.bool:
-        raise UsageError("mask", shape, kind_of(given))
+        raise UsageError("mask", shape, kind_of(tensor))
     pairs = Pairs(seen, keys - rows, 0)
     if torch.compiler.is_compiling():  # whether it is causal is not known
         return pairs

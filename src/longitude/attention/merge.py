@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from longitude.attention.masks import kind_of
 from longitude.errors import UsageError
 
 
@@ -54,32 +55,22 @@ def with_logit(lse: Float[Tensor, "B H Lq"], logit: Float[Tensor, ...]) -> Float
 
 
 def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
-    if not isinstance(outs, list | tuple) or not isinstance(lses, list | tuple) or not 0 < len(outs) == len(lses):
+    parts = (
+        [*zip(outs, lses, strict=False)] if isinstance(outs, list | tuple) and isinstance(lses, list | tuple) else []
+    )
+    kinds = {_kind(out, lse) for out, lse in parts}
+    if not parts or len(outs) != len(lses) or len(kinds) > 1 or None in kinds:
         raise UsageError(
             "merge_attention",
-            "a list of outputs and a list of as many logsumexps, one per part",
-            f"{_count(outs)} and {_count(lses)}",
+            "a list of floating-point outputs [B, H, Lq, Dv] and a list of as many logsumexps [B, H, Lq], all alike",
+            f"{list(map(kind_of, outs))} and {list(map(kind_of, lses))}" if parts else f"{outs!r} and {lses!r}",
         )
-    out, lse = outs[0], lses[0]
-    for n, (o, z) in enumerate(zip(outs, lses, strict=True)):
-        floats = all(isinstance(x, Tensor) and x.is_floating_point() for x in (o, z))
-        if not floats or o.dim() != 4 or z.shape != o.shape[:3]:
-            raise UsageError(
-                "merge_attention",
-                "floating-point tensors out [B, H, Lq, Dv] and lse [B, H, Lq]",
-                f"{_kind(o)} and {_kind(z)} as part {n}",
-            )
-        if (o.shape, o.dtype, o.device, z.dtype, z.device) != (out.shape, out.dtype, out.device, lse.dtype, out.device):
-            raise UsageError(
-                "merge_attention",
-                "parts of one shape, dtype and device",
-                f"{_kind(out)} with {_kind(lse)} as part 0 and {_kind(o)} with {_kind(z)} as part {n}",
-            )
 
 
-def _count(parts: object) -> str:
-    return str(len(parts)) if isinstance(parts, list | tuple) else repr(type(parts).__name__)
-
-
-def _kind(x: object) -> str:
-    return f"{x.dtype} {list(x.shape)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+def _kind(out: object, lse: object) -> tuple[object, ...] | None:
+    """What all parts have in common; None for tensors that are no part."""
+    if not all(isinstance(x, Tensor) and x.is_floating_point() for x in (out, lse)):
+        return None
+    assert isinstance(out, Tensor) and isinstance(lse, Tensor)
+    fits = out.dim() == 4 and lse.shape == out.shape[:3] and out.device == lse.device
+    return (out.shape, out.dtype, out.device, lse.dtype) if fits else None

@@ -249,11 +249,11 @@ class Mixer(Checked, FullPrecision):
                 )
 
 
-def require_alone(layer: nn.Module, mask: Mask, *given: Any) -> None:
-    """ValueError for arguments beside `inputs`, which nothing would read; given: None for each that was not passed."""
+def require_alone(layer: nn.Module, mask: Mask, *arguments: Any) -> None:
+    """ValueError for arguments beside `inputs`, which nothing would read; arguments: None for those not passed."""
     alone = type(mask) is Causal and mask.order is None
-    for each in given:
-        alone = alone and each is None
+    for argument in arguments:
+        alone = alone and argument is None
     if not alone:
         raise ValueError(
             f"{type(layer).__name__}: expected inputs, or arguments one by one, got both; put them into inputs by "

@@ -307,8 +307,8 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
         r = mixed(r)
     # `nan_where_attended` would do the same by more calls, in each layer of a decoding step.
     plain = len(r.pairs.beyond_band) == 0
-    found = _computed(backend, r) if plain else nan_where_attended(backend, r, partial(_computed, backend))
-    return found if r.finish is None else (r.finish(found[0]), found[1])
+    result = _computed(backend, r) if plain else nan_where_attended(backend, r, partial(_computed, backend))
+    return result if r.finish is None else (r.finish(result[0]), result[1])
 
 
 def _computed(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:

@@ -39,7 +39,7 @@ class AllowedPairs:
         parts = mask.parts()
         self.beyond_band = tuple([m for m in parts if not is_band(m)])
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
-        self.found: list[tuple[list[int], list[Span]]] | str | None = None
+        self.known_spans: list[tuple[list[int], list[Span]]] | str | None = None
         self.visible: Tensor | None = None  # keys per query, once they are counted
 
     def fit(self, mask: Mask, batch: int, rows: int, keys: int, q_order: int, k_order: int) -> bool:
@@ -54,10 +54,16 @@ class AllowedPairs:
             return "where padding and documents begin is not known while compiling"
         if not readable(*tensors_of(self.beyond_band)):
             return "where padding and documents begin is not known under torch.func.vmap"
-        if self.found is None:
+        if self.known_spans is None:
             queries, keys = range(self.q_order, self.q_order + self.rows), range(self.k_order, self.k_order + self.keys)
-            self.found = find_spans(self.beyond_band, self.batch, queries, keys, self.band)
-        return self.found
+            self.known_spans = find_spans(self.beyond_band, self.batch, queries, keys, self.band)
+        return self.known_spans
+
+
+def numbers_of_keys(masks: Sequence[Mask], stream: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Document or chunk numbers, and validity, of the tokens of a stream: a tensor for each mask that has them."""
+    ids = [m.ids if isinstance(m, Documents) else m.ids(stream) for m in masks if isinstance(m, Documents | Chunks)]
+    return ids, [m.valid for m in masks if isinstance(m, Padding)]
 
 
 # ---- spans: intervals of queries and keys between which padding and documents allow attention -------------------------------
@@ -78,10 +84,7 @@ def find_spans(
     masks: those that are more than a band; queries and keys: their orders in the stream; band: reach of the others.
     """
     stream = torch.arange(max(queries.stop, keys.stop))
-    documents = [
-        m.ids if isinstance(m, Documents) else m.ids(stream) for m in masks if isinstance(m, Documents | Chunks)
-    ]
-    valid = [m.valid for m in masks if isinstance(m, Padding)]
+    documents, valid = numbers_of_keys(masks, stream)
     if len(documents) + len(valid) < len(masks):
         return "the mask is more than causality, windows, chunks, padding and documents joined by &"
     alike = all(x.dim() == 1 or len(x) == 1 for x in (*documents, *valid))
@@ -163,12 +166,7 @@ def visible_keys(pairs: AllowedPairs, device: torch.device) -> Tensor:
     if pairs.visible is not None:
         return pairs.visible.to(device)
     stream = torch.arange(pairs.keys, device=device)
-    ids = [
-        m.ids if isinstance(m, Documents) else m.ids(stream)
-        for m in pairs.beyond_band
-        if isinstance(m, Documents | Chunks)
-    ]
-    valid = [m.valid for m in pairs.beyond_band if isinstance(m, Padding)]
+    ids, valid = numbers_of_keys(pairs.beyond_band, stream)
     ranges = len(ids) + len(valid) == len(pairs.beyond_band) and len(ids) < 2
     few = len(pairs.beyond_band) > 0 and not torch.compiler.is_compiling() and pairs.rows <= FEW
     queries = torch.arange(pairs.q_order, pairs.q_order + pairs.rows, device=device)

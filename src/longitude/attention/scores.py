@@ -24,6 +24,6 @@ def drift_level(r: Request) -> Tensor | None:
     level = None
     for term in r.terms:
         if isinstance(term, Drift):
-            own = per_query_head(r.scale * term.level if term.scaled else term.level, r.heads)
-            level = own if level is None else level + own
+            levels = per_query_head(r.scale * term.level if term.scaled else term.level, r.heads)
+            level = levels if level is None else level + levels
     return level

@@ -33,8 +33,8 @@ from longitude.positions.terms import require_shape
 def learned_of(encoding: Composed, terms: tuple[Term, ...]) -> list[Tensor]:
     """The encoding's parameters that require a gradient and may get one through terms that are added to scores."""
     # Member by member: torch.compile does not look into a module that the call has built, such as the Composed of a list.
-    own = {id(p): p for member in encoding.each for p in member.parameters() if p.requires_grad}
-    if not own:
+    parameters = {id(p): p for member in encoding.each for p in member.parameters() if p.requires_grad}
+    if not parameters:
         return []
     around: set[int] = set()
     for term in terms:
@@ -42,7 +42,7 @@ def learned_of(encoding: Composed, terms: tuple[Term, ...]) -> list[Tensor]:
             around |= {id(p) for p in (term.module.parameters() if term.module is not None else ())}
         elif isinstance(term, SinkLogits):
             around.add(id(term.logits))
-    return [p for key, p in own.items() if key not in around]
+    return [p for key, p in parameters.items() if key not in around]
 
 
 def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: Tensor) -> None:
@@ -119,10 +119,10 @@ def mixed(r: Request) -> Request:
         if not r.scale:
             raise UsageError("scale", "a number other than 0 with this encoding", r.scale)
         width, dim = term.mix.shape[3], r.q.shape[3]
-        own = replace(term, mix=None, keys=partial(_in_front, term.keys, r.scale, dim))
+        unmixed = replace(term, mix=None, keys=partial(_in_front, term.keys, r.scale, dim))
         others = [other.behind_zeros(width) for other in r.terms]
         q = torch.cat([per_query_head(term.mix, r.heads).to(r.q.dtype), r.q], -1)
-        return mixed(replace(r, q=q, k=F.pad(r.k, (width, 0)), terms=(*others[:n], own, *others[n + 1 :])))
+        return mixed(replace(r, q=q, k=F.pad(r.k, (width, 0)), terms=(*others[:n], unmixed, *others[n + 1 :])))
     return r
 
 

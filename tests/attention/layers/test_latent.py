@@ -155,12 +155,6 @@ def test_parts_by_hand(route):
     close(layer(x), convolved(layer.output_conv, layer.o_proj(out)))
 
 
-def test_the_scale_may_be_given():
-    x = tokens(2, 9)
-    close(make(scale=10**-0.5)(x), make()(x))
-    assert not torch.allclose(make(scale=0.5)(x), make()(x))
-
-
 def test_a_memory_is_attended_to():
     layer, x = make(), tokens(2, 20)
     close(layer(x[:, 8:], memory=x[:, :8]), layer(x)[:, 8:])
