@@ -36,7 +36,7 @@ help: ## this list
 	@echo '  TORCH="REQUIREMENT"             another torch build: a requirement, a wheel, with options of pip'
 
 # ---- the main job ----
-study: $(VENV)/study.stamp ## train short, test long, write the report (about four minutes)
+study: $(VENV)/study.stamp ## train short, test long, write the report (about five minutes)
 	$(BIN)/longitude study $(ARGS)
 
 checkpoint: $(VENV)/study.stamp ## a small Llama trained in five minutes, to try extend, measure and check on: models/llama; ARGS=--skills: one that answers questions

@@ -25,7 +25,7 @@ SECTIONS = {
     "api": ["api/*"],
     "reference": [
         "showing", "study-tasks", "measuring", "checking", "families", "extending",
-        "ecosystem", "models", "patterns", "scaling",
+        "ecosystem", "models", "patterns",
     ],
     "notebooks": ["examples/*"],
     "performance": [],

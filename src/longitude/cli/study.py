@@ -81,7 +81,7 @@ def study(
         config: What to study.
         workers: Models to train in parallel on this machine, each in a separate process; by default one per GPU, or as many
             as the cores allow with --threads each.
-        preset: Where the defaults of all options come from: quick (four minutes), classic (the protocol of ALiBi's paper),
+        preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper),
             everything (all encodings), or ladder-a, ladder-b, ladder-c and ladder-gpu (growing sizes). claims/NAME are the
             studies of docs/claims.md. Your own .toml file works as well, written like those in longitude/study/presets.
         out: Directory of the run; by default runs/study, or runs and the name of the task or preset. With --out, options that

@@ -30,7 +30,7 @@ FORMER = ("split_length",)
 class StudyConfig:
     """One study: the same small model with each encoding and seed, trained on the same tokens, measured at each length.
 
-    The defaults are those of --task text: about four minutes on two cores. `of_task` in study/tasks has those of other tasks.
+    The defaults are those of --task text: about five minutes on two cores. `of_task` in study/tasks has those of other tasks.
     The base of rope fits the training length: about as many pairs as in Llama 2 never complete a turn within it.
 
     Args:
