@@ -235,32 +235,36 @@ class Subject:
         sizes: Sequence[int],
         given: bool = False,
         start: int = 0,
+        cache: Any = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Logits [B, L, words] of tokens [B, L] with a cache, in chunks of these sizes.
 
         Args:
             tokens: [B, L].
             sizes: Tokens of each chunk.
-            given: attention_mask and position_ids are passed with each chunk.
+            given: attention_mask and position_ids are passed with each chunk, as generate() does.
             start: Where the position_ids begin.
+            cache: The cache, which may already store tokens; None: the one that the model makes.
+            mask: attention_mask [B, tokens in the cache + L]; None: of ones.
         """
         name = self.cache_name
         if name is None:
             raise DoesNotApply("its forward takes no cache, so tokens cannot be given to it in parts")
-        cache, done, out = None, 0, []
-        for size in sizes:
-            chunk = tokens[:, done : done + size]
-            options: dict[str, Any] = {}
+        held, out = 0 if cache is None else int(cache.get_seq_length()), []
+        mask = tokens.new_ones(len(tokens), held + tokens.shape[1]) if mask is None else mask
+        made = cache
+        for chunk in tokens.split([*sizes], 1):
+            seen, options = mask[:, : held + chunk.shape[1]], dict[str, Any]()
             if given:
-                mask = torch.ones_like(tokens[:, : done + size])
-                options = {"attention_mask": mask} if "attention_mask" in self.takes else {}
-                options |= {key: at[:, done:] + start for key, at in self.positions(mask).items()}
-            answer = self.model(input_ids=chunk, use_cache=True, **{name: cache}, **options)
+                options = {"attention_mask": seen} if "attention_mask" in self.takes else {}
+                options |= {key: at[:, held:] + start for key, at in self.positions(seen).items()}
+            answer = self.model(input_ids=chunk, use_cache=True, **{name: made}, **options)
             if not hasattr(answer, name):
                 raise DoesNotApply(f"its answers have no {name}, so tokens cannot be given to it in parts")
-            cache, done = getattr(answer, name), done + size
+            held, made = held + chunk.shape[1], getattr(answer, name) if cache is None else cache
             out.append(self.some(answer.logits))
-            if cache is None:
+            if made is None:
                 raise ValueError(f"use_cache=True gave no {name}")
         return torch.cat(out, 1)
 

@@ -48,23 +48,6 @@ class NotCroppable(RuntimeError):
     """Raised for a cache whose is_croppable is False, such as that of recurrent layers."""
 
 
-def through(subject: Subject, tokens: Tensor, sizes: list[int], cache: Any, mask: Tensor | None = None) -> Tensor:
-    """Logits [B, L, words] of tokens [B, L], in chunks of these sizes, with a cache that may already store tokens.
-
-    mask: [B, tokens in the cache + L]; mask and positions are passed with each chunk, as generate() does.
-    """
-    out, start = [], int(cache.get_seq_length())
-    mask = tokens.new_ones(len(tokens), start + tokens.shape[1]) if mask is None else mask
-    for chunk in tokens.split(sizes, 1):
-        end = start + chunk.shape[1]
-        options: dict[str, Any] = {"attention_mask": mask[:, :end]} if "attention_mask" in subject.takes else {}
-        options |= {key: at[:, start:] for key, at in subject.positions(mask[:, :end]).items()}
-        answer = subject.model(input_ids=chunk, use_cache=True, **subject.with_cache(cache), **options)
-        out.append(subject.some(answer.logits))
-        start = end
-    return torch.cat(out, 1)
-
-
 def require_cache(subject: Subject) -> None:
     """DoesNotApply for a model that does not accept and return a cache of transformers."""
     require_one_way(subject)
@@ -127,9 +110,9 @@ def classes(subject: Subject) -> Measurement:
 
     def errors_of(make: Callable[[], Any]) -> dict[str, Tensor]:
         cache = make()
-        errors = {"": subject.error(through(subject, tokens, sizes, cache), want)}
+        errors = {"": subject.error(subject.in_chunks(tokens, sizes, True, cache=cache), want)}
         cache.reset()
-        return errors | {" after reset()": subject.error(through(subject, tokens, sizes, cache), want)}
+        return errors | {" after reset()": subject.error(subject.in_chunks(tokens, sizes, True, cache=cache), want)}
 
     return of_kinds(
         subject,
@@ -164,12 +147,12 @@ def crop(subject: Subject) -> Measurement:
     def errors_of(make: Callable[[], Any]) -> dict[str, Tensor]:
         cache = make()
         cache.activate_past_recording()
-        through(subject, tokens[:, :half], [half], cache)
+        subject.in_chunks(tokens[:, :half], [half], True, cache=cache)
         if not cache.is_croppable:
             raise NotCroppable
-        through(subject, wrong, [1, WRONG - 1], cache)
+        subject.in_chunks(wrong, [1, WRONG - 1], True, cache=cache)
         cache.crop(-WRONG)
-        rest = through(subject, tokens[:, half:], [1, 1, length - half - 2], cache)
+        rest = subject.in_chunks(tokens[:, half:], [1, 1, length - half - 2], True, cache=cache)
         return {"": subject.error(torch.cat([want[:, :half], rest], 1), want)}
 
     return of_kinds(
@@ -307,9 +290,9 @@ def reorder(subject: Subject) -> Measurement:
 
     def errors_of(make: Callable[[], Any]) -> dict[str, Tensor]:
         cache = make()
-        through(subject, tokens[:, :half], [half], cache, mask)
+        subject.in_chunks(tokens[:, :half], [half], True, cache=cache, mask=mask)
         cache.reorder_cache(order)
-        rest = through(subject, moved[:, half:], [1, 1, length - half - 2], cache, mask[order])
+        rest = subject.in_chunks(moved[:, half:], [1, 1, length - half - 2], True, cache=cache, mask=mask[order])
         errors = [subject.error(rest[r : r + 1], want[r]) for r in range(len(ORDER))]
         return {"": torch.cat([errors[0].new_zeros(half), torch.stack(errors).amax(0)])}
 
