@@ -109,6 +109,7 @@ def test_layers_with_windows_and_rotations_of_their_own(saved):
     assert "slowed-full_attention" in [each.name for each in checkpoint.drawings(config)]
 
 
+@pytest.mark.slow
 def test_layers_without_rotation_and_temperatures(saved):
     """The rotation of Cohere 2 is within its windows; Llama 4's temperature is in its other layers, Ministral 3's in all."""
     path, config = saved(transformers.Cohere2Config(num_hidden_layers=8, sliding_window=512))

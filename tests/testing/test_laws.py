@@ -10,7 +10,6 @@ from longitude import testing
 from longitude.attention.mixer import MIXERS
 from longitude.errors import check_sizes
 from longitude.testing import LawBroken, mixers
-from longitude.testing.battery.models import language_model, require_documents_across_calls, require_refused_calls
 from tests.testing import broken_encodings as encoding, broken_mixers as mixer
 
 
@@ -246,17 +245,6 @@ def test_laws_of_encodings_at_all_lengths_under_all_masks(name: str) -> None:
 def test_laws_of_mixers_on_long_sequences(law: str, name: str) -> None:
     longer = {} if law in ("padding", "packed_documents") else {"lengths": (7, 63, 130)}
     mixers.laws()[law](MIXER_EXAMPLES[name], **longer).require(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("below", lg.list_mixers())
-def test_laws_of_models_in_every_pair(below: str) -> None:
-    """Each mixer under each: documents that continue across calls, and refused calls."""
-    for above in lg.list_mixers():
-        model = language_model(mixers.example(below), mixers.example(above))
-        require_documents_across_calls(f"{above} over {below}", model)
-        with torch.no_grad():
-            require_refused_calls(f"{above} over {below}", model)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi, T5Bias
-from longitude.positions.hugging_face import RopeConfig, not_understood
+from longitude.positions.hugging_face import not_understood
 from longitude.positions.layers import LayerPositions
 from longitude.report.table import plain
 from longitude.report.wording import brief
@@ -118,14 +118,15 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
             _of_rotation(rotation, getattr(config, "qk_nope_head_dim", None) is not None) for rotation in rotating
         ],
         "unrotated": sorted({layer for rotation in rotating for layer in unrotated(rotation.rope)}),
-        "temperature": [spec for rotation in rotating for spec in _temperatures(rotation.rope)],
+        "temperature": [
+            spec
+            for rotation in rotating
+            for spec in (rotation.rope.temperature, rotation.rope.unrotated_temperature)
+            if spec is not None
+        ],
         "unknown": unknown,
         "notes": [note for note in dict.fromkeys(notes) if not any(note in why for why in unknown.values())],
     }
-
-
-def _temperatures(rope: RopeConfig) -> list[Any]:
-    return [spec for spec in (rope.temperature, rope.unrotated_temperature) if spec is not None]
 
 
 def _understood(config: Any) -> tuple[Reading | None, str]:

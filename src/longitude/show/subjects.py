@@ -61,10 +61,12 @@ def subjects(
     Raises:
         ValueError: For an unknown name, and for options that do not fit it.
     """
+    from longitude.study.results import is_study
+
     options = {"clocks": clocks, "encoding": encoding, **sizes}
     for name in dict.fromkeys(names):
         path = Path(name).expanduser()
-        if path.is_dir() and _holds_study(path):
+        if path.is_dir() and is_study(path):
             _require_allowed(options, ["encoding"], f"the study {name}")
             yield from _of_study(path, encoding)
         elif name.partition(":")[0] not in {*ENCODINGS, *MIXERS} and (
@@ -83,12 +85,6 @@ def _require_allowed(options: Mapping[str, Any], allowed: Sequence[str], subject
     for option, value in options.items():
         if value not in (None, False, (), []) and option not in allowed:
             raise UsageError(f"--{option.replace('_', '-')}", NEEDED[option], subject, "leave it out")
-
-
-def _holds_study(path: Path) -> bool:
-    from longitude.study.results import is_study
-
-    return is_study(path)
 
 
 def _require_checkpoint(path: Path) -> None:
