@@ -63,12 +63,11 @@ def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
         if part in JOINED:
             names = ", ".join(entry["name"] for entry in facts[part])
             yield from wrap(names, min(WIDEST, columns), initial_indent="  ", subsequent_indent="  ")
-            yield ""
-            continue
-        for entry in facts[part]:
-            kind = f"{_kind(part, entry):<{KIND}}" if part in ("encodings", "mixers") else ""
-            line = f"  {entry['name']:<{NAME - 2}}{kind}{entry['is'].partition(': ')[0]}"
-            yield line if len(line) <= columns else line[: columns - 1].rstrip() + "…"  # plugins say what they like
+        else:
+            for entry in facts[part]:  # where it acts, or how its cache grows with the number of tokens N
+                kind = f"cache {entry['cache']}" if part == "mixers" else ", ".join(entry["acts"]) or "none"
+                line = f"  {entry['name']:<{NAME - 2}}{kind:<{KIND}}{entry['is'].partition(': ')[0]}"
+                yield line if len(line) <= columns else line[: columns - 1].rstrip() + "…"  # plugins say what they like
         yield ""
     for entry in facts["plugins"]:
         names = ", ".join(f"{kind} {name}" for name, kind in entry["registers"].items())
@@ -80,11 +79,6 @@ def _overview(facts: dict[str, Any], columns: int) -> Iterator[str]:
     yield f"{here['threads']} threads, CUDA {here['gpu'] or 'no'}, MPS {'yes' if here['mps'] else 'no'}"
     yield from wrap(here["loops"], columns)
     yield "options, properties and papers of one: longitude list NAME"
-
-
-def _kind(part: str, entry: dict[str, Any]) -> str:
-    """Ways an encoding acts, or the growth of a mixer's cache with the number of tokens N."""
-    return f"cache {entry['cache']}" if part == "mixers" else ", ".join(entry["acts"]) or "none"
 
 
 def _entry(entry: dict[str, Any], columns: int) -> Iterator[str]:

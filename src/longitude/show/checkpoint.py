@@ -19,6 +19,7 @@ from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi, T5Bias
+from longitude.positions.config_keys import WINDOWED
 from longitude.positions.hugging_face import not_understood
 from longitude.positions.layers import LayerPositions
 from longitude.report.table import plain
@@ -185,8 +186,9 @@ def kinds_of(config: Any) -> list[tuple[str, int | None]]:
     windows = [layer.window or layer.chunk for layer in positions_of(config)]
     windows = windows or [None] * (getattr(config, "num_hidden_layers", None) or 0)
     plain = "full_attention" if hasattr(config, "num_attention_heads") else "recurrence"
-    types = getattr(config, "layer_types", None) or ["sliding_attention" if window else plain for window in windows]
-    return list(zip(types, windows, strict=False))
+    types = getattr(config, "layer_types", None) or [WINDOWED[0] if window else plain for window in windows]
+    # Other types have keys beyond a window, such as compressed ones.
+    return [(kind, window if kind in WINDOWED else None) for kind, window in zip(types, windows, strict=False)]
 
 
 def layers_of(config: Any) -> dict[str, dict[str, Any]]:

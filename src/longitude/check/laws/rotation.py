@@ -166,18 +166,19 @@ def rotary_frequencies(subject: Subject) -> Measurement:
     require_tables(lengths[8])
     if (border := border_of(subject.config)) is not None:
         lengths |= around(subject, border)
-    worst, cause, wrong = 0.0, "", list[int]()
+    worst, causes, wrong = 0.0, dict[str, str](), list[int]()
     for length, tables in lengths.items():
-        for layer in read.keys() & tables.keys():
+        for layer in (layer for layer in read if layer in tables):
             try:
                 got, want = measured(tables, layer, read[layer], subject, length)
             except OtherWidth as other:
                 return Measurement(other.measured, FREQUENCIES, cause=str(other))
             off = difference(got, want, FREQUENCIES)
             if off.text:
-                cause = cause or f"{layer or 'the model'} does not rotate as its config declares: it {off.text}"
+                causes.setdefault(layer or "the model", f"does not rotate as its config declares: it {off.text}")
                 wrong.append(length)
             worst = max(worst, off.relative)
+    cause = "; ".join(f"{layer} {text}" for layer, text in causes.items())
     if border is not None and wrong:
         cause += (
             f" (in sequences of {', '.join(map(str, dict.fromkeys(wrong)))} tokens; the original length is {border})"
