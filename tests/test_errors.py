@@ -10,7 +10,6 @@ import longitude as lg
 from longitude import errors
 from longitude.cli import main
 from longitude.errors import FORMER, UsageError
-from longitude.labels import parse_label
 from tests.support import refused
 
 
@@ -54,11 +53,6 @@ def test_what_a_check_says(check, good, bad) -> None:
     assert "width" in caught.value.expected and "fine" not in caught.value.expected
 
 
-def test_a_choice_names_all() -> None:
-    with refused("small", "large"):
-        errors.check_choice("alibi", Size, width="big")
-
-
 def test_prose_is_refused_by_the_helper() -> None:
     with pytest.raises(AssertionError, match="prose"), refused("expected two slopes"):
         raise UsageError("alibi", "two slopes", 3)
@@ -80,10 +74,3 @@ def test_a_former_name_says_what_to_use(name, capsys):
     for build in (lg.mixer, lg.encoding):
         with pytest.raises(ValueError, match=re.escape(FORMER[name])):
             build(name)
-
-
-def test_a_former_mixer_in_a_model_says_what_to_use():
-    with pytest.raises(ValueError, match=re.escape(FORMER["nsa"])):
-        lg.LongitudeConfig(mixer="nsa")
-    with pytest.raises(ValueError, match=re.escape(FORMER["nsa"])):
-        parse_label("rope+nsa:block=8")

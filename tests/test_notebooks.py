@@ -9,8 +9,6 @@ import pytest
 
 from make_notebooks import EXAMPLES, cells_of, names
 
-"""A path of one machine; not of an address, nor the end of an element."""
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)

@@ -68,6 +68,3 @@ def test_actions_are_pinned_by_hash() -> None:
     assert len(uses) > 20 and all(re.match(r"[\w/-]+@[0-9a-f]{40} # v\d", each) for each in uses)
     updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
     assert {each["package-ecosystem"] for each in updates} == {"github-actions", "pip"}
-
-
-# ---- what is trusted -------------------------------------------------------------------------------------------------

@@ -90,12 +90,7 @@ def test_there_is_a_wheel_for_everyone():
         assert wheel.stat().st_size < 3 * 2**20, wheel.name
         files = zipfile.ZipFile(wheel).infolist()
         names = [file.filename for file in files]
-        assert {file.external_attr >> 16 & 0o777 for file in files} <= {
-            0o644,
-            0o755,
-            0o664,
-            0o775,
-        }  # readable by everybody
+        assert all(file.external_attr >> 16 & 0o444 == 0o444 for file in files)  # readable by everybody
         assert {f"longitude/{source}" for source in build.LIBRARIES} <= set(names)
         libraries = {name for name in names if name.endswith(".so")}
         if is_pure(wheel):
@@ -116,18 +111,9 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """An environment with nothing but a wheel, beside what it depends on; its PATH has no compiler."""
     wheel, folder = request.param, tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(folder / "bin/python"),
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-    ]
-    done = subprocess.run([*pip, str(wheel)], capture_output=True, text=True)
+    pip, install = "-m pip --python".split(), "install --quiet --no-deps --no-index".split()
+    command = [sys.executable, *pip, str(folder / "bin/python"), *install, str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True)
     if not is_pure(wheel) and machine_of(wheel) != platform.machine():
         assert done.returncode != 0 and "is not a supported wheel on this platform" in done.stderr
         pytest.skip(f"pip refuses it on {platform.machine()}, as it should")
