@@ -143,10 +143,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(module, name, None) or import_module(f"{module.__name__}.{name}")  # lg.scaling is a module
         globals()[name] = value  # the next access is an ordinary one
         return value
-    if name[:1].isupper():
-        registered = import_module("longitude.positions.base").ENCODINGS.values()
-        if kind := next((each for each in registered if isinstance(each, type) and each.__name__ == name), None):
-            return kind  # an encoding that a user registered
     raise import_module("longitude.errors").no_attribute(__name__, name)
 
 
