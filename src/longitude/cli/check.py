@@ -221,17 +221,17 @@ def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) 
     laws.columns[4].no_wrap = False
     reasons = []
     for result in results.values():
-        words = result.reason if result.status == "not applicable" else result.claim
-        words += f" ({result.reason})" if result.status == "passed" and result.reason else ""
+        reason = result.reason if result.status == "not applicable" else result.claim
+        reason += f" ({result.reason})" if result.status == "passed" and result.reason else ""
         status = Text(result.status, color[result.status])
-        laws.add_row(result.law, status, number(result.measured), number(result.threshold), Text(words))
+        laws.add_row(result.law, status, number(result.measured), number(result.threshold), Text(reason))
         if result.status in ("failed", "unknown"):
-            words = "unknown: " * (result.status == "unknown") + result.reason
-            words += f" [{result.whose}]" if result.whose else ""
-            reasons.append(Text.assemble((f"\n{result.law}: ", color[result.status]), words))
-    words = ", ".join(f"{n} {status}" for status, n in counted(results).items() if n or status != "unknown")
+            reason = "unknown: " * (result.status == "unknown") + result.reason
+            reason += f" [{result.whose}]" if result.whose else ""
+            reasons.append(Text.assemble((f"\n{result.law}: ", color[result.status]), reason))
+    counts = ", ".join(f"{n} {status}" for status, n in counted(results).items() if n or status != "unknown")
     how = ", ".join(f"{key} {value}" for key, value in protocol.items() if key != "kind" and value is not None)
-    display(laws, *reasons, f"\n{checked}, {len(results)} laws: {words}" + (f"  ({how})" if how else ""))
+    display(laws, *reasons, f"\n{checked}, {len(results)} laws: {counts}" + (f"  ({how})" if how else ""))
 
 
 def number(value: float | None) -> str:

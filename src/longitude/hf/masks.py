@@ -191,7 +191,7 @@ def parts_of(function: Callable[..., Any], places: Tensor) -> list[Mask]:
     held = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
     match name:
         case "and_masks":
-            return [part for one in held["mask_functions"] for part in parts_of(one, places)]
+            return [part for joined in held["mask_functions"] for part in parts_of(joined, places)]
         case "sliding_window_overlay":
             # A window of 0 is for layers that the model does not have (Qwen2-MoE without windows makes their mask anyway).
             return [Window(size) if (size := held["sliding_window"]) else Ago(1, 0)]

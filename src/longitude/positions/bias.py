@@ -139,12 +139,12 @@ class LinearBias(FixedBias):
         return bias.masked_fill(per_head(self.sides) * offset < 0, FORBIDDEN) if any(self.sides) else bias
 
 
-def _numbers(option: str, given: Sequence[float], heads: int) -> list[float]:
+def _numbers(option: str, values: Sequence[float], heads: int) -> list[float]:
     """One positive number per biased head."""
     try:
-        numbers = [float(m) for m in given]
+        numbers = [float(m) for m in values]
     except (TypeError, ValueError):
-        raise UsageError("ALiBi", f"{option} to be a name or a sequence of numbers", repr(given)) from None
+        raise UsageError("ALiBi", f"{option} to be a name or a sequence of numbers", repr(values)) from None
     if len(numbers) != heads:
         raise UsageError("ALiBi", f"{heads} numbers as {option}, one per biased head", len(numbers))
     check_positive("ALiBi", **{f"{option}[{h}]": m for h, m in enumerate(numbers)})

@@ -30,7 +30,7 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "relative": all,
     "learned": any,
     "causal_only": any,
-    "max_length": lambda bounds: min(given) if (given := [x for x in bounds if x is not None]) else None,
+    "max_length": lambda bounds: min(known) if (known := [x for x in bounds if x is not None]) else None,
     "axes": lambda axes: max([1, *axes]),  # compilers do not follow default=
     "shared": all,
     "stable_keys": all,
@@ -145,8 +145,8 @@ class Composed(Encoding):
 
     def embed(self, x: Tensor, positions: Tensor, places: Sequence[Tensor | None] = ()) -> Tensor:
         """Embed x with all members. places: positions of members that compute them from token ids, else None."""
-        for m, own in zip(self.each, places or [None] * len(self.each), strict=True):
-            x = m.embed(x, of_axes(m, positions) if own is None else own)
+        for m, places_of_m in zip(self.each, places or [None] * len(self.each), strict=True):
+            x = m.embed(x, of_axes(m, positions) if places_of_m is None else places_of_m)
         return x
 
     def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> tuple:
@@ -282,7 +282,7 @@ def by_name(label: str, num_heads: int, num_kv_heads: int, head_dim: int, device
     known = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     _load_encodings()
     built = [ENCODINGS[name](**resolved(name, {}, **known)) for name in label.split("+")]
-    if learned := next((one for one in built if any(True for _ in one.parameters())), None):
+    if learned := next((member for member in built if any(True for _ in member.parameters())), None):
         raise ValueError(
             f"encoding={label!r}: {type(learned).__name__} has parameters, which every call would initialize again; build it "
             "once with lg.encoding(...), train it, and pass it"

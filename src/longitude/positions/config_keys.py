@@ -69,7 +69,7 @@ KEYS = {
     for kind, (_, must, may) in ROPE_TYPES.items()
 }
 """The keys that a type has inside rope parameters."""
-ALL_KEYS = frozenset(key for each in KEYS.values() for key in each)
+ALL_KEYS = frozenset(key for keys in KEYS.values() for key in keys)
 ZERO_IS_NONE = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "alpha")
 """Keys for which transformers treats 0 as absent."""
 
@@ -87,7 +87,7 @@ def of_layers(parameters: Any) -> list[Mapping[str, Any]]:
 
 def rope_dicts(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """(schema, parameters) of each dict of rope parameters; one for each layer type."""
-    return [(name, one) for name in SCHEMAS for one in of_layers(config.get(name))]
+    return [(name, rope) for name in SCHEMAS for rope in of_layers(config.get(name))]
 
 
 def value_of(config: Mapping[str, Any], keys: Iterable[str]) -> Any:
@@ -100,7 +100,7 @@ def value_of(config: Mapping[str, Any], keys: Iterable[str]) -> Any:
 def names_any(config: Mapping[str, Any], keys: Iterable[str]) -> bool:
     """Whether a config has a value for one of these keys, at the top or among its rope parameters."""
     keys = [*keys]
-    return any(value_of(place, keys) is not None for place in (config, *(one for _, one in rope_dicts(config))))
+    return any(value_of(place, keys) is not None for place in (config, *(rope for _, rope in rope_dicts(config))))
 
 
 def not_understood(config: Mapping[str, Any], by_class: bool = False) -> Iterator[str]:
@@ -114,5 +114,5 @@ def not_understood(config: Mapping[str, Any], by_class: bool = False) -> Iterato
         plain = value is None or value is False or value in PLAIN  # False: switched off
         if ABOUT_POSITION.search(key) and not plain and key not in known:
             yield key
-    for name, one in rope_dicts(config):
-        yield from (f"{name}.{key}" for key, value in one.items() if value is not None and is_foreign(key))
+    for name, rope in rope_dicts(config):
+        yield from (f"{name}.{key}" for key, value in rope.items() if value is not None and is_foreign(key))

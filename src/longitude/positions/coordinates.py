@@ -61,7 +61,7 @@ def canonical(name: str, positions: Positions, batch: int, length: int, axes: in
     elif axes > 1 and shape in lines:
         positions = positions[..., None]
     # Only tuples of one length: comparing others reads their first numbers, which is a guard on L in an exported graph.
-    elif shape not in [each for each in ((length,), *lines, *grids) if len(each) == len(shape)]:
+    elif shape not in [allowed for allowed in ((length,), *lines, *grids) if len(allowed) == len(shape)]:
         with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
         raise UsageError(name, f"[{length}] or [{batch}, {length}]{with_axes}", list(shape))
     require_positions(positions, who=name)

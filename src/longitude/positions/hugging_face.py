@@ -145,7 +145,7 @@ def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
 def lost_type(config: Mapping[str, Any] | Any, error: BaseException) -> str | None:
     """Error text for a config that lacks a rope_type or the rope parameters of a layer type, if its class raised a KeyError."""
     keys, kind = as_mapping(config), error.args[0] if isinstance(error, KeyError) and error.args else ""
-    if kind is None and any(one.get("rope_type", "") is None for _, one in config_keys.rope_dicts(keys)):
+    if kind is None and any(rope.get("rope_type", "") is None for _, rope in config_keys.rope_dicts(keys)):
         return f"rope_type is null in {SCHEMAS[0]}: write 'default' where nothing is scaled"
     if kind in (keys.get(SCHEMAS[0]) or {}) or kind not in (keys.get("layer_types") or ()):
         return None
@@ -179,11 +179,11 @@ def read_ropes(
     outside = {"rope_theta": base, "partial_rotary_factor": share_of(config)}
 
     def read(parameters: Mapping[str, Any], config: Mapping[str, Any] = config, **outside: Any) -> RopeConfig:
-        given = {key: value for key, value in parameters.items() if value is not None}
-        if given.get("max_position_embeddings") == config.get("max_position_embeddings"):  # a copy
-            given.pop("max_position_embeddings", None)
-        given = {key: value for key, value in outside.items() if value is not None} | given
-        return rope_of(given, config, follow, max_length)
+        merged = {key: value for key, value in parameters.items() if value is not None}
+        if merged.get("max_position_embeddings") == config.get("max_position_embeddings"):  # a copy
+            merged.pop("max_position_embeddings", None)
+        merged = {key: value for key, value in outside.items() if value is not None} | merged
+        return rope_of(merged, config, follow, max_length)
 
     if typed := [layer for layer, value in parameters.items() if isinstance(value, Mapping)]:
         for layer, inner in parameters.items():
@@ -215,17 +215,19 @@ def ropes_by_layer(
     shares = config.get(SHARES_BY_LAYER) or [1.0] * len(bases)
     if not types or min(len(bases), len(shares)) < len(types):
         raise UsageError("rope_theta", "a number for each of the layer_types", f"{len(bases)} for {len(types)}")
-    found: dict[str, tuple[float, float]] = {}
+    rotations: dict[str, tuple[float, float]] = {}
     for kind, base, share in zip(types, bases, shares):
-        if found.setdefault(kind, (base, share)) != (base, share):
-            raise UsageError("rope_theta", f"one base and share for layers of {kind!r}", [found[kind], (base, share)])
+        if rotations.setdefault(kind, (base, share)) != (base, share):
+            raise UsageError(
+                "rope_theta", f"one base and share for layers of {kind!r}", [rotations[kind], (base, share)]
+            )
     scaled = config.get(SCALED) or ["full_attention"]
     return {
         kind: rope_of(
             {"rope_theta": base, "partial_rotary_factor": share} | (dict(scaling) if kind in scaled else {}),
             config, follow, max_length,
         )
-        for kind, (base, share) in found.items()
+        for kind, (base, share) in rotations.items()
     }  # fmt: skip
 
 
@@ -245,45 +247,45 @@ def names_rotation(config: Mapping[str, Any]) -> bool:
 
 
 def rope_of(
-    given: dict[str, Any], config: Mapping[str, Any], follow: Follow | None, max_length: int | None
+    keys_of_rope: dict[str, Any], config: Mapping[str, Any], follow: Follow | None, max_length: int | None
 ) -> RopeConfig:
     """One flat dict of rope parameters -> RopeConfig."""
-    old_key = given.pop("type", "default")
-    kind = given.pop("rope_type", old_key)
+    old_key = keys_of_rope.pop("type", "default")
+    kind = keys_of_rope.pop("rope_type", old_key)
     kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
         raise unknown("rope_type", kind, ROPE_TYPES, f"all: {', '.join(ROPE_TYPES)}.")
-    if "rope_theta" not in given:
+    if "rope_theta" not in keys_of_rope:
         slips = get_close_matches(BASES[0], config, n=1, cutoff=0.8)
         other = f"{slips[0]} is no such key" if slips else "A config of text and images has it in its text_config"
         raise UsageError("", "rope_theta, the base of the frequencies", "none", f"it is never assumed. {other}")
-    given = {key: value for key, value in given.items() if value != 0 or key not in ZERO_IS_NONE}
+    keys_of_rope = {key: value for key, value in keys_of_rope.items() if value != 0 or key not in ZERO_IS_NONE}
     _, needed, optional = ROPE_TYPES[kind]
     names = needed | optional
-    keys = [*names, *EXTRA.get(kind, ()), *COMMON, *(ORIGINAL_LENGTH if "llama_4_scaling_beta" in given else ())]
-    stretched = kind == "dynamic" and "alpha" in given  # HunYuan: its files keep keys of YaRN beside it
-    for key in given:
+    keys = [*names, *EXTRA.get(kind, ()), *COMMON, *(ORIGINAL_LENGTH if "llama_4_scaling_beta" in keys_of_rope else ())]
+    stretched = kind == "dynamic" and "alpha" in keys_of_rope  # HunYuan: its files keep keys of YaRN beside it
+    for key in keys_of_rope:
         if key not in keys and not is_foreign(key) and not (stretched and key in KEYS["yarn"]):
             raise unknown(f"key of rope_type {kind!r}", key, keys, f"its keys: {', '.join(keys)}.")
-    if missing := [key for key in needed if key not in given]:
-        raise UsageError(f"rope_type {kind!r}", ", ".join(missing), sorted(given))
-    share, proportional = given[SHARES[0]], kind == "proportional"
-    check_declared(f"rope_type {kind!r}", BOUNDS, given | {SHARE: share})
+    if missing := [key for key in needed if key not in keys_of_rope]:
+        raise UsageError(f"rope_type {kind!r}", ", ".join(missing), sorted(keys_of_rope))
+    share, proportional = keys_of_rope[SHARES[0]], kind == "proportional"
+    check_declared(f"rope_type {kind!r}", BOUNDS, keys_of_rope | {SHARE: share})
     if share == 0 and not proportional:
         raise UsageError(f"rope_type {kind!r}", f"{SHARE} above 0", share)
-    options = {names[key]: value for key, value in given.items() if key in names}
+    options = {names[key]: value for key, value in keys_of_rope.items() if key in names}
     if stretched:
-        scaling = NTK(given["alpha"])
+        scaling = NTK(keys_of_rope["alpha"])
     else:
-        scaling = scaling_of(kind, options | factor_of_phimoe(given), config, follow, max_length)
+        scaling = scaling_of(kind, options | factor_of_phimoe(keys_of_rope), config, follow, max_length)
     partial, proportion = (1.0, share) if proportional else (share, 1.0)
-    temperature = rotated_temperature(given)
-    return RopeConfig(given["rope_theta"], scaling, partial, proportion, *sections_of(given), temperature)
+    temperature = rotated_temperature(keys_of_rope)
+    return RopeConfig(keys_of_rope["rope_theta"], scaling, partial, proportion, *sections_of(keys_of_rope), temperature)
 
 
-def factor_of_phimoe(given: Mapping[str, Any]) -> dict[str, float]:
+def factor_of_phimoe(parameters: Mapping[str, Any]) -> dict[str, float]:
     """Attention factor of Phi-MoE, which its configs declare twice: for lengths up to L, and beyond."""
-    scales = [given[key] for key in EXTRA["longrope"] if key in given]
+    scales = [parameters[key] for key in EXTRA["longrope"] if key in parameters]
     if not scales:
         return {}
     if len(scales) != 2 or scales[0] != scales[1]:
@@ -294,9 +296,9 @@ def factor_of_phimoe(given: Mapping[str, Any]) -> dict[str, float]:
     return {"attention_factor": scales[0]}
 
 
-def sections_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, bool]:
+def sections_of(parameters: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, bool]:
     """(pairs per axis, whether they interleave) of flat rope parameters."""
-    sections, interleaved = given.get("mrope_section"), given.get("mrope_interleaved", False)
+    sections, interleaved = parameters.get("mrope_section"), parameters.get("mrope_interleaved", False)
     if not isinstance(interleaved, bool):
         raise UsageError("", "mrope_interleaved True or False", repr(interleaved))
     if sections is None:
@@ -344,13 +346,13 @@ def rotating_layers(config: Mapping[str, Any]) -> tuple[bool, ...] | None:
 
     As in transformers, no_rope_layers has 1 for a layer that rotates.
     """
-    layers, given = config.get("num_hidden_layers"), config.get("no_rope_layers")
-    if given:
-        if not isinstance(given, list | tuple) or any(one not in (0, 1) for one in given):
-            raise UsageError("no_rope_layers", "a list of 1 (the layer rotates) and 0", repr(given))
-        if layers is not None and len(given) < layers:
-            raise UsageError("no_rope_layers", f"one number for each of {layers} layers", len(given))
-        rotates = tuple(map(bool, given[:layers]))
+    layers, flags = config.get("num_hidden_layers"), config.get("no_rope_layers")
+    if flags:
+        if not isinstance(flags, list | tuple) or any(flag not in (0, 1) for flag in flags):
+            raise UsageError("no_rope_layers", "a list of 1 (the layer rotates) and 0", repr(flags))
+        if layers is not None and len(flags) < layers:
+            raise UsageError("no_rope_layers", f"one number for each of {layers} layers", len(flags))
+        rotates = tuple(map(bool, flags[:layers]))
     elif layers is not None and "no_rope_layer_interval" in config:
         check_sizes("rope", no_rope_layer_interval=config["no_rope_layer_interval"])
         rotates = tuple((layer + 1) % config["no_rope_layer_interval"] != 0 for layer in range(layers))
@@ -368,11 +370,11 @@ def unrotated_temperature(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"name": "llama4_temperature", **options}
 
 
-def rotated_temperature(given: Mapping[str, Any]) -> dict[str, Any] | None:
+def rotated_temperature(parameters: Mapping[str, Any]) -> dict[str, Any] | None:
     """Temperature {"name": name, **options} in the rope parameters of layers that rotate (Ministral 3), or None."""
-    if (beta := given.get("llama_4_scaling_beta")) is None:
+    if (beta := parameters.get("llama_4_scaling_beta")) is None:
         return None
-    if (length := given.get(ORIGINAL)) is None:
+    if (length := parameters.get(ORIGINAL)) is None:
         raise UsageError("llama_4_scaling_beta", f"{ORIGINAL} beside it among the rope parameters", "none")
     return {"name": "ministral3_temperature", "beta": beta, "original_max_length": length}
 
@@ -402,7 +404,10 @@ def to_hugging_face(
     if not isinstance(rope, RopeConfig):
         if style == "rope_scaling":
             raise UsageError("rope_scaling", "one RopeConfig", "one per layer type", "use 'rope_parameters'")
-        both = {layer: (None, {}) if one is None else entries(one, head_dim) for layer, one in rope.items()}
+        both = {
+            layer: (None, {}) if rope_of_layer is None else entries(rope_of_layer, head_dim)
+            for layer, rope_of_layer in rope.items()
+        }
         outside: dict[str, Any] = {}
         for layer, (_, more) in both.items():
             if clash := [key for key in more if outside.get(key, more[key]) != more[key]]:
@@ -472,7 +477,7 @@ def write_layers(rope: RopeConfig, inner: dict[str, Any], outside: dict[str, Any
             )
         inner["llama_4_scaling_beta"] = rope.temperature["beta"]
     if rope.rotates is not None:
-        outside["no_rope_layers"] = [int(one) for one in rope.rotates]
+        outside["no_rope_layers"] = [int(flag) for flag in rope.rotates]
     if rope.unrotated_temperature is not None:
         _require("llama4_temperature", rope.unrotated_temperature)
         options = {key: value for key, value in rope.unrotated_temperature.items() if key != "name"}

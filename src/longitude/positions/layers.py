@@ -79,7 +79,7 @@ def layers_of(
             of_layer.append(None if rope is None or (rope.rotates and not rope.rotates[layer]) else (rope, width))
     temperature = ropes.unrotated_temperature if isinstance(ropes, RopeConfig) else None
     windowed = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    found = []
+    layers = []
     for layer, rope in enumerate(of_layer):
         kind = None if types is None else types[layer]
         attends_all = kind == "full_attention" and config.get("model_type") not in WINDOWS_ON_FULL
@@ -88,8 +88,8 @@ def layers_of(
         attending = attends is None or attends[layer]
         unrotated = temperature if attending and temperature is not None else {"name": "nope"}
         encodings = [unrotated] if rope is None else _specs(*rope, layout)
-        found.append(LayerPositions(encodings, window, chunk, attending))
-    return found
+        layers.append(LayerPositions(encodings, window, chunk, attending))
+    return layers
 
 
 def _specs(rope: RopeConfig, head_dim: int, layout: Layout) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ class FullPrecision(nn.Module):
 
         def moved(x: Tensor) -> Tensor:
             out = fn(x)
-            if any(x is one for one in wide) and out.dtype != _wide(out.dtype):
+            if any(x is tensor for tensor in wide) and out.dtype != _wide(out.dtype):
                 return x.to(out.device, _wide(out.dtype))
             return out
 

@@ -33,16 +33,16 @@ class Places(AtInput):
         self.table = nn.Parameter(torch.empty(self.max_length, dim))
         self.reset_parameters()
 
-    def ids(self, option: str, given: Sequence[int]) -> tuple[int, ...]:
+    def ids(self, option: str, numbers: Sequence[int]) -> tuple[int, ...]:
         """The token ids of an option as a tuple; ValueError unless they are different ints of 0 or more."""
-        ids = (given,) if isinstance(given, int) else tuple(given)
+        ids = (numbers,) if isinstance(numbers, int) else tuple(numbers)
         if (
             not ids
             or len({*ids}) < len(ids)
             or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in ids)
         ):
             who = type(self).__name__
-            raise UsageError(who, f"{option} to be token ids, each 0 or more and named once", repr(given))
+            raise UsageError(who, f"{option} to be token ids, each 0 or more and named once", repr(numbers))
         return ids
 
     def reset_parameters(self) -> None:

@@ -60,10 +60,10 @@ class Remapped(Rotary):
         Returns:
             Offsets; NaN for keys in the future that have none.
         """
-        found = _exact(i - j) * torch.nan
+        offsets = _exact(i - j) * torch.nan
         for region in self.regions():
-            found = torch.where(region.holds(i, j), _exact(region.queries(i)) - region.keys(j), found)
-        return found
+            offsets = torch.where(region.holds(i, j), _exact(region.queries(i)) - region.keys(j), offsets)
+        return offsets
 
 
 def _same(positions: Tensor) -> Tensor:

@@ -85,11 +85,11 @@ class Rotary(Encoding):
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         self.scaling, self.proportion = from_dict(scaling), proportion
         self.learned_frequencies, self.alpha = learned_frequencies, None
-        found = self.frequencies()  # validates, too
-        self.softmax_factor = found.softmax_factor
+        frequencies = self.frequencies()  # validates, too
+        self.softmax_factor = frequencies.softmax_factor
         if learned_frequencies:
             self.learned, self.shared, self.learns_frequencies = True, False, True
-            self.alpha = nn.Parameter(torch.empty(len(found.inverse)))
+            self.alpha = nn.Parameter(torch.empty(len(frequencies.inverse)))
             self.reset_parameters()
         self.stable_keys = self.relative = self.length_at(0, 0) is None
 
@@ -110,15 +110,15 @@ class Rotary(Encoding):
         """Theta of each pair, and the two factors."""
         return self._as_learned(self._frequencies_of(self.rotary_dim, length, device))
 
-    def _as_learned(self, found: Frequencies) -> Frequencies:
+    def _as_learned(self, frequencies: Frequencies) -> Frequencies:
         if self.alpha is None:
-            return found
-        return found._replace(inverse=found.inverse * self.alpha.to(found.inverse).exp())
+            return frequencies
+        return frequencies._replace(inverse=frequencies.inverse * self.alpha.to(frequencies.inverse).exp())
 
     def _frequencies_of(self, dim: int, length: int | None, device: torch.device | None) -> Frequencies:
         """Frequencies of the rotary pairs of `dim` dimensions."""
-        given = self.head_dim, self.base, self.scaling, dim, length, self.proportion, device, self.registered_name
-        frequencies = rope_frequencies(*given)
+        arguments = self.head_dim, self.base, self.scaling, dim, length, self.proportion, device, self.registered_name
+        frequencies = rope_frequencies(*arguments)
         if self.angle_dtype == "float32" and self.scaling is None:  # with the roundings of most ports, on a CPU
             theta = 1.0 / self.base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
             frequencies = frequencies._replace(inverse=frequencies.inverse.sign() * theta.to(device))  # 0 stays 0
@@ -167,8 +167,8 @@ class Rotary(Encoding):
         return self.queries(k, prepared)
 
     def queries_and_keys(self, q: Tensor, k: Tensor, prepared: RotaryTable) -> tuple[Tensor, ...]:
-        own = type(self).queries is Rotary.queries and type(self).keys is Rotary.keys
-        if not own or q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
+        whole = type(self).queries is Rotary.queries and type(self).keys is Rotary.keys
+        if not whole or q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
             return self.queries(q, prepared), self.keys(k, prepared)
         return rotated((q, k), prepared, self.layout)
 
@@ -248,12 +248,12 @@ class AxialRotary(Rotary):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if (own := getattr(self, "theta", None)) is None:  # not set yet if `Rotary.__init__` calls this
+        if (theta := getattr(self, "theta", None)) is None:  # not set yet if `Rotary.__init__` calls this
             return
-        phi = self._frequencies_of(self.head_dim // self.axes, None, own.device).inverse.to(own)
-        turn = 2 * math.pi * torch.rand_like(own[0, :, :1])
+        phi = self._frequencies_of(self.head_dim // self.axes, None, theta.device).inverse.to(theta)
+        turn = 2 * math.pi * torch.rand_like(theta[0, :, :1])
         along, across = phi * turn.cos(), phi * turn.sin()
-        own.copy_(torch.stack([torch.cat([along, -across], -1), torch.cat([across, along], -1)]))
+        theta.copy_(torch.stack([torch.cat([along, -across], -1), torch.cat([across, along], -1)]))
 
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
         """Theta of each pair; with `mixed` those of both coordinates and each key head, [2, kv_heads, pairs]."""

@@ -229,11 +229,11 @@ def launched(device: torch.device, dtype: torch.dtype) -> Callable[..., tuple[Te
 @lru_cache
 def compiled(dtype: torch.dtype) -> Callable[..., None] | None:
     """rotate.c for numbers of this dtype; None if it cannot be compiled."""
-    found = load.library(Path(__file__).with_name("rotate.c"), "-ffp-contract=off", f"-D{KINDS[dtype]}")
-    if found is None:
+    library = load.library(Path(__file__).with_name("rotate.c"), "-ffp-contract=off", f"-D{KINDS[dtype]}")
+    if library is None:
         return None
-    found.rotate.restype = None
-    return found.rotate
+    library.rotate.restype = None
+    return library.rotate
 
 
 def rotate_in_one_pass(

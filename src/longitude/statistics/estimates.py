@@ -93,7 +93,7 @@ class Estimate(NamedTuple):
 
     def less(self, number: float) -> "Estimate":
         """The estimate minus an exact number, without a p-value."""
-        return self._each(lambda own: own - number)._replace(p=None)
+        return self._each(lambda value: value - number)._replace(p=None)
 
     def _each(self, change: Callable[[float], float]) -> "Estimate":
         """Apply a function to every number except the p-value."""

@@ -40,8 +40,8 @@ class Attention(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("backend 'fla' has no second derivatives; backend='transport' has them")
         wanted = [x for x in ctx.inputs if x is not None and x.requires_grad]
-        found = iter(torch.autograd.grad(ctx.out, wanted, grad))
-        return None, *(next(found) if x is not None and x.requires_grad else None for x in ctx.inputs)
+        gradients = iter(torch.autograd.grad(ctx.out, wanted, grad))
+        return None, *(next(gradients) if x is not None and x.requires_grad else None for x in ctx.inputs)
 
 
 def run(r: Request) -> Tensor:
@@ -80,7 +80,7 @@ def limits(r: Request) -> str | None:
         return "it needs as many queries as keys, so it supports no cache"
     spans = r.pairs.spans if r.beyond_band else []
     assert not isinstance(spans, str), spans
-    if any(span[:2] != span[2:] for _, own in spans for span in own):
+    if any(span[:2] != span[2:] for _, corners in spans for span in corners):
         return "it needs as many queries as keys, and padding after a document has queries only"
     if torch.are_deterministic_algorithms_enabled():
         return "its gradients are not deterministic, and torch.use_deterministic_algorithms is on"

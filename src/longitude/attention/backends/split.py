@@ -109,24 +109,24 @@ def with_globals(r: Request, joined: AnyOf) -> tuple[Tensor, Tensor | None]:
     tokens = [m for m in members(joined) if isinstance(m, Global)]
 
     # Global keys that are not near, in one softmax with those that are.
-    (found,) = torch.nonzero(of_all_rows(chosen(tokens, keys)), as_tuple=True)
-    if len(found):
-        order = keys[found]
+    (places,) = torch.nonzero(of_all_rows(chosen(tokens, keys)), as_tuple=True)
+    if len(places):
+        order = keys[places]
         seen = others.allowed(queries, order) & ~near.mask.allowed(queries, order)
         seen = seen & across(chosen(tokens, order)[..., None, :])
-        far, far_lse = run_region(picked(replace(r, lse=True), None, found, seen))
+        far, far_lse = run_region(picked(replace(r, lse=True), None, places, seen))
         assert far_lse is not None
         out, lse = merge_attention([out, far], [lse, far_lse])
 
     # Queries that are global themselves.
-    (found,) = torch.nonzero(of_all_rows(chosen(tokens, queries)), as_tuple=True)
-    if len(found):
-        order = queries[found]
-        full, full_lse = run_region(picked(r, found, None, others.allowed(order, keys)))
+    (places,) = torch.nonzero(of_all_rows(chosen(tokens, queries)), as_tuple=True)
+    if len(places):
+        order = queries[places]
+        full, full_lse = run_region(picked(r, places, None, others.allowed(order, keys)))
         theirs = across(chosen(tokens, order)[..., None])  # [n, 1] or [B, 1, n, 1]
-        out = out.index_copy(2, found, torch.where(theirs, full, out[:, :, found]))
+        out = out.index_copy(2, places, torch.where(theirs, full, out[:, :, places]))
         if full_lse is not None:
-            lse = lse.index_copy(2, found, torch.where(theirs[..., 0], full_lse, lse[:, :, found]))
+            lse = lse.index_copy(2, places, torch.where(theirs[..., 0], full_lse, lse[:, :, places]))
     return out, lse if r.lse else None
 
 
@@ -185,10 +185,10 @@ def with_prefix(r: Request, prefix: Prefix) -> Cut:
 
 def lengths(prefix: Prefix, batch: int) -> list[tuple[slice | list[int], int]]:
     """Rows of the batch with the same prefix, and its length."""
-    found = prefix.length.tolist() if isinstance(prefix.length, Tensor) else [prefix.length]
-    if len(set(found)) == 1:
-        return [(slice(None), found[0])]
-    return [([b for b in range(batch) if found[b] == length], length) for length in sorted(set(found))]
+    lengths = prefix.length.tolist() if isinstance(prefix.length, Tensor) else [prefix.length]
+    if len(set(lengths)) == 1:
+        return [(slice(None), lengths[0])]
+    return [([b for b in range(batch) if lengths[b] == length], length) for length in sorted(set(lengths))]
 
 
 # ---- Dilated: `step` interleaved streams, each with a plain window ---------------------------------------------------------
@@ -250,16 +250,16 @@ def of_steps(term: Term, rest: int, step: int, gap: int | None) -> Term:
 
 # ---- what it declares ------------------------------------------------------------------------------------------------------
 def split_limits(r: Request) -> str | None:
-    found = pattern(r)
-    if found is None:
+    shape = pattern(r)
+    if shape is None:
         return "the mask has no prefix, no dilated window and no global tokens joined to a local mask"
     if not readable(*tensors_of(r.beyond_band)):
         return "the tokens that the mask names are unknown while compiling and under torch.func.vmap"
-    if isinstance(found, AnyOf) and all(isinstance(m, Global) for m in members(found)):
+    if isinstance(shape, AnyOf) and all(isinstance(m, Global) for m in members(shape)):
         return "global tokens need a local mask joined to them by |"
-    if isinstance(found, Dilated):
+    if isinstance(shape, Dilated):
         for part in r.beyond_band:
-            if part is not found and not isinstance(part, Documents | Padding):
+            if part is not shape and not isinstance(part, Documents | Padding):
                 return "a dilated window may be joined by & with causality, windows, padding and documents only"
     return None
 
@@ -268,9 +268,9 @@ def split_memory(r: Request) -> int:
     """Bytes that a call needs: those of its largest region, and the scores of global keys."""
     if split_limits(r) is not None:
         return 0
-    region, found, far = largest(r), pattern(r), 0
-    if isinstance(found, AnyOf):
-        tokens = [m for m in members(found) if isinstance(m, Global)]
+    region, shape, far = largest(r), pattern(r), 0
+    if isinstance(shape, AnyOf):
+        tokens = [m for m in members(shape) if isinstance(m, Global)]
         far = int(of_all_rows(chosen(tokens, r.k_tokens())).sum()) * dense_bytes(r) // r.length
     return cheapest(region).memory(region) + far
 

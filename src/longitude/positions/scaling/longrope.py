@@ -65,12 +65,12 @@ class LongRoPE(Follows):
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):
-            given = getattr(self, name)
-            if not isinstance(given, list | tuple):
-                raise UsageError("longrope", f"{name} to be a list of numbers", repr(given))
+            factors = getattr(self, name)
+            if not isinstance(factors, list | tuple):
+                raise UsageError("longrope", f"{name} to be a list of numbers", repr(factors))
             # Published lists start at 0.998, so the paper's bound of 1 is not ours.
-            check_positive(self.name, **{f"{name}[{i}]": number for i, number in enumerate(given)})
-            object.__setattr__(self, name, tuple(given))
+            check_positive(self.name, **{f"{name}[{i}]": number for i, number in enumerate(factors)})
+            object.__setattr__(self, name, tuple(factors))
         if self.attention_factor is None and self.factor is None and self.max_length is None:
             raise UsageError("longrope", "factor, max_length or attention_factor, for cos and sin", "none")
         if self.attention_factor is None and self.original_max_length < 2:

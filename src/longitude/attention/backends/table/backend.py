@@ -62,8 +62,8 @@ def without_vectors(r: Request) -> bool:
 
 def formula(r: Request) -> Counted | NormalizedOffset | None:
     """Formula of a request with a single term: keys counted by gates, or offsets normalized by the query's position."""
-    own = [getattr(term, "of" if isinstance(term, RowBias) else "at", None) for term in r.terms]
-    return own[0] if len(own) == 1 and isinstance(own[0], Counted | NormalizedOffset) else None
+    functions = [getattr(term, "of" if isinstance(term, RowBias) else "at", None) for term in r.terms]
+    return functions[0] if len(functions) == 1 and isinstance(functions[0], Counted | NormalizedOffset) else None
 
 
 def single_pass(r: Request) -> tuple[Request, Tensor] | None:
@@ -73,12 +73,12 @@ def single_pass(r: Request) -> tuple[Request, Tensor] | None:
     """
     if len(r.beyond_band) == 0 or not without_vectors(r):
         return None
-    found = r.pairs.spans
-    assert not isinstance(found, str), found
+    spans = r.pairs.spans
+    assert not isinstance(spans, str), spans
     cuts = [
         (b, q_from - r.q_order, q_to - r.q_order, k_from - r.k_order, k_to - r.k_order)
-        for batch, own in found
-        for q_from, q_to, k_from, k_to in own
+        for batch, corners in spans
+        for q_from, q_to, k_from, k_to in corners
         for b in batch
     ]
     if not r.contiguous:
@@ -124,8 +124,8 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
         return at(of, offsets) if reach is None else at(of, offsets) - at(of, offsets.new_tensor([reach]))
 
     def at(of: Callable[[Tensor], Tensor], offsets: Tensor) -> Tensor:
-        found = of(offsets).to(wide)
-        return found if found.dim() == 3 else found[None]
+        values = of(offsets).to(wide)
+        return values if values.dim() == 3 else values[None]
 
     biases, keys, values = [], [], []
     for term in of_offsets:
@@ -147,13 +147,13 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
         level = level.double()
         added["q_level"] = level[:, :, r.q_order : r.q_order + r.rows]
         added["k_level"] = level[:, :, r.k_order : r.k_order + r.length]
-    if isinstance(own := formula(r), Counted):
-        added["logits"] = own.logits(r.q).to(wide)
-    elif own is not None:
+    if isinstance(function := formula(r), Counted):
+        added["logits"] = function.logits(r.q).to(wide)
+    elif function is not None:
         offsets, places = newest - torch.arange(diagonals), explicit(q_positions, r.rows, r.q.device)
-        biases.append(own.distances(offsets).to(wide).expand(r.heads, -1))
-        added["curves"] = own.curves().to(wide)
-        added["rates"] = (1 / own.scale_of(places)).to(wide).expand(len(r.q), -1)[:, None]
+        biases.append(function.distances(offsets).to(wide).expand(r.heads, -1))
+        added["curves"] = function.curves().to(wide)
+        added["rates"] = (1 / function.scale_of(places)).to(wide).expand(len(r.q), -1)[:, None]
     out, lse = toeplitz_attention(r.q, r.k, r.v, Terms(table=total(biases), **added), limits, r.scale)
     if reach is None:
         return out, lse
@@ -196,8 +196,8 @@ def table_memory(r: Request) -> int:
     """Copies of a head's keys and values for each thread; biases; vectors of near offsets; copies in float32."""
     batch, keys, heads, dim = r.q.shape[0], r.length, r.heads, max(r.q.shape[3], r.v.shape[3])
     numbers = torch.get_num_threads() * (5 * keys * dim + 4 * (r.rows + keys)) + 6 * heads * (r.rows + keys)
-    if isinstance(own := formula(r), Counted):  # logits and their gradients
-        numbers += 2 * batch * heads * r.rows * own.columns
+    if isinstance(function := formula(r), Counted):  # logits and their gradients
+        numbers += 2 * batch * heads * r.rows * function.columns
     for term in r.terms:
         if isinstance(term, OffsetVectors):
             numbers += 6 * heads * (keys if term.reach is None else min(keys, 256 + term.reach)) * dim

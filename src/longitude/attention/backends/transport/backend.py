@@ -46,8 +46,8 @@ def transported_scores(q: Tensor, k: Tensor, w: Tensor, b: Tensor, chunk: int = 
     """q_i . H_i ... H_(j+1) k_j -> [B, H, Lq, Lk], not scaled; zero for keys after the query."""
     q, k, w, b = to_first_query(q, k, w, b, chunk)
     scores = []
-    for rows, (_, keys, products, own, m) in zip(q.split(chunk, 2), walk(k, w, b, chunk), strict=True):
-        part = rows @ keys.mT - (rows @ own.mT).tril() @ m @ products.mT
+    for rows, (_, keys, products, directions, m) in zip(q.split(chunk, 2), walk(k, w, b, chunk), strict=True):
+        part = rows @ keys.mT - (rows @ directions.mT).tril() @ m @ products.mT
         scores.append(F.pad(part.tril(keys.shape[2] - rows.shape[2]), (0, k.shape[2] - keys.shape[2])))
     return torch.cat(scores, 2)
 
@@ -72,11 +72,13 @@ def walk(k: Tensor, w: Tensor, b: Tensor, chunk: int) -> Iterator[tuple[Tensor, 
     """
     first = k.shape[2] - w.shape[2]
     moved = k[:, :, :first]
-    for new, own, strength in zip(k[:, :, first:].split(chunk, 2), w.split(chunk, 2), b.split(chunk, 2), strict=True):
-        keys, m = torch.cat([moved, new], 2), chunk_product(own, strength)
-        products = (keys @ own.mT).triu(1 - moved.shape[2])
-        moved = keys - products @ m.mT @ own
-        yield moved, keys, products, own, m
+    for new, directions, strength in zip(
+        k[:, :, first:].split(chunk, 2), w.split(chunk, 2), b.split(chunk, 2), strict=True
+    ):
+        keys, m = torch.cat([moved, new], 2), chunk_product(directions, strength)
+        products = (keys @ directions.mT).triu(1 - moved.shape[2])
+        moved = keys - products @ m.mT @ directions
+        yield moved, keys, products, directions, m
 
 
 def to_first_query(q: Tensor, k: Tensor, w: Tensor, b: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -161,20 +163,20 @@ def of_chunks(chunk: int, q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> tuple[T
     m, of_keys = chunk_product(w, b), (k @ w.mT).triu(1)
     of_rows = (q @ w.mT).tril() @ m
     ahead = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
-    own = (q @ k.mT - of_rows @ of_keys.mT).masked_fill(ahead, -math.inf)
+    scores = (q @ k.mT - of_rows @ of_keys.mT).masked_fill(ahead, -math.inf)
     m_w = m.mT @ w
-    return (q - of_rows @ w).flatten(1, 2), own, (k - of_keys @ m_w).flatten(1, 2), m_w.mT @ w
+    return (q - of_rows @ w).flatten(1, 2), scores, (k - of_keys @ m_w).flatten(1, 2), m_w.mT @ w
 
 
 def by_formula(
-    cut: Cut, q: Tensor, own: Tensor, ends: Tensor, over: Tensor, past: Tensor, v: Tensor, level: Tensor | None
+    cut: Cut, q: Tensor, within: Tensor, ends: Tensor, over: Tensor, past: Tensor, v: Tensor, level: Tensor | None
 ) -> Tensor:
     """The output [N, L, Dv] of the chunks by operators that have derivatives of every order."""
     chunks_of_q, chunks_of_ends = split(q, cut.chunk), split(ends, cut.chunk)
 
     def attend(n: int) -> Tensor:
         before, begin = cut.reach(n)
-        rows, parts, stop = chunks_of_q[n], [own[:, n]], cut.first + (n + 1) * cut.chunk
+        rows, parts, stop = chunks_of_q[n], [within[:, n]], cut.first + (n + 1) * cut.chunk
         for m in before:
             parts.append(rows @ chunks_of_ends[m].mT)
             rows = rows - rows @ over[:, m]

@@ -101,17 +101,17 @@ def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
     lse.copy_(both)
 
 
-def first_scores(cut: Cut, own: Tensor, level: Tensor | None) -> Tensor:
+def first_scores(cut: Cut, within: Tensor, level: Tensor | None) -> Tensor:
     """Scores within the first blocks [N, n, C, C], with levels added and masks applied."""
-    scores, chunk = own.clone(), cut.chunk
+    scores, chunk = within.clone(), cut.chunk
     if level is not None:
         of_rows = level[:, cut.first :].unflatten(1, (-1, chunk))
         scores += (of_rows[..., None] - of_rows[:, :, None]).to(scores.dtype)
     if cut.high is not None and cut.high < chunk:
-        order = torch.arange(chunk, device=own.device)
+        order = torch.arange(chunk, device=within.device)
         scores.masked_fill_(order[:, None] - order > cut.high, -math.inf)
     if cut.visible < cut.padded:
-        order = torch.arange(cut.tokens, device=own.device).view(-1, 1, chunk)
+        order = torch.arange(cut.tokens, device=within.device).view(-1, 1, chunk)
         scores.masked_fill_((order >= cut.visible) & (order < cut.padded), -math.inf)
     return scores
 
@@ -124,9 +124,9 @@ class ByHalves(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cut: Cut, formula: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        q, own, ends, over, past, v, level = inputs
+        q, within, ends, over, past, v, level = inputs
         values = v[:, cut.first :]
-        scores = first_scores(cut, own, level)
+        scores = first_scores(cut, within, level)
         lse = scores.logsumexp(-1)
         weights = scores.sub_(lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp_()
         out, lse = (weights @ values.unflatten(1, (-1, cut.chunk))).flatten(1, 2), lse.flatten(1)
@@ -159,7 +159,7 @@ class ByHalves(torch.autograd.Function):
             again = ctx.formula(cut, *inputs)  # where nothing is carried, keys' ends and reflections are not used
             grads = iter(torch.autograd.grad(again, wanted, grad, create_graph=True, allow_unused=True))
             return None, None, *(next(grads) if x is not None and x.requires_grad else None for x in inputs)
-        q, own, ends, over, past, v, level = inputs
+        q, within, ends, over, past, v, level = inputs
         of_v, of_level = torch.zeros_like(v), None if level is None else torch.zeros_like(level)
         of_past = torch.zeros_like(past)
         values, of_values = v[:, cut.first :], of_v[:, cut.first :]
@@ -167,7 +167,7 @@ class ByHalves(torch.autograd.Function):
 
         # the first blocks
         blocks = lambda x: x.unflatten(1, (-1, cut.chunk))  # noqa: E731
-        weights = first_scores(cut, own, level)
+        weights = first_scores(cut, within, level)
         weights = weights.sub_(blocks(lse)[..., None]).exp_()
         of_values.copy_((weights.mT @ blocks(grad)).flatten(1, 2))
         delta = (grad * out).sum(-1)

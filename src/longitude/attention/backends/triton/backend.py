@@ -58,8 +58,8 @@ def inputs_of(r: Request) -> Inputs:
 
 def mixed(r: Request) -> OffsetVectors | None:
     """Profiles over offsets that queries mix, where nothing else is added."""
-    own = [term for term in r.terms if isinstance(term, OffsetVectors) and term.mix is not None]
-    return own[0] if len(r.terms) == 1 and own else None
+    vectors = [term for term in r.terms if isinstance(term, OffsetVectors) and term.mix is not None]
+    return vectors[0] if len(r.terms) == 1 and vectors else None
 
 
 def mix_of(r: Request) -> Tensor | None:
@@ -91,8 +91,8 @@ def offsets_of(r: Request) -> Tensor:
 
 def normalized(r: Request) -> NormalizedOffset | None:
     """FIRE's formula, where nothing else is added."""
-    own = [term.at for term in r.terms if isinstance(term, PairBias)]
-    return own[0] if len(r.terms) == 1 and own and isinstance(own[0], NormalizedOffset) else None
+    functions = [term.at for term in r.terms if isinstance(term, PairBias)]
+    return functions[0] if len(r.terms) == 1 and functions and isinstance(functions[0], NormalizedOffset) else None
 
 
 def attention(r: Request) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ def limits(r: Request) -> str | None:
     if any(isinstance(term, PairBias) for term in r.terms) and normalized(r) is None:
         return "it supports no bias of pairs but FIRE's, without another term"
     if any(isinstance(term, OffsetVectors) for term in r.terms):
-        if (own := mixed(r)) is None or own.reach is None or own.values is not None:
+        if (vectors := mixed(r)) is None or vectors.reach is None or vectors.values is not None:
             return "it supports no vectors of offsets but mixed profiles of limited reach, without another term"
         if (low := r.band[0]) is None or low < 0 or steady(r) is None or gap_of(r) != r.order_gap:
             return "mixed profiles need causality, and positions in the order of the tokens"
@@ -149,8 +149,8 @@ def of_chip(r: Request) -> str | None:
         need, got = (".".join(map(str, of)) for of in (OLDEST, capability))
         return f"it needs compute capability {need}, this GPU has {got}"
     kinds = {type(term) for term in r.terms}
-    own = normalized(r)
-    pieces = 0 if own is None else len(own.b1) + 1
+    function = normalized(r)
+    pieces = 0 if function is None else len(function.b1) + 1
     widths = r.q.shape[3], r.v.shape[3]
     added = OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0, cap_of(r) > 0, mixed(r) is not None
     return _not_compiled(device, r.q.dtype, *widths, *added)
@@ -192,10 +192,10 @@ def memory(r: Request) -> int:
     table = (r.heads + (launch.table_rows(r.q.device, r.heads) * r.heads if r.learned else 0)) * (r.rows + r.length)
     levels = 4 * r.q.shape[0] * r.heads * (r.rows + r.length)
     kinds = {type(term) for term in r.terms}
-    own = normalized(r)
-    curves = 0 if own is None else r.q.shape[0] * (r.heads + 1) * r.rows
-    if own is not None and r.learned:  # sums of each program, by piece and by query of a block
-        curves += launch.table_rows(r.q.device, r.heads) * r.heads * (len(own.b1) + 1) * 2 * 128
+    function = normalized(r)
+    curves = 0 if function is None else r.q.shape[0] * (r.heads + 1) * r.rows
+    if function is not None and r.learned:  # sums of each program, by piece and by query of a block
+        curves += launch.table_rows(r.q.device, r.heads) * r.heads * (len(function.b1) + 1) * 2 * 128
     profiles = mixed(r)
     mix = 0 if profiles is None else 4 * r.q.shape[0] * r.heads * r.rows * (profiles.reach or 0)
     return mix + 4 * (per_query + table * bool(kinds & {OffsetBias, PairBias}) + curves + levels * (Drift in kinds))
