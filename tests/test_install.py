@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from longitude import cli, errors
 from longitude.cli.shared import print_json
