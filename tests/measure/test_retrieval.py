@@ -17,7 +17,6 @@ from longitude.measure.retrieval.measurement import plan
 from longitude.measure.retrieval.prompts import DoesNotFit, Question, check, encode, fit
 from longitude.measure.retrieval.tasks import _word
 from tests.measure.conftest import byte_pairs
-from tests.measure.solving import solved
 from tests.support import refused
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -154,69 +153,6 @@ def test_frequent_words_are_clear_from_the_smallest_text():
         assert min(counts[word] for word in top) > max((counts[word] for word in counts if word not in top), default=0)
 
 
-# ---- lists of records: solved from the words of the prompt alone -----------------------------------------------------------
-RECORDS = ("key-value", "copy", "nth-request", "graph-parents", "graph-bfs", "label-count", "label-most-common")
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_the_answer_follows_from_the_prompt(name):
-    """Whatever the filler, seed and depth; scored 1 as it is written after the prompt, and below 1 with a letter changed."""
-    task = TASKS[name]
-    for trial, size in product(range(12), (0, 1, 7, 300)):
-        depth = (None, 0.0, 0.5, 1.0)[trial % 4] if task.depths else None
-        asked = question(name, length=(700, 9000)[trial % 2], depth=depth, trial=trial)
-        text = asked.text(max(size, asked.smallest))
-        assert solved(text) == {*asked.answers}
-        ends = "".join(asked.whole_answer.rpartition("]")[:2]) or asked.whole_answer
-        for after in ("", "\n", "\nUser: 7 [x] Label: none"):
-            assert task.score(ends + after, asked.answers) == 1
-        assert task.score(asked.begin + ends, asked.answers) == 1, "an answer of a server may repeat how it begins"
-        for i, letter in enumerate(ends):
-            if letter.isalnum():
-                changed = chr(ord(letter) ^ 1) if letter not in "9z" else "8"
-                assert task.score(ends[:i] + changed + ends[i + 1 :], asked.answers) < 1
-        assert task.score("", asked.answers) == task.score("none of them", asked.answers) == 0
-
-
-@pytest.mark.parametrize(
-    ("listed", "score"),
-    [
-        ("a, b]", 1), ("b, a, b]", 1), ("c. Final Answer: [b, a]", 1), ("a]", 2 / 3), ("a, b, c]", 0.8),
-        ("c, d]", 0), ("]", 0), ("a, b", 0),
-    ],
-)  # fmt: skip
-def test_nodes_are_scored_by_the_f1_of_sets(listed, score):
-    """GraphWalks: 2 precision recall / (precision + recall) of the listed set."""
-    output = re.sub(r"\b[a-d]\b", lambda each: each[0] * 10, listed)
-    assert TASKS["graph-bfs"].score(output, ("a" * 10, "b" * 10)) == pytest.approx(score)
-
-
-@pytest.mark.parametrize(
-    ("output", "right"),
-    [
-        (" Forward\nUser", True), ("The most common label is forward.", True), ("The label is: **forward**", True),
-        ("backward, as the label forward is rare", False), ("The most common label is backward, not forward", False),
-    ],
-)  # fmt: skip
-def test_a_sentence_names_a_label(output, right):
-    assert TASKS["label-most-common"].score(output, ("forward",)) == right
-
-
-@pytest.mark.parametrize("vocabulary", [64, 8])
-def test_only_the_whole_gram_tells_what_to_copy(vocabulary, monkeypatch):
-    """Each of its words stands elsewhere too, and all of them in order once, even where few words repeat everything else."""
-    monkeypatch.setattr("longitude.measure.retrieval.records.VOCABULARY", vocabulary)
-    for trial in range(3):
-        asked = question("copy", trial=trial)
-        text = asked.text(4000)
-        words = text.split("\n")[1].split()
-        gram = re.findall('right after "(.*?)"', asked.ask)[0].split()
-        assert all(words.count(word) > 20 for word in gram) and len({*words}) == vocabulary
-        assert solved(text) == {*asked.answers}
-        lengths = [len(asked.text(size).split("\n")[1].split()) for size in (0, 1, 50)]
-        assert lengths == [2 * len(gram), 2 * len(gram) + 1, 2 * len(gram) + 50]  # a word for each unit of filler
-
-
 # ---- fitted and never cut ----------------------------------------------------------------------------------------------
 def occurrences(name, asked, text) -> list[int]:
     """How often each answer stands in a prompt, after the solved example."""
@@ -237,15 +173,12 @@ def test_prompts_are_full_and_whole(name, tokenizer):
         except DoesNotFit:
             assert length < 3000 or name == "common-words" and length < 7100
             continue
-        largest = 90 if name == "key-value" else 0  # tokens of a pair: no part of one fits
-        assert min(0.9 * length, length - largest) <= prompt.tokens <= length
+        assert 0.9 * length <= prompt.tokens <= length
         assert prompt.tokens == len(prompt.ids) + prompt.new_tokens
         read = tokens.decode(prompt.ids, skip_special_tokens=True)
         assert read.endswith(prompt.question.ask) and all(read.count(needle) == 1 for needle in prompt.question.needles)
         found = occurrences(name, prompt.question, read)
-        if name in RECORDS:
-            assert solved(read) == {*prompt.question.answers}
-        elif name != "frequent-words":
+        if name != "frequent-words":
             assert found == expected.get(name, found[:1] * len(found))  # all equally often
         assert not name.startswith("needle") or set(found) == {1}
 
@@ -299,7 +232,7 @@ def test_questions_depend_on_the_seed_and_not_on_the_tokenizer():
         assert ids_and_answers() == first and ids_and_answers(tokens=TOKENIZERS["bytes"])[1] == first[1]
         others = (ids_and_answers(seed=1), ids_and_answers(trial=1), ids_and_answers(length=3999))
         for drawn in zip(first[1], *(each for _, each in others)):
-            assert len({*drawn}) == 4 or name == "label-count", "a count may come twice"
+            assert len({*drawn}) == 4
 
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.depths])
@@ -381,11 +314,6 @@ def test_new_tokens_are_the_published_ones_unless_the_answer_is_longer():
         "frequent-words": 50,
         "needle-city": 32,
         "needle-country": 32,
-        "key-value": 100,
-        "copy": 32,
-        "nth-request": 32,
-        "label-count": 16,
-        "label-most-common": 16,
     }
     assert {name: task.new_tokens for name, task in TASKS.items()} == dict.fromkeys(TASKS, 128) | published
     asked = Question(text=lambda size: "x" * size, ask="x", smallest=1, answers=("x",), whole_answer="z" * 77)

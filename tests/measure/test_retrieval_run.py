@@ -20,7 +20,6 @@ from longitude.measure.retrieval import TASKS, effective_length, run, scores_by_
 from longitude.measure.retrieval.measurement import answer, plan
 from longitude.measure.retrieval.tasks import LANDMARKS
 from tests.measure.conftest import build
-from tests.measure.solving import solved
 from tests.support import refused
 
 TOKENS = byte_tokenizer()
@@ -28,8 +27,6 @@ TOKENS = byte_tokenizer()
 
 def solve(text: str) -> list[str]:
     """The answer to a prompt of any task, read from nothing but the prompt; "unknown" for what is not there."""
-    if found := solved(text):
-        return [*sorted(found), "]"]
     if text.endswith("What is the pass key? The pass key is"):
         return re.findall(r"The pass key is (\d+)\. Remember it\.", text) or ["unknown"]
     if asked := re.search(r"Which character has been to ([^?]*)\? Only answer", text):

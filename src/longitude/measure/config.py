@@ -20,7 +20,6 @@ TARGETS = 256
 Task = Literal[
     "perplexity", "passkey", "needle-filler", "needle-single", "needle-multi-key", "needle-multi-value",
     "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
-    "key-value", "copy", "nth-request", "graph-parents", "graph-bfs", "label-count", "label-most-common",
 ]  # fmt: skip
 OF_PERPLEXITY = ("text", "documents", "tokens", "methods", "stride", "targets", "text_figure")
 """Options that only perplexity uses."""

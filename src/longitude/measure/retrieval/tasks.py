@@ -2,8 +2,8 @@
 
 Passkey: Mohtashami and Jaggi 2023, "Landmark Attention", the authors' llama/run_test.py. Needles without shared words: Modarressi
 et al. 2025, "NoLiMa". The others: Hsieh et al. 2024, "RULER", the authors' scripts/synthetic.yaml,
-scripts/data/synthetic/constants.py and one generator per task. Those over lists of records: records.py.
-docs/measuring.md lists where ours differ.
+scripts/data/synthetic/constants.py and one generator per task. docs/measuring.md lists where
+ours differ.
 """
 
 import re
@@ -16,7 +16,6 @@ from typing import Any
 
 from scipy.special import zeta
 
-from longitude.measure.retrieval import records
 from longitude.measure.retrieval.haystack import FILLER, Haystack, depths_of, word_list
 from longitude.measure.retrieval.prompts import Question
 
@@ -337,32 +336,4 @@ TASKS: dict[str, Task] = {task.name: task for task in (
     Task("variable-tracking", variables, 30, "RULER vt", "the five variables of one chain of assignments"),
     Task("common-words", common, 120, "RULER cwe", "the ten most common words of a list"),
     Task("frequent-words", frequent, 50, "RULER fwe", "the three most frequent words of a text of made-up words"),
-    Task(
-        "key-value", records.key_value, 100, "Liu et al. 2024", "the value of a key among pairs of UUIDs",
-        metric="accuracy", depths=True,
-    ),
-    Task(
-        "copy", records.copy, 32, "after Jelassi et al. 2024", "the four words that follow four others in a sequence of words",
-        metric="accuracy", depths=True,
-    ),
-    Task(
-        "nth-request", records.nth_request, 32, "after MRCR", "the answer to the first to fourth of the same requests",
-        score=first_number, metric="accuracy",
-    ),
-    Task(
-        "graph-parents", records.parents, 128, "after GraphWalks", "all nodes with an edge to a node of a graph",
-        score=records.list_f1, metric="F1",
-    ),
-    Task(
-        "graph-bfs", records.search, 128, "after GraphWalks", "all nodes two edges from a node of a graph",
-        score=records.list_f1, metric="F1",
-    ),
-    Task(
-        "label-count", records.label_count, 16, "after Oolong", "how many lines have a label",
-        score=first_number, metric="accuracy",
-    ),
-    Task(
-        "label-most-common", records.most_common_label, 16, "after Oolong", "the most common of four labels",
-        score=records.first_word, metric="accuracy",
-    ),
 )}  # fmt: skip
