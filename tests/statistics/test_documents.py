@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from longitude.measure import interval, paired_difference, paired_ratio
-from longitude.statistics.documents import document_difference
+from longitude.statistics.documents import document_difference, interval, paired_difference, paired_ratio
 from tests.support import refused_calls
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from longitude.measure import interval
 from longitude.report.wording import percent
 from longitude.statistics import proportions
+from longitude.statistics.documents import interval
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.statistics.seeds import t_interval
 from longitude.study.analysis import analyse

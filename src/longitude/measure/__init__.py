@@ -1,8 +1,8 @@
-"""Measurements of any causal Hugging Face model: rows with their protocol, and intervals over documents.
+"""Measurements of any causal Hugging Face model: rows with their protocol.
 
-`by_length` measures a model on documents; `load` reads a checkpoint; `Row` is one measurement; `interval`,
-`paired_difference` and `paired_ratio` put error bars on sums over documents. Names are loaded on first use, so that reading the
-options of `longitude measure` does not import torch.
+`by_length` measures a model on documents; `Row` is one measurement. Intervals are in `longitude.statistics`, and
+`longitude.checkpoints.load` reads a checkpoint. Names are loaded on first use, so that reading the options of
+`longitude measure` does not import torch.
 """
 
 from typing import TYPE_CHECKING
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from longitude import loaded_on_use
 from longitude.errors import require_extra
 
+require_extra("longitude.measure", "study")
+
 if TYPE_CHECKING:  # the same names for type checkers and editors
-    from longitude.checkpoints.load import load as load
     from longitude.measure import retrieval as retrieval
     from longitude.measure.rows import (
         Row as Row,
@@ -24,21 +25,12 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
         by_length as by_length,
         losses_by_length as losses_by_length,
     )
-    from longitude.statistics.documents import (
-        interval as interval,
-        paired_difference as paired_difference,
-        paired_ratio as paired_ratio,
-    )
-
-require_extra("longitude.measure", "study")
 
 __getattr__, __all__ = loaded_on_use(
     __name__,
     {
-        "checkpoints.load": "load",
         "measure.retrieval": "retrieval",
         "measure.rows": "Row read_rows to_frame write_rows",
         "measure.text": "DocumentLosses by_length losses_by_length",
-        "statistics.documents": "interval paired_difference paired_ratio",
     },
 )
