@@ -13,6 +13,7 @@ from claims.protocol import preset_name
 from claims.series import list_studies
 from claims.tables import false_discovery
 from longitude.report.figure import SLACK, Figure
+from longitude.report.table import markdown as as_markdown
 from longitude.report.wording import count, legible, paper, short_papers, with_base
 from longitude.statistics.comparisons import orders_kept
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, level
@@ -23,7 +24,7 @@ from longitude.study.criterion import Criterion
 from longitude.study.pictures.by_length import by_length
 from longitude.study.presets import about
 from longitude.study.results import Run
-from longitude.study.tables import as_markdown, p_words, training
+from longitude.study.tables import p_words, training
 
 LINES = 7
 """Maximum number of lines in a chart."""

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome, Statement
+from longitude.report.table import table as plain_table
 from longitude.statistics.seeds import benjamini_hochberg
-from longitude.study.report import STYLES, folding
+from longitude.study.criterion import VERDICTS
 
 COLORS = {CONFIRMED: "green", REFUTED: "red", UNDECIDED: "yellow", NOT_RUN: "dim"}
 """Terminal colors of verdicts."""
@@ -16,12 +17,12 @@ COLORS = {CONFIRMED: "green", REFUTED: "red", UNDECIDED: "yellow", NOT_RUN: "dim
 
 def table(judged: Sequence[Judged]) -> Table:
     """A line for each claim, and below it one for each of its statements."""
-    made = folding("claim", "", "number, 95% interval", "verdict", words=4)
+    made = plain_table("claim", "", "number, 95% interval", "verdict", words=4, fold=True)
     for each in judged:
         claim, verdict = each.claim, each.verdict
         made.add_row(str(claim.number), Text(claim.claimed, "bold"), "", Text(verdict, COLORS[verdict]))
         for statement, outcome, part in _lines(each):
-            words = Text(outcome.word, STYLES.get(outcome.verdict, "dim"))
+            words = Text(outcome.word, VERDICTS[outcome.verdict].color if outcome.verdict in VERDICTS else "dim")
             made.add_row(part, statement.words, outcome.number or outcome.remark, words)
     return made
 

@@ -1,8 +1,9 @@
-"""Tables as text: on the terminal, and in plain lines."""
+"""Tables as text: on the terminal, in plain lines, as Markdown and as LaTeX."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +15,13 @@ UNCUT = 200
 
 
 def table(
-    *columns: str, rows: Iterable[Sequence[Any]] = (), words: int = 1, title: str = "", caption: str = "", **more: Any
+    *columns: str,
+    rows: Iterable[Sequence[Any]] = (),
+    words: int = 1,
+    title: str = "",
+    caption: str = "",
+    fold: bool = False,
+    **more: Any,
 ) -> Table:
     """A table for the terminal: words to the left, numbers to the right.
 
@@ -24,6 +31,7 @@ def table(
         words: How many columns, from the left, have words; the others have numbers.
         title: Above it.
         caption: Below it.
+        fold: Break words if the terminal is too narrow, and draw a line below the heads.
         more: Further arguments of rich's Table.
     """
     made = Table(
@@ -33,10 +41,11 @@ def table(
         title_style="",
         caption_justify="left",
         caption_style="",
-        **{"box": None, "pad_edge": False, **more},
+        **{"box": SIMPLE_HEAD if fold else None, "pad_edge": False, **({"show_edge": False} if fold else {}), **more},
     )
     for place, head in enumerate(columns):
-        made.add_column(head, justify="left" if place < words else "right", no_wrap=True)
+        overflow = "fold" if fold else "ellipsis"
+        made.add_column(head, justify="left" if place < words else "right", no_wrap=not fold, overflow=overflow)
     for row in rows:
         made.add_row(*row)
     return made
@@ -48,6 +57,28 @@ def plain(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for first, *others in rows:
         cells = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))]
         yield "  ".join(cells).rstrip()
+
+
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "±": r"$\pm$",
+}  # fmt: skip
+"""Characters that are commands in LaTeX, or that not every font has."""
+
+
+def latex(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """A table as LaTeX, which needs the package booktabs; missing values are empty."""
+    known = str.maketrans(LATEX)
+    cells = ([("" if cell is None else str(cell)).translate(known) for cell in row] for row in [heads, *lines])
+    first, *others = (" & ".join(row) + r" \\" for row in cells)
+    begin = r"\begin{tabular}{@{}l" + "r" * (len(heads) - 1) + "@{}}"
+    return "\n".join([begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"])
+
+
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """A table as Markdown; missing values are empty."""
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join('' if cell is None else str(cell) for cell in row)} |" for row in rows)
 
 
 def _uncut(text: str, style: str) -> Text:

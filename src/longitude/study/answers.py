@@ -14,7 +14,7 @@ import numpy as np
 
 from longitude.statistics import proportions
 from longitude.statistics.documents import Interval
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, Sums, estimated
+from longitude.statistics.estimates import LOST, Estimate, Sums, estimated
 from longitude.statistics.seeds import t_interval
 from longitude.study.criterion import HOLDING, Cell, Column, Criterion, Finding
 from longitude.study.results import RULE
@@ -30,7 +30,6 @@ class AnswerCriterion(Criterion):
 
     things, metric, less_is_better = "examples", "mean", False
     scale, digits, sign = 100, 0, "%"
-    verdicts = {HOLDS: "solved", LOST: "not solved", UNCLEAR: "unclear"}
 
     def finding(self, label: str, length: int, method: str) -> Finding:
         sums = self.sums(label, length, method)

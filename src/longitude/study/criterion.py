@@ -8,13 +8,42 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from longitude.report.wording import count, far, named
 from longitude.statistics.comparisons import Comparison, compared
-from longitude.statistics.estimates import HOLDS, LOST, Estimate, Sums
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, Sums
 from longitude.study.results import Run
 
 LISTED = 8
 """Maximum number of labels named in a line; of more labels only the number is printed."""
 LOSS, CONTEXT, HOLDING = "loss", "context", "holding"
 """Names of the criteria for an encoding."""
+
+
+class Verdict(NamedTuple):
+    """How readers see a verdict of `longitude.statistics.estimates`.
+
+    Attributes:
+        losses: Word for a loss at a longer length, against that at the training length.
+        answers: Word for a length of a task with right or wrong answers.
+        learned: Word for what was learned at the training length.
+        ceiling: Word for a label, against itself trained at the tested length.
+        css: Class on the page.
+        color: Color on the terminal.
+    """
+
+    losses: str
+    answers: str
+    learned: str
+    ceiling: str
+    css: str
+    color: str
+
+
+VERDICTS: dict[str, Verdict] = {
+    HOLDS: Verdict("holds", "solved", "enough", "above", "holds", "green"),
+    LOST: Verdict("rises", "not solved", "too little", "below", "lost", "red"),
+    WEAK: Verdict("unclear", "unclear", "unclear", WEAK, "unclear", "yellow"),
+    UNCLEAR: Verdict("unclear", "unclear", UNCLEAR, UNCLEAR, "unclear", "yellow"),
+}
+"""The one table of words and colors: terminal, page, charts and tables read it."""
 
 
 class Finding(NamedTuple):
@@ -110,7 +139,6 @@ class Criterion(ABC):
         scale: Factor of a value for display.
         digits: Decimal digits of a displayed value.
         sign: Suffix of a displayed value.
-        verdicts: Verdict -> its word for readers.
     """
 
     things: str
@@ -119,7 +147,6 @@ class Criterion(ABC):
     scale: ClassVar[float] = 1
     digits: ClassVar[int] = 2
     sign: ClassVar[str] = ""
-    verdicts: ClassVar[dict[str, str]]
 
     def __init__(self, run: Run):
         self.run, self.task = run, run.task
@@ -128,6 +155,10 @@ class Criterion(ABC):
     def called(self, label: str) -> str:
         """A label in a sentence."""
         return self.names.get(label, named(label))
+
+    def word(self, verdict: str | None) -> str:
+        """A verdict for readers; empty if there is none."""
+        return getattr(VERDICTS[verdict], self.task.kind) if verdict else ""
 
     def with_names(self, names: dict[str, str]) -> Self:
         """A copy with other names for labels, which keeps everything computed already."""
@@ -188,11 +219,11 @@ class Criterion(ABC):
         Args:
             last: Findings at that length of labels with a value, the best first.
         """
-        groups: dict[str, list[str]] = {word: [] for word in self.verdicts.values()}
+        groups: dict[str, list[str]] = {self.word(verdict): [] for verdict in VERDICTS}
         for each in last:
             if each.verdict:
                 little = " *" * self.learned_too_little(each.label)
-                groups[self.verdicts[each.verdict]].append(self.called(each.label) + little)
+                groups[self.word(each.verdict)].append(self.called(each.label) + little)
         listed = len(last) <= LISTED
         parts = [f"at {last[0].length} {self.task.unit}, {far(last[0].length, self.run.train_length)}"]
         parts += [f"{word}: {', '.join(each) if listed else len(each)}" for word, each in groups.items() if each]
@@ -280,7 +311,7 @@ class Criterion(ABC):
 
     def verdict_cell(self, lines: Sequence[Finding]) -> Cell:
         """The verdict at the longest length."""
-        text = self.verdicts.get(lines[-1].verdict or "", "")
+        text = self.word(lines[-1].verdict)
         return Cell(text, "learned too little" * (text != "" and self.learned_too_little(lines[-1].label)), text)
 
     @abstractmethod

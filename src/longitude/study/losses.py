@@ -24,9 +24,6 @@ LOSS_MARGIN = 0.20
 """An encoding has learned enough if its loss at the training length is at most 20% above the best: an order of n-grams."""
 GAIN = 0.05
 """Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
-LEARNED = {HOLDS: "enough", LOST: "too little", UNCLEAR: UNCLEAR}
-"""How loss and context are judged, in words."""
-
 FLOOR = "n-grams"
 """The check of a loss against counts of n-grams, beside `LOSS` and `CONTEXT`."""
 
@@ -63,7 +60,6 @@ class LossCriterion(Criterion):
     """
 
     things, metric = "documents", "bits_per_byte"
-    verdicts = {HOLDS: "holds", LOST: "rises", WEAK: "unclear", UNCLEAR: "unclear"}
 
     def __init__(self, run: Run):
         super().__init__(run)

@@ -4,10 +4,10 @@ from itertools import pairwise, product
 from typing import NamedTuple
 
 from longitude.statistics.comparisons import SIGNIFICANT, orders_kept
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, level, unpaired
+from longitude.statistics.estimates import UNCLEAR, WEAK, Estimate, level, unpaired
 from longitude.statistics.seeds import holm
 from longitude.study.analysis import CRITERIA
-from longitude.study.criterion import Criterion
+from longitude.study.criterion import VERDICTS, Criterion
 from longitude.study.results import Run
 
 
@@ -37,10 +37,9 @@ class Ceiling(NamedTuple):
     @property
     def verdict(self) -> str:
         """Whether the label is worse than its ceiling; seeds decide, as between two labels."""
-        if not self.learned:
-            return WEAK
         decided = self.gap.over == "seeds and documents" and self.p is not None and self.p < SIGNIFICANT
-        return {HOLDS: "above", LOST: "below"}.get(self.gap.above(0), UNCLEAR) if decided else UNCLEAR
+        verdict = self.gap.above(0) if decided else UNCLEAR
+        return VERDICTS[verdict if self.learned else WEAK].ceiling
 
 
 def ceilings(run: Run) -> list[Ceiling]:

@@ -7,26 +7,26 @@ import inspect
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from longitude.labels import parse_label
 from longitude.report.figure import DARK, color_of, dash_of, save_figures
 from longitude.report.page import write_page
-from longitude.report.table import UNCUT, table as empty_table
+from longitude.report.table import UNCUT, table as plain_table
 from longitude.report.wording import by_layer, legible, named, papers, percent, with_base
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
+from longitude.statistics.estimates import Estimate
 from longitude.study.analysis import Analysis, conclude, notes, ranked, state
 from longitude.study.answers import SOLVED
 from longitude.study.config import option
-from longitude.study.losses import GAIN, LEARNED, LOSS_MARGIN, TOLERANCE, LossCriterion
+from longitude.study.criterion import VERDICTS
+from longitude.study.losses import GAIN, LOSS_MARGIN, TOLERANCE, LossCriterion
 from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
@@ -42,11 +42,6 @@ from longitude.study.tables import (
     with_ends,
 )
 from longitude.study.tasks.base import of_task
-
-KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
-"""CSS classes of verdicts."""
-STYLES: dict[str | None, str] = {HOLDS: "green", WEAK: "yellow", LOST: "red", UNCLEAR: "yellow", None: ""}
-"""Terminal colors of verdicts."""
 
 
 def write_report(analysis: Analysis) -> Path:
@@ -88,8 +83,7 @@ def write_report(analysis: Analysis) -> Path:
         left_out=[trial for trial in run.trials if trial.status == "done" and trial.reason],
         protocol=_protocol(run),
         command=_command(run),
-        kinds=KINDS,
-        learned_words=LEARNED,
+        verdicts=VERDICTS,
         tolerance=f"{TOLERANCE:.0%}",
         loss_margin=f"{LOSS_MARGIN:.0%}",
         gain=GAIN,
@@ -129,9 +123,11 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
     for label, row in zip(labels, rows(halves), strict=True):
         verdicts = [each.verdict for each in analysis.of(label)]
         styles = [None, *verdicts, *verdicts[-1:] * len(columns)]
-        lines.append([Text(cell, STYLES[style]) for cell, style in zip(row, styles, strict=True)])
+        lines.append(
+            [Text(cell, VERDICTS[verdict].color if verdict else "") for cell, verdict in zip(row, styles, strict=True)]
+        )
     lines += [[Text(words, "dim") for words in line] for line in floor_lines(run)]
-    made = folding(*heads, lines=lines, title=title, padding=(0, gap - 1 if halves else 1, 0, 0))
+    made = plain_table(*heads, rows=lines, title=title, fold=True, padding=(0, gap - 1 if halves else 1, 0, 0))
     made.columns[0].min_width = min(16, max(map(len, labels)))
     return made
 
@@ -184,17 +180,10 @@ def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
 
 def part_tables(analysis: Analysis) -> list[Table]:
     """Tables of ceilings and sizes, if a study has several training lengths or sizes."""
-    return [folding(*heads, lines=lines, title=f"\n{title}") for title, heads, lines in tables_of_parts(analysis.run)]
-
-
-def folding(*heads: str, lines: Iterable[Sequence[str | Text]] = (), **more: Any) -> Table:
-    """A table that breaks words if the terminal is too narrow."""
-    made = empty_table(*heads, **{"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False, **more})
-    for column in made.columns:
-        column.no_wrap, column.overflow = False, "fold"
-    for line in lines:
-        made.add_row(*line)
-    return made
+    return [
+        plain_table(*heads, rows=lines, title=f"\n{title}", fold=True)
+        for title, heads, lines in tables_of_parts(analysis.run)
+    ]
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -202,7 +191,7 @@ def _table(analysis: Analysis, method: str) -> dict[str, Any]:
     """The table below a figure, and its numbers as CSV."""
     frame = findings(analysis, method).dropna(axis="columns", how="all")
     if "verdict" in frame:  # in the words of the page: `longitude report --csv` has the same for every task
-        frame["verdict"] = frame["verdict"].map(analysis.criterion.verdicts.get)
+        frame["verdict"] = frame["verdict"].map(analysis.criterion.word)
     rows = [analysis.of(each.label, method) for each in ranked(analysis, method)]
     return {"method": method, "rows": rows, "csv": csv(frame)}
 

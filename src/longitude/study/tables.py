@@ -1,17 +1,17 @@
 """The tables of a study as CSV, Markdown and LaTeX, for papers and spreadsheets."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
 from longitude.measure.rows import TRAINING
+from longitude.report import table
 from longitude.report.wording import count
 from longitude.statistics.comparisons import Comparison
 from longitude.statistics.estimates import level
 from longitude.study.analysis import CRITERIA, Analysis, analyse, conclude, ranked
-from longitude.study.criterion import CONTEXT, LOSS, Criterion, Effective, Finding
-from longitude.study.losses import LEARNED
+from longitude.study.criterion import CONTEXT, LOSS, VERDICTS, Criterion, Effective, Finding
 from longitude.study.parts import agreement, by_size, ceilings
 from longitude.study.results import RULE, Run, ngrams_named
 
@@ -44,7 +44,7 @@ def findings(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
         return pd.DataFrame()
     frame = pd.DataFrame(every, columns=pd.Index(Finding._fields), dtype=object)
     for name in (LOSS, CONTEXT):
-        frame[name] = frame[name].map(LEARNED.get).astype(object)
+        frame[name] = frame[name].map(lambda verdict: VERDICTS[verdict].learned, na_action="ignore").astype(object)
     effective = {(each.method, each.label): analysis.effective(each.label, each.method) for each in every}
     for name in Effective._fields:
         of_row = [getattr(effective[each.method, each.label], name) for each in every]
@@ -75,17 +75,17 @@ def every_comparison(analysis: Analysis) -> pd.DataFrame:
 def latex(analysis: Analysis) -> str:
     """The content of `markdown` as LaTeX tables, which need the package booktabs; the three lines are comments."""
     lines = [f"% {head}: {words}." for head, words in conclude(analysis).lines.items()]
-    parts = [f"% {title}.\n{as_latex(heads, cells)}" for title, heads, cells in tables_of_parts(analysis.run)]
-    return "\n\n".join(["\n".join(lines), *(as_latex(*table) for table in _tables(analysis)), *parts]) + "\n"
+    parts = [f"% {title}.\n{table.latex(heads, cells)}" for title, heads, cells in tables_of_parts(analysis.run)]
+    return "\n\n".join(["\n".join(lines), *(table.latex(*lines) for lines in _tables(analysis)), *parts]) + "\n"
 
 
 def markdown(analysis: Analysis) -> str:
     """The three lines, the values by length, facts about training, and comparisons at the longest length, as Markdown."""
     conclusion = "\n".join(f"* **{head}**: {words}." for head, words in conclude(analysis).lines.items())
-    values, *others = (as_markdown(*table) for table in _tables(analysis))
+    values, *others = (table.markdown(*lines) for lines in _tables(analysis))
     if analysis.compared(analysis.run.lengths[-1]):
         others.insert(-1, f"At {analysis.run.lengths[-1]} {analysis.run.task.unit}:")
-    parts = [f"{title}:\n\n{as_markdown(heads, lines)}" for title, heads, lines in tables_of_parts(analysis.run)]
+    parts = [f"{title}:\n\n{table.markdown(heads, lines)}" for title, heads, lines in tables_of_parts(analysis.run)]
     return "\n\n".join([conclusion, values, *others, *parts]) + "\n"
 
 
@@ -156,28 +156,6 @@ def with_ends(value: str, ends: str) -> str:
 def number(value: float | None) -> str | None:
     """A number in a table, such as 1,024 or 0.004 or 3.1e+07."""
     return None if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
-
-
-LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "±": r"$\pm$",
-}  # fmt: skip
-"""Characters that are commands in LaTeX, or that not every font has."""
-
-
-def as_latex(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """A table as LaTeX; missing values are empty."""
-    known = str.maketrans(LATEX)
-    cells = ([("" if each is None else str(each)).translate(known) for each in row] for row in [heads, *lines])
-    first, *others = (" & ".join(row) + r" \\" for row in cells)
-    begin = r"\begin{tabular}{@{}l" + "r" * (len(heads) - 1) + "@{}}"
-    return "\n".join([begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"])
-
-
-def as_markdown(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """A table as Markdown; missing values are empty."""
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join('' if each is None else str(each) for each in row)} |" for row in rows)
 
 
 Lines = tuple[str, list[str], list[list[str]]]

@@ -90,7 +90,7 @@ def finding(analysis: Analysis, found: list[Finding]) -> str:
         return f"{what} by length"
     names, groups = papers(run.labels), {}
     for each in last:
-        groups.setdefault(criterion.verdicts[each.verdict or ""], []).append(names[each.label])
+        groups.setdefault(criterion.word(each.verdict), []).append(names[each.label])
     parts = [f"{word} for {and_(of) if len(of) <= NAMED else len(of)}" for word, of in groups.items()]
     return f"{what} at {run.lengths[-1]} {run.task.unit}: {'; '.join(parts)}"
 
