@@ -24,7 +24,7 @@ def test_the_public_api_is_frozen() -> None:
 
 
 def names_in(code: str) -> Iterator[str]:
-    """The dotted names that Python code imports or reads: "longitude.measure.by_length", "lg.attend"."""
+    """The dotted names that Python code imports or reads: "longitude.measure.load", "lg.attend"."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -17,6 +17,7 @@ from longitude.checkpoints.positions import last_position
 from longitude.measure import Row
 from longitude.measure.report import _grid
 from longitude.measure.retrieval import TASKS, effective_length, run, scores_by_length
+from longitude.measure.retrieval.haystack import of_python
 from longitude.measure.retrieval.measurement import answer, plan
 from longitude.measure.retrieval.tasks import LANDMARKS
 from tests.measure.conftest import build
@@ -122,13 +123,11 @@ def test_the_picture_of_the_grid_has_its_numbers_as_a_table():
 
 
 def test_rows_hold_how_they_were_measured():
-    text = "Some words. " * 300
     labels = {"model": "a/b", "label": "x", "train_length": 256}
-    [row] = run(reader(), "needle-single", lengths=[1500], depths=[0.5], trials=3, seed=5, text=text, **labels)
+    [row] = run(reader(), "needle-single", lengths=[1500], depths=[0.5], trials=3, seed=5, **labels)
     assert row.task == "needle-single" and row.metric == "recall" and row.weighting == "trial" and row.bos == "none"
     assert (row.model, row.label, row.seed, row.train_length) == ("a/b", "x", None, 256)
-    text_hash = sha256(text.encode()).hexdigest()[:12]
-    assert row.method == f"greedy, questions of seed 5, in the user's text (sha256 {text_hash})"
+    assert row.method == f"greedy, questions of seed 5, in {of_python().source}"
     assert row.depth == 0.5 and row.truncation == "none, prompts are filled"
     assert row.window is not None and 1490 <= row.window <= 1500 and row.tokens == 3 * 128
     assert row.position_from is not None and row.position_to is not None

@@ -1,6 +1,6 @@
 """The laws of a checkpoint: whether a causal model keeps its positions right, each measured and compared with a threshold.
 
-    from longitude.checkpoints.load import load
+    from longitude.measure import load
     from longitude.check import check
 
     for result in check(load("my-model", tokenizer=False)).values():

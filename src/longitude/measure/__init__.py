@@ -1,7 +1,7 @@
 """Measurements of any causal Hugging Face model: rows with their protocol.
 
-`by_length` measures a model on documents; `Row` is one measurement. Intervals are in `longitude.statistics`, and
-`longitude.checkpoints.load` reads a checkpoint. Names are loaded on first use, so that reading the options of
+`by_length` measures a model on documents; `load` reads a checkpoint; `Row` is one measurement. Intervals are in
+`longitude.statistics`. Names are loaded on first use, so that reading the options of
 `longitude measure` does not import torch.
 """
 
@@ -13,6 +13,7 @@ from longitude.errors import require_extra
 require_extra("longitude.measure", "study")
 
 if TYPE_CHECKING:  # the same names for type checkers and editors
+    from longitude.checkpoints.load import load as load
     from longitude.measure import retrieval as retrieval
     from longitude.measure.rows import (
         Row as Row,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
 __getattr__, __all__ = loaded_on_use(
     __name__,
     {
+        "checkpoints.load": "load",
         "measure.retrieval": "retrieval",
         "measure.rows": "Row read_rows to_frame write_rows",
         "measure.text": "DocumentLosses by_length losses_by_length",

@@ -2,11 +2,9 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from shutil import rmtree
 from typing import Any, NamedTuple
 
 from longitude.checkpoints.load import Checkpoint, load
@@ -100,30 +98,17 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
         ValueError: The directory has other files, a unit of it is damaged, or the only checkpoint cannot be loaded.
     """
     store, question = Store(out), _question(plan)
-    made = not out.exists()
-    with _removed_if_nothing(store, made):
-        store.ask(VERB, question)
-        if fresh:
-            store.remove(unit for subject in plan.subjects for unit in plan.units(subject).values())
-        run = Run(plan, store, watcher)
-        try:
-            run.all()
-        finally:
-            results = _results(store, question)
-            write_rows(results.rows, out / ROWS)
-            _write_answers(results, out / ANSWERS)
-    return replace(results, failures=tuple(run.failures))
-
-
-@contextmanager
-def _removed_if_nothing(store: Store, made: bool) -> Iterator[None]:
-    """Context that removes a new run directory if nothing was measured because a checkpoint cannot be read."""
+    store.ask(VERB, question)
+    if fresh:
+        store.remove(unit for subject in plan.subjects for unit in plan.units(subject).values())
+    run = Run(plan, store, watcher)
     try:
-        yield
-    except ValueError:
-        if made and not store.units.exists() and store.run.exists():
-            rmtree(store.run)
-        raise
+        run.all()
+    finally:
+        results = _results(store, question)
+        write_rows(results.rows, out / ROWS)
+        _write_answers(results, out / ANSWERS)
+    return replace(results, failures=tuple(run.failures))
 
 
 class Opened(NamedTuple):

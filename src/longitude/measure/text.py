@@ -80,11 +80,10 @@ class DocumentLosses:
         """(nats, weights) of the metric, as `interval` and `paired_difference` accept them."""
         return self.nats, self.tokens if self.bytes is None else self.bytes
 
-    def row(self, *, resamples: int = 2000, bootstrap_seed: int = 0, **labels: Any) -> Row:
+    def row(self, *, bootstrap_seed: int = 0, **labels: Any) -> Row:
         """The metric over all documents with its 95% bootstrap interval.
 
         Args:
-            resamples: Number of bootstrap resamples.
             bootstrap_seed: Random seed of the bootstrap.
             labels: Other columns of `Row`: `LABELS`.
 
@@ -95,7 +94,7 @@ class DocumentLosses:
             ValueError: For an unknown label.
         """
         check_labels(labels)
-        value, low, high = interval(*self.sums, metric=self.metric, resamples=resamples, seed=bootstrap_seed)
+        value, low, high = interval(*self.sums, metric=self.metric, seed=bootstrap_seed)
         columns: dict[str, Any] = {"task": "text", "bos": "none"} | labels
         return Row(
             **columns,
@@ -123,7 +122,6 @@ def by_length(
     token_bytes: Sequence[Tensor] | int | None = None,
     bins: Sequence[int] | None = None,
     batch_tokens: int = 16384,
-    resamples: int = 2000,
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
     **labels: Any,
@@ -144,7 +142,6 @@ def by_length(
         token_bytes: For each document, the bytes of its tokens, int64; or one number for all, 1 for models of bytes.
         bins: Ascending edges of the per-position averages; None: `default_bins`.
         batch_tokens: Input tokens per forward pass.
-        resamples: Number of bootstrap resamples.
         bootstrap_seed: Random seed of the bootstrap.
         progress: Called as progress(done, total), in input tokens, after every forward pass.
         labels: Other columns of `Row`: `LABELS` (`seed` is the training seed).
@@ -160,7 +157,7 @@ def by_length(
         model, documents, lengths=lengths, methods=methods, stride=stride, targets=targets, span=span,
         token_bytes=token_bytes, bins=bins, batch_tokens=batch_tokens, progress=progress,
     )  # fmt: skip
-    return [sums.row(resamples=resamples, bootstrap_seed=bootstrap_seed, **labels) for sums in losses]
+    return [sums.row(bootstrap_seed=bootstrap_seed, **labels) for sums in losses]
 
 
 def losses_by_length(

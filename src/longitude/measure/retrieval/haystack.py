@@ -1,4 +1,4 @@
-"""Haystacks for retrieval: the passkey's filler, the user's text, or prose that comes with Python; and a list of words."""
+"""Haystacks for retrieval: the passkey's filler, or prose that comes with Python; and a list of words."""
 
 import platform
 import re
@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from hashlib import sha256
 from random import Random
 
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -64,14 +63,6 @@ def depths_of(random: Random, count: int, depth: float | None = None) -> list[fl
 
 LINES = Haystack((FILLER,), "repeated sentences", "\n")
 """Lines of filler: a "word" is one."""
-
-
-def of_text(text: str) -> Haystack:
-    """The user's own text. ValueError when there are no words in it."""
-    words = tuple(text.split())
-    if not words:
-        raise ValueError("the text to hide needles in has no words; give a text with something to read")
-    return Haystack(words, f"the user's text (sha256 {sha256(text.encode()).hexdigest()[:12]})")
 
 
 @cache

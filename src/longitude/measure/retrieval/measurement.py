@@ -124,7 +124,6 @@ def plan(
     depths: Sequence[float] | None,
     trials: int,
     seed: int = 0,
-    text: str | None = None,
     chat: bool = True,
     bos: BOS = "tokenizer",
 ) -> RetrievalPlan:
@@ -134,13 +133,11 @@ def plan(
             raise unknown("retrieval task", task, TASKS, "They are listed in docs/measuring.md.")
         task = TASKS[task]
     check_sizes("retrieval", trials=trials)
-    if text is not None and not task.text:
-        raise ValueError(f"task {task.name} hides nothing in running text; leave the text out")
     if depths is not None and not task.depths:
         raise ValueError(f"task {task.name} has no single needle to put at a depth; leave the depths out")
     if depths is not None:
         check_ascending("depths", depths, 0, 1)
-    around = haystack.LINES if not task.text else haystack.of_python() if text is None else haystack.of_text(text)
+    around = haystack.of_python() if task.text else haystack.LINES
     places: list[float | None] = [None] if depths is None else [float(depth) for depth in depths]
     return RetrievalPlan(task, checked_lengths(lengths), places, trials, seed, around, chat, bos)
 
@@ -154,7 +151,6 @@ def run(
     depths: Sequence[float] | None = None,
     trials: int = 10,
     seed: int = 0,
-    text: str | None = None,
     chat: bool = True,
     bos: BOS = "tokenizer",
     prefill: int | None = None,
@@ -176,7 +172,6 @@ def run(
         depths: Depths of the needle, 0 (first) to 1 (last), for tasks with one needle; None: a random place per trial.
         trials: Questions per row.
         seed: Random seed of the questions, which depend on seed, task, length, depth and trial but not on the model.
-        text: Text in which needles are hidden, for tasks that do so; None: prose that comes with Python.
         chat: Put each prompt into the tokenizer's chat template, if it has one, as a user's message; the start of the answer
             follows the template. False: plain text.
         bos: Whether the beginning-of-sequence token begins a prompt: as the tokenizer (or its template) has it, "always" or
@@ -193,7 +188,7 @@ def run(
     Raises:
         ValueError: For invalid arguments, and if no length suits the task.
     """
-    planned = replace(plan(task, lengths, depths, trials, seed, text, chat, bos), begins=server is None)
+    planned = replace(plan(task, lengths, depths, trials, seed, chat, bos), begins=server is None)
     check_sizes("retrieval", prefill=1 if prefill is None else prefill)
     check_labels(labels)
     planned.require_prompt(checkpoint.tokenizer, last_position(checkpoint.model))

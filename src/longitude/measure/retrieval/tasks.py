@@ -47,7 +47,7 @@ class Task:
     draw: makes a question. new_tokens: tokens to generate, as published. source: its publication.
     score: (what was generated, answers) -> 0 to 1; metric: the name of its mean over trials.
     depths: whether one needle is put at a depth that the caller may choose.
-    text: whether it hides needles in running text, which the caller may give.
+    text: whether it hides needles in running text.
     """
 
     name: str
