@@ -24,10 +24,10 @@ from longitude.bench.clock import CLOCKS, Clock, interleaved
 from longitude.bench.rows import timed
 from longitude.bench.sweep import threads
 from longitude.labels import parse_label
+from longitude.measure.config import check_ascending, check_each_once
+from longitude.report.table import markdown
 from longitude.runs.files import write_json
 from longitude.runs.progress import Progress
-from longitude.study.config import require_ascending, require_distinct
-from longitude.study.tables import as_markdown
 from longitude.testing.mixers import bytes_held
 from networks import HEADS, LAYERS, VOCABULARY, WIDTH
 from target import Session, parser
@@ -130,7 +130,7 @@ def table(measured: dict[str, Any]) -> str:
         megabytes = f"{last['cache_bytes'] / 1e6:.3g}"
         lines.append([f"`{line['label']}`", line["growth"], *times, f"{last['ratio']:.2f}", megabytes])
     headings = ["mixer", "cache", f"ms at context {near}", f"ms at context {far}", "ratio", f"MB of cache at {far}"]
-    return f"{as_markdown(headings, lines)}\n\n{protocol(measured)}"
+    return f"{markdown(headings, lines)}\n\n{protocol(measured)}"
 
 
 def main() -> int:
@@ -140,8 +140,8 @@ def main() -> int:
     )
     options.add_argument("--mixers", nargs="+", default=all_labels(), help="labels; by default every mixer")
     asked = options.parse_args()
-    require_ascending("contexts", asked.contexts)
-    require_distinct("mixers", asked.mixers)
+    check_ascending("--contexts", asked.contexts, 1)
+    check_each_once("--mixers", asked.mixers)
     for label in asked.mixers:
         configuration(label, asked.contexts[-1])
     report.require_place(asked.out)

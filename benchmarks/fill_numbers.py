@@ -18,8 +18,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from longitude.report.table import markdown
 from longitude.report.wording import count, paper
-from longitude.study.tables import as_markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -65,7 +65,7 @@ def _targets(measured: dict[str, Any], targets: list[dict[str, Any]], baseline: 
         first = [target["name"], target["of"]] if baseline else [target["name"]]
         lines.append([*first, kept, value, f"{target['limit']:.2f}", target["worst"] or "", span])
     heads = ["target", *(["baseline"] if baseline else []), "", "measured", "at most", "worst case", "other libraries"]
-    return as_markdown(heads, lines)
+    return markdown(heads, lines)
 
 
 def protocol(measured: dict[str, Any]) -> str:
@@ -112,7 +112,7 @@ def losses(measured: dict[str, Any]) -> str:
         f"Run on {study['begun'][:10]}, {study['machine']['cpu']}, "
         f"{count(study['machine']['threads'], 'thread')}, torch {study['versions']['torch']}."
     )
-    return f"{as_markdown(heads, lines)}\n\n{fill(note, PROSE)}"
+    return f"{markdown(heads, lines)}\n\n{fill(note, PROSE)}"
 
 
 def paper_and_label(label: str) -> str:

@@ -39,10 +39,10 @@ from longitude.cli import main as longitude_command
 from longitude.models import LongitudeForCausalLM
 from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias
 from longitude.positions.composed import compose
+from longitude.report.table import markdown
 from longitude.runs.files import write_json
 from longitude.runs.provenance import commit_of_code, machine, versions
 from longitude.study.results import question_of, read_run
-from longitude.study.tables import as_markdown
 
 STUDY = {"--encodings": "all", "--steps": "260", "--learning-rates": "0.004", "--seeds": "0"}
 """Of the study, where ARGS does not say another: an hour on two cores."""
@@ -176,7 +176,7 @@ def main() -> int:
     write_json(options.out, result)
     headings = ["encoding", "distance of the two most similar positions", "relative", "time / PyTorch"]
     rows.sort(key=lambda row: row["cost"])
-    print(as_markdown(headings, [[paper_and_label(row["encoding"]), *cells(row)] for row in rows]), words, sep="\n\n")
+    print(markdown(headings, [[paper_and_label(row["encoding"]), *cells(row)] for row in rows]), words, sep="\n\n")
     for row in rows:
         if row["missing"]:
             print(f"{row['encoding']}: {row['missing']}")

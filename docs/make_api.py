@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import longitude as lg
-from longitude.study.tables import as_markdown
+from longitude.report.table import markdown
 
 PAGE = Path(__file__).with_name("api.md")
 OPENING = """# Public names
@@ -92,7 +92,7 @@ def page() -> str:
     rows = [
         [f"`{name}`" if name in names else name, ", ".join(sorted(below))] for name, below in sections.items() if below
     ]
-    tables = [as_markdown(["name", "what it is"], first), "## All", as_markdown(["section", "names"], rows)]
+    tables = [markdown(["name", "what it is"], first), "## All", markdown(["section", "names"], rows)]
     return "\n\n".join([OPENING.rstrip(), *tables]) + "\n"
 
 

@@ -13,7 +13,7 @@ from claims.protocol import preset_name
 from claims.series import list_studies
 from claims.tables import false_discovery
 from longitude.report.figure import SLACK, Figure
-from longitude.report.table import markdown as as_markdown
+from longitude.report.table import markdown
 from longitude.report.wording import count, legible, paper, short_papers, with_base
 from longitude.statistics.comparisons import orders_kept
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, level
@@ -79,7 +79,7 @@ def index(judged: Sequence[Judged]) -> str:
     parts = [OPENING.format(counts=f"{_counted('claims', claims)} {_counted('errata', errata)}")]
     for question, numbers in QUESTIONS.items():
         rows = [_row(each) for each in judged if each.claim.number in numbers.split()]
-        parts += [f"## {question}", as_markdown(["", "claim", "verdict", "number"], rows)] if rows else []
+        parts += [f"## {question}", markdown(["", "claim", "verdict", "number"], rows)] if rows else []
     parts += ["## The studies", "The rows of each study are in `benchmarks/results/claims/NAME`."]
     return _joined(parts)
 
@@ -181,7 +181,7 @@ def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[O
         ]
         for statement, outcome in zip(statements, outcomes, strict=True)
     ]
-    return as_markdown([head, "number, 95% interval", "q", "verdict"], lines)
+    return markdown([head, "number, 95% interval", "q", "verdict"], lines)
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
     for name in names:
         values = [(criterion.number(each), criterion.bounds(each)) for each in analysis.of(name)]
         rows.append([name, *(f"{value} [{ends}]" if ends else value for value, ends in values)])
-    return Chart(figure, as_markdown([f"{run.task.words} at", *map(str, run.lengths)], rows))
+    return Chart(figure, markdown([f"{run.task.words} at", *map(str, run.lengths)], rows))
 
 
 def _with_levels(chart: Any, guessing: Collection[float]) -> Any:
@@ -286,7 +286,7 @@ def order(evidence: Evidence) -> list[str]:
         "`ladder-b` (0.4 million), of those that both have. Training lengths, heads and rates differ, too. DataDecide "
         "([Magnusson et al. 2025](https://arxiv.org/abs/2504.11393)) finds 80% for corpora, from 150 million parameters to 1 "
         "billion.",
-        as_markdown(["length over the training length", "pairs in the same order"], lines),
+        markdown(["length over the training length", "pairs in the same order"], lines),
     ]
 
 
@@ -298,7 +298,7 @@ def _study(name: str, evidence: Evidence) -> str:
     except NotRun:
         return f"{head}\n\nNot run: `longitude study --preset {preset_name(name)}`, with `--plan` how long it takes."
     options = legible({key: value for key, value in asdict(run.config).items() if key in SHOWN and value is not None})
-    facts = as_markdown(["option", "value"], [[f"`{option(key.replace(' ', '_'))}`", value] for key, value in options])
+    facts = markdown(["option", "value"], [[f"`{option(key.replace(' ', '_'))}`", value] for key, value in options])
     return f"{head}\n\n{_when(run)}\n\n{facts}\n\n{_values(evidence.criterion(name))}"
 
 
@@ -312,7 +312,7 @@ def _values(criterion: Criterion) -> str:
         ]
         for label in run.labels
     ]
-    table = as_markdown([f"{run.task.words} at", *map(str, run.lengths)], lines)
+    table = markdown([f"{run.task.words} at", *map(str, run.lengths)], lines)
     return f"<details><summary>All values, {run.methods[0]}</summary>\n\n{table}\n\n</details>"
 
 

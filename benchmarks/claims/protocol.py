@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from longitude import plugins
-from longitude.study.config import StudyConfig, listed, option
+from longitude.measure.config import listed
+from longitude.study.config import StudyConfig, option
 from longitude.study.plan import checked
 from longitude.study.presets import of_preset
 from longitude.study.train import recipe

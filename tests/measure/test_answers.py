@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from longitude.measure.retrieval import TASKS, measurement
 from longitude.measure.retrieval.measurement import Answer
 from longitude.measure.retrieval.prompts import encode, tokens_of_chat
 from longitude.measure.run import Results, measure, read_results
-from longitude.measure.tables import by_position, tables, wrong_answers
+from longitude.measure.tables import tables, wrong_answers
 from longitude.measure.windows import Bounded, Reader
 from longitude.runs.progress import Progress
 from longitude.statistics import proportions
@@ -57,6 +56,7 @@ def answers(monkeypatch):
     return let
 
 
+@pytest.mark.slow
 def test_answers_are_kept_and_can_be_scored_and_asked_again(checkpoints, tmp_path, answers) -> None:
     answers({"LlamaForCausalLM": {0, 2}})
     config = MeasureConfig(**ASKED)
@@ -107,38 +107,11 @@ def test_the_interval_of_pairs() -> None:
     assert proportions.paired([0.5, 1.0], [1.0, 0.25])[0] == pytest.approx(0.125)
 
 
-def test_intervals_of_pairs_hold_the_difference() -> None:
-    """Of 2000 draws of 20 pairs, 95 % and no fewer than 93 % of the intervals have the true difference in them."""
-    random, held = Random(0), 0
-    for _ in range(2000):
-        draws = [random.random() for _ in range(20)]
-        ours, theirs = [float(x < 0.7) for x in draws], [float(0.2 < x < 0.8) for x in draws]
-        _, low, high = proportions.paired(ours, theirs)
-        held += low <= 0.1 <= high
-    assert held >= 1860
-
-
 # ---- lengths, positions ----------------------------------------------------------------------------------------------
 def test_the_trained_length_can_be_left_out(checkpoints, text) -> None:
     config = MeasureConfig(text=str(text), **SIZES)
     assert plan(config, (str(checkpoints["llama"]),)).lengths == (32, 48, 64)
     assert plan(replace(config, trained=False), (str(checkpoints["llama"]),)).lengths == (48, 64)
-
-
-def test_perplexity_by_position_is_shown(checkpoints, text, tmp_path) -> None:
-    """Over all bins of positions, the mean of its logarithm is that of the whole window."""
-    config = MeasureConfig(text=str(text), **SIZES, methods=("non-overlapping", "per-position"))
-    results = go(config, tmp_path / "run", checkpoints["llama"], checkpoints["bloom"])
-    found = by_position(results)
-    assert found is not None
-    longest, places = found
-    assert longest == 64 and [*places][-1] == (48, 64) and all(len(values) == 2 for values in places.values())
-    rows = [row for row in results.rows if (row.label, row.metric, row.length) == ("bloom", "perplexity", 64)]
-    [whole] = [row for row in rows if row.method == "non-overlapping"]
-    parts = [row for row in rows if row.method == "per-position"]
-    total = sum(math.log(row.value or 0) * (row.tokens or 0) for row in parts)
-    assert total / sum(row.tokens or 0 for row in parts) == pytest.approx(math.log(whole.value or 0), rel=1e-9)
-    assert any(getattr(part, "title", None) and "64" in str(part.title) for part in terminal(results))
 
 
 # ---- what begins a window --------------------------------------------------------------------------------------------
@@ -185,6 +158,7 @@ def test_which_token_begins(choice, adds, puts) -> None:
         assert tokens_of_chat(tokenizer, "<s>abc", choice) == [bos] * puts + [97, 98, 99]
 
 
+@pytest.mark.slow
 def test_rows_say_what_begins_them(text, tmp_path, monkeypatch) -> None:
     """And the option changes numbers; a tokenizer without such a token is refused by name."""
     source = write(tmp_path, "llama", vocab_size=258)

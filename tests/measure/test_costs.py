@@ -58,26 +58,6 @@ def test_windows_are_those_that_are_read(llama3) -> None:
 
 
 @pytest.mark.slow
-def test_the_command(llama3, command, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = ["measure", llama3, "--plan", "--lengths", 8192, 131072, "--documents", 2, "--methods", "non-overlapping"]
-    code, printed, _ = command(*given)
-    assert code == 0 and "131,072" in printed and "weights 16.06" in printed and not (tmp_path / "runs").exists()
-    code, printed, _ = command(*given, "--json")
-    assert code == 0 and [cost["length"] for cost in json.loads(printed)] == [8192, 131072]
-
-
-@pytest.mark.slow
-def test_a_class_that_cannot_be_timed_says_why(llama3, monkeypatch, command) -> None:
-    def refused(*_):
-        raise ValueError("no part of it can be run")
-
-    monkeypatch.setattr(module, "flops_per_second", refused)
-    code, printed, _ = command("measure", llama3, "--plan", "--lengths", 1024)
-    assert code == 0 and "no part of it can be run" in printed and "?" in printed
-
-
-@pytest.mark.slow
 def test_this_machine_times_a_layer_of_it(llama3, monkeypatch) -> None:
     monkeypatch.undo()
     [cost] = costs(MeasureConfig(lengths=(1024,), documents=1), (llama3,))

@@ -15,7 +15,6 @@ from longitude.errors import UsageError
 from longitude.measure.retrieval import TASKS, haystack, prompts
 from longitude.measure.retrieval.measurement import plan
 from longitude.measure.retrieval.prompts import DoesNotFit, Question, check, encode, fit
-from longitude.measure.retrieval.tasks import _word
 from tests.measure.conftest import byte_pairs
 from tests.support import refused
 
@@ -215,12 +214,6 @@ def test_a_chat_has_the_question_as_a_message_and_begins_the_answer(name):
     assert plan(name, [length], None, 1, chat=False).prompt(tokens, length, None, 0).ids == plain.ids
 
 
-def test_fine_filler_fills_to_the_last_token():
-    for tokens in TOKENIZERS.values():
-        for length in range(1000, 1010):
-            assert plan("passkey", [length], None, 1).prompt(tokens, length, 0.3, 0).tokens == length
-
-
 @pytest.mark.slow
 def test_questions_depend_on_the_seed_and_not_on_the_tokenizer():
     for name in TASKS:
@@ -334,25 +327,12 @@ def test_needles_stand_between_sentences():
     assert flat.with_needles(500, ["N."], [0.5]).split().index("N.") == 250
 
 
-def test_our_own_prose_and_words():
-    words = haystack.of_python().words
-    assert len(words) > 20_000 and "::=" not in words
-    assert len(set(haystack.word_list())) == len(haystack.word_list()) > 1500
-    listed = ["a", "b", "c"]
-    assert [_word(listed, i) for i in range(7)] == ["a", "b", "c", "a-b", "b-c", "c-a", "a-c"]
-    assert len({_word(listed, i) for i in range(12)}) == 12
-
-
 # ---- scores -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"task": "passkeys"}, ("'passkeys'", "'passkey'")),
-        ({"lengths": [512, 256]}, ("lengths", "1", "512", "256")),
-        ({"depths": [0.5, 0.5]}, ("depths", "1", "0.5")),
-        ({"depths": [0.5, 1.5]}, ("depths", "1.5")),
         ({"depths": []}, ("depths", "none")),
-        ({"trials": 0}, ("trials", "1")),
         ({"task": "common-words", "depths": [0.5]}, ("common-words", "depths")),
     ],
 )

@@ -82,20 +82,6 @@ def test_a_file_that_is_no_table_is_refused(path):
         read_rows(path)
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(path, monkeypatch):
-    write_rows(ROWS, path)
-
-    def full_disk(self, file, **options):
-        file.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        write_rows(ROWS[:1], path)
-    assert [file.name for file in path.parent.iterdir()] == ["results.parquet"]
-    assert from_frame(read_rows(path)) == ROWS
-
-
 def test_a_flipped_bit_is_never_read_as_a_number(tmp_path):
     path = tmp_path / "results.parquet"
     write_rows([Row(task="text", metric="perplexity", length=64, value=1 + i / 7) for i in range(100)], path)

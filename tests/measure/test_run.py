@@ -3,16 +3,7 @@
 import json
 import math
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from random import Random
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -31,7 +22,6 @@ from longitude.measure.run import Measured, Results, measure, read_results
 from longitude.measure.tables import sentences, tables
 from longitude.measure.windows import Bounded
 from longitude.runs.progress import Progress
-from longitude.runs.store import Store
 from longitude.statistics import proportions
 from longitude.statistics.documents import interval, paired_difference
 from tests.measure.conftest import write
@@ -212,24 +202,6 @@ def test_the_losses_of_one_text_add_up_to_its_perplexity(checkpoints, config, tm
     assert panel["title"]["text"] == "llama" and figure.table is not None and not figure.table.empty
 
 
-def test_a_model_with_fewer_positions_has_the_beginning_of_the_same_text(checkpoints, config, tmp_path):
-    asked = replace(config, text_figure=True, lengths=(16, 64), documents=9)
-    results, _, _ = go(asked, tmp_path / "run", checkpoints["llama"], checkpoints["gpt2"])
-    long, short = ("".join(each.window["text"]) for each in results.measured if each.window)
-    assert len(short) < len(long) and long.startswith(short)
-
-
-def test_reasons_alike_stand_once(llama, checkpoints):
-    results, _ = llama
-    reasons = {(32, "0"): "takes 257", (32, "1"): "takes 257", (48, "0"): "takes 257", (64, "0"): "no end"}
-    model = str(checkpoints["llama"])
-    absent = [Measured(model, Part("passkey", *where), [], why, None, []) for where, why in reasons.items()]
-    assert sentences(replace(results, measured=(*results.measured, *absent)))[:2] == [
-        "llama has no passkey at 32 48: takes 257",
-        "llama has no passkey at 64: no end",
-    ]
-
-
 def test_its_report_is_built_again(llama, capsys):
     results, _ = llama
     (results.path / "report.html").unlink(missing_ok=True)
@@ -258,36 +230,6 @@ def test_it_continues_and_grows(checkpoints, config, tmp_path):
     assert len(watcher.units) == 6
 
 
-def test_questions_share_a_folder(checkpoints, config, text, tmp_path):
-    """Other options, lengths, models or text are other units beside those that are there, and nothing is measured twice."""
-    model, out = shutil.copytree(checkpoints["llama"], tmp_path / "a"), tmp_path / "run"
-    first, *_ = go(config, out, model)
-
-    def new(changed, *models):
-        """How many units this question measures that are not there yet; asked a second time, none."""
-        before = len(list((out / "units").iterdir()))
-        results, *_ = go(changed, out, *models)
-        alone, *_ = go(changed, tmp_path / f"alone-{before}", *models)
-        assert numbers(results.rows) == numbers(alone.rows)
-        _, _, watcher = go(changed, out, *models)
-        assert watcher.units == []
-        return len(list((out / "units").iterdir())) - before
-
-    assert new(replace(config, documents=2), model) == 3
-    assert new(replace(config, lengths=(32, 64)), model) == 0  # a part of what is there
-    assert new(replace(config, lengths=(40, 64)), model) == 1
-    assert new(config, checkpoints["gpt_neox"]) == 3
-    assert new(config, checkpoints["llama"]) == 0  # the same files elsewhere
-    longer = tmp_path / "longer.txt"
-    longer.write_text(text.read_text()[5:] + "more\n")
-    assert new(replace(config, text=str(longer)), model) == 3
-    weights = load_file(model / "model.safetensors")
-    save_file({name: 1.01 * weight for name, weight in weights.items()}, model / "model.safetensors", {"format": "pt"})
-    assert new(config, model) == 3
-    back, _, watcher = go(config, out, checkpoints["llama"])
-    assert watcher.units == [] and [row.value for row in back.rows] == [row.value for row in first.rows]
-
-
 def test_what_decides_a_number_decides_its_unit(checkpoints, config):
     """Each option of windows or questions makes other units, where it has a part in them, and no others."""
     base = replace(config, methods=WAYS, tasks=("perplexity", "passkey"), lengths=(300, 512))
@@ -307,15 +249,6 @@ def test_what_decides_a_number_decides_its_unit(checkpoints, config):
     assert other(targets=9) == {"same-targets"} and other(documents=2) == other(batch=7) == {*WAYS}
     assert other(chunk=9) == other(dtype="float64") == other(seed=1) == {*WAYS, "passkey"}
     assert other(allow_pickle=True) == set()
-
-
-def test_it_writes_only_where_it_may(checkpoints, config, tmp_path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("mine")
-    for out in (tmp_path / "full", tmp_path / "full" / "thesis.txt"):
-        with pytest.raises(ValueError, match=str(out)):
-            go(config, out, checkpoints["llama"])
-    assert {path.name for path in (tmp_path / "full").iterdir()} == {"thesis.txt"}
 
 
 def test_beyond_a_table_of_positions_there_is_a_reason(checkpoints, config, tmp_path):
@@ -406,35 +339,6 @@ def test_a_model_that_answers_nan_is_not_asked(checkpoints, config, tmp_path):
     assert {row.task for row in results.rows} == {"text"} and all(row.value is None for row in results.rows)
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [("result.json", ""), ("result.json", "[1]"), ("result.json", "{}"), ("unit.json", "garbage"), ("unit.json", "{}")],
-)
-def test_a_damaged_unit_is_one_line(llama, checkpoints, config, tmp_path, file, content):
-    out = shutil.copytree(llama[0].path, tmp_path / "run")
-    damaged = sorted((out / "units").iterdir())[0]
-    (damaged / file).write_text(content)
-    again = partial(go, replace(config, methods=METHODS), out, checkpoints["llama"])
-    with pytest.raises(ValueError) as caught:
-        again()
-    assert str(damaged) in str(caught.value) and "\n" not in str(caught.value)
-    shutil.rmtree(damaged)
-    results, *_ = again()
-    assert numbers(results.rows) == numbers(llama[0].rows)
-
-
-@pytest.mark.parametrize("content", ["garbage", '{"verb": "study"}'])
-def test_a_question_that_is_damaged_is_named_and_removed(llama, checkpoints, config, tmp_path, content):
-    """It says what was asked last, and decides nothing that is measured."""
-    out = shutil.copytree(llama[0].path, tmp_path / "run")
-    (out / "question.json").write_text(content)
-    with pytest.raises(ValueError, match=str(out)):
-        read_results(out)
-    (out / "question.json").unlink()
-    results, _, watcher = go(replace(config, methods=METHODS), out, checkpoints["llama"])
-    assert watcher.units == [] and results.rows == llama[0].rows
-
-
 def test_an_interruption_loses_the_window_it_was_in(checkpoints, config, tmp_path, monkeypatch):
     """What was read of a unit is not read again, nor taken for that of weights that changed since."""
     right, read = Bounded.losses, []
@@ -468,78 +372,3 @@ def test_an_interruption_loses_the_window_it_was_in(checkpoints, config, tmp_pat
     before = len(read)
     changed, *_ = go(one, again, model)
     assert len(read) == before + passes and changed.rows[0].value != results.rows[0].value
-
-
-PROGRAM = "import sys; from longitude.cli import main; sys.exit(main(sys.argv[1:]))"
-OPTIONS = "--lengths 48 64 --documents 3 --chunk 40 --batch 64 --device cpu --methods non-overlapping".split()
-
-
-def command(out: Path, text: Path, *models: object) -> list[str]:
-    return [
-        sys.executable,
-        "-c",
-        PROGRAM,
-        "measure",
-        *map(str, models),
-        *OPTIONS,
-        "--text",
-        str(text),
-        "--out",
-        str(out),
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_no_row_is_lost_in_twenty_kills(checkpoints, config, text, tmp_path):
-    """At random moments, two processes on one folder; what was finished before a kill is there after it, to the bit."""
-    models, out = [checkpoints[name] for name in ("llama", "gpt_neox", "bloom")], tmp_path / "run"
-    random, quiet = Random(0), subprocess.DEVNULL
-    killed, finished = 0, set[Path]()
-    while killed < 20:
-        running = [subprocess.Popen(command(out, text, *models), stdout=quiet, stderr=quiet) for _ in range(2)]
-        time.sleep(random.uniform(1, 7))
-        for process in running:
-            process.send_signal(signal.SIGKILL)
-            killed += process.wait() == -signal.SIGKILL
-        now = set(out.glob("units/[!.]*"))
-        assert finished <= now
-        finished = now
-        if len(finished) == 9:
-            shutil.rmtree(random.choice(sorted(finished)))  # else there is nothing left to kill
-            finished = set(out.glob("units/[!.]*"))
-    results, failures, _ = go(config, out, *models)
-    whole, *_ = go(config, tmp_path / "whole", *models)
-    assert failures == [] and numbers(results.rows) == numbers(whole.rows)
-    assert len([*out.glob("units/*")]) == 9 == len([*out.glob("units/[!.]*")])
-
-
-def test_two_processes_share_the_work(checkpoints, config, tmp_path):
-    """What another process is at is waited for, and is not measured twice."""
-    out = tmp_path / "run"
-    whole, *_ = go(config, tmp_path / "whole", checkpoints["llama"])
-    planned = plan(config, (str(checkpoints["llama"]),))
-    unit = planned.units(planned.subjects[0])[Part("perplexity", 48, "non-overlapping")]
-    release = Event()
-
-    def other():
-        with suppress(KeyboardInterrupt), Store(out).making(unit):
-            held.set()
-            release.wait(60)
-            raise KeyboardInterrupt  # it dies in its work
-
-    held, thread = Event(), Thread(target=other)
-    thread.start()
-    assert held.wait(60)
-
-    class Releasing(Notes):
-        def update(self, description, done, total=None):
-            super().update(description, done, total)
-            if len(self.units) == 2:
-                release.set()
-
-    watcher = Releasing()
-    results = measure(planned, out, watcher)
-    thread.join()
-    assert [unit.split()[-2] for unit in watcher.units] == ["32", "64", "48"]
-    assert numbers(results.rows) == numbers(whole.rows)

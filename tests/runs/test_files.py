@@ -165,14 +165,6 @@ def test_a_folder_is_whole_or_not_there(tmp_path):
         pass
 
 
-def test_temporary_files_of_killed_processes_are_removed(tmp_path):
-    (tmp_path / ".a.json.7.tmp").touch()
-    (tmp_path / ".model.7.tmp").mkdir()
-    (tmp_path / "a.json").touch()
-    empty(tmp_path, TEMPORARY)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_a_full_disk(tmp_path):
     with refused("MB", str(tmp_path)):
         require_space(tmp_path / "not" / "there", 2**60, "the study")

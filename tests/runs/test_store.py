@@ -204,15 +204,6 @@ def test_a_result_of_another_type_is_named(tmp_path, value):
         store.results([unit], lambda i, folder: value, Square)
 
 
-def test_what_is_removed_is_made_again(tmp_path):
-    store, unit = Store(tmp_path), Unit("loss", "a", {"n": 1})
-    make(store, unit, "before")
-    store.remove([unit, Unit("loss", "b", {"n": 2})])
-    assert not store.holds(unit)
-    make(store, unit, "after")
-    assert (store.folder(unit) / "result.txt").read_text() == "after"
-
-
 def test_a_place_is_new_empty_or_of_units(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("mine")

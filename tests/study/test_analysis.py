@@ -209,9 +209,7 @@ DIVERGED = {("rope", 0): {"status": "diverged", "step": 3}}
 CASES = {
     "one encoding": (ONE, ["Rises: rope"]),
     "one document": ({"bits": ["rope", "alibi"], "documents": 1}, ["Unclear: alibi, rope", "one document"]),
-    "only the training length": ({"bits": ["rope", "alibi"], "test_lengths": (256,)}, ["beyond the training length"]),
     "only one length beyond": (ONE | {"test_lengths": (512,)}, ["one length was measured"]),
-    "shorter lengths": (ONE | {"test_lengths": (256,), "train_length": 512}, ["beyond the training length"]),
     "training length not measured": (ONE | {"train_length": 300}, ["after training on 300", "Rises: rope"]),
     "all diverged": (ONE | {"states": DIVERGED}, ["No encoding was measured", "diverged at step 3: rope"]),
     "one seed failed": (
@@ -219,12 +217,9 @@ CASES = {
         ["Failed: rope (seed 1)", "one seed, interval over documents: rope"],
     ),
     "none at the longest": ({"bits": ["learned"]}, ["No encoding was measured at 4096"]),
-    "more than it lists": ({"bits": [*"uvwxyz", "nope", "rope", "alibi", "t5"]}, ["Holds: 1", "Rises: 9"]),
     "by position only": (ONE | {"methods": ("per-position",)}, ["by position only"]),
     "none solves": ({"shares": {"rope": (1.0, 1.0, 0.2, 0.0), "t5": (0.3, 0.0, 0.0, 0.0)}}, ["Not solved: rope, t5 *"]),
-    "answers within training": ({"shares": {"rope": (1.0, 0.5)}, "test_lengths": (8, 16)}, ["after training on 16"]),
     "seeds of answers": ({"shares": {"rope": (1.0, 1.0, 1.0, (1.0, 0.0))}, "seeds": (0, 1)}, ["Unclear: rope"]),
-    "many answers": ({"shares": {f"rope:base={i}": (1.0, 1.0, 0.5, i / 100) for i in range(1, 10)}}, ["Not solved: 9"]),
     "no answers": ({"shares": {"rope": ALL}, "states": DIVERGED}, ["No encoding was measured"]),
 }  # fmt: skip
 
@@ -309,16 +304,6 @@ def test_what_is_no_study_is_refused_and_its_old_page_stays(lost, tmp_path):
         assert (run / "report.html").read_text() == "before" and not (run / "figures").exists()
 
 
-def test_a_trial_never_run_is_no_error(tmp_path):
-    run = write_run(tmp_path, {"rope": BITS["rope"]})
-    never = {"label": "alibi", "seed": 0, "rate": 0.005, "steps": 200, "training": "0" * 12, "measuring": "0" * 12}
-    edit_question(
-        run, lambda asked: (asked["configuration"]["encodings"].append("alibi"), asked["trials"].append(never))
-    )
-    assert "not run: alibi" in conclusion(run).caution
-    assert line(summary(run), "alibi", 512)["reason"] == "not run"
-
-
 # ---- answers -----------------------------------------------------------------------------------------------------------
 def test_values_of_answers_are_shares_with_wilsons_interval(tmp_path):
     frame = summary(write_answers(tmp_path))
@@ -375,17 +360,6 @@ def test_the_three_lines_of_answers(tmp_path):
     assert groups(found.result) == {"Solved": ["alibi"], "Not solved": ["rope"]}
     assert "97" in found.best and "[94, 99]" in found.best and "rope" in found.best
     assert "learned" in found.caution and "failed: t5" in found.caution
-
-
-@pytest.mark.slow
-def test_the_table_of_answers(tmp_path):
-    shown = printed(write_answers(tmp_path), 100)
-    rows = {words[0]: words[1:] for words in map(str.split, shown.splitlines()) if words}
-    assert rows["rope:base=10000"] == ["100", "±1", "99", "±2", "2", "±2", "0", "±1", "16"]
-    assert rows["alibi"][-1] == "32" and rows["learned"][-3:] == ["-", "-", "16"]
-    assert "solved to" in printed(tmp_path, 80)
-    styles = [str(getattr(cell, "style", "")) for cell in table(analyse(tmp_path)).columns[-1].cells]
-    assert styles == ["green", "red", "red", ""]
 
 
 @pytest.mark.parametrize(

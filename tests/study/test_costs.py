@@ -112,15 +112,6 @@ def test_a_plan_counts_the_parameters_of_the_run_and_writes_nothing(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_search_is_not_run_to_plan_it(tmp_path, monkeypatch):
-    """Its tokens take what those of a training step take without the backward pass."""
-    monkeypatch.setattr("longitude.study.schemes.searched", lambda *_: 1 / 0)
-    found = costs(plan(replace(TINY, encodings=("rope",), methods=("non-overlapping", "longrope")), tmp_path))
-    training, searched = (cost.seconds for cost in found)
-    tokens = 2 * 64 * 8192 / 3
-    assert searched > tokens * training / (TINY.steps * TINY.batch_size * TINY.train_length)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU")
 def test_a_study_for_a_gpu_is_planned_without_one(tmp_path, capsys):
     """FLOPs and memory without times, since no step was run."""

@@ -5,9 +5,8 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from random import Random
 
 import psutil
@@ -22,37 +21,6 @@ from tests.support import refused
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32))
-
-
-@dataclass(frozen=True, eq=False)
-class KilledOnce:
-    """Runs trials; its process is killed in mid-training of rope unless `flag` is there."""
-
-    runner: TrialRunner
-    flag: Path
-
-    @property
-    def store(self):
-        return self.runner.store
-
-    def run(self, units, on_progress, note):
-        def die(share, words):
-            if share > 0.2 and not self.flag.exists() and units.trial.label == "rope":
-                self.flag.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            on_progress(share, words)
-
-        return self.runner.run(units, die, note)
-
-
-class Killing:
-    """Workers, one of which is killed in mid-trial."""
-
-    def __init__(self, executor, flag: Path):
-        self.executor, self.flag = executor, flag
-
-    def map(self, runner, *arguments):
-        return self.executor.map(KilledOnce(runner, self.flag), *arguments)
 
 
 class AlwaysKilled:

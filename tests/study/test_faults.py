@@ -1,11 +1,8 @@
 """Whatever breaks a study, and wherever: nothing finished is lost, and the same command ends with the undisturbed rows."""
 
 import errno
-import itertools
 import os
-import re
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 
-from longitude.cli import main
 from longitude.measure import read_rows
 from longitude.runs import files, training
 from longitude.runs.training import LossLog
@@ -108,39 +104,6 @@ def test_the_same_command_ends_with_the_rows_that_no_fault_changes(fault, studie
     assert_mended(studies[1], one, studies[0])
 
 
-CUT = ["results.parquet", "question.json", "train/unit.json", "train/model.safetensors", "measure/documents.parquet"]
-"""Files of a study that is done. The table of all rows is made again, the others are named with what to do."""
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("kept", [0.5, 0])
-@pytest.mark.parametrize("name", CUT)
-def test_a_file_that_a_power_cut_left_short_is_made_again_or_refused_with_what_to_do(name, kept, studies, tmp_path):
-    path = shutil.copytree(studies[1], tmp_path / "run", copy_function=shutil.copy2)
-    units = units_in(path, "rope")
-    kind, _, inside = name.partition("/")
-    file = units[kind] / inside if inside else path / name
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(kept * len(whole))])
-    if name != "results.parquet":
-        folder = units.get(kind, file)
-        remedy = f"move {folder} away" if inside else "remove it"
-        with pytest.raises(ValueError, match=f"{re.escape(str(folder))}.*{re.escape(remedy)}"):
-            run_and_read(path)
-        assert_kept(studies[1], path)
-        folder.rename(tmp_path / "away")
-    assert_mended(studies[1], path, studies[1])
-    assert not read_run(path).undone
-
-
-def run_and_read(path: Path) -> None:
-    """As the command line does; a trial that failed raises its reason."""
-    for trial in run(TWO, path)[0].trials:
-        if trial.status == "failed":
-            raise ValueError(trial.reason)
-    read_run(path)
-
-
 def assert_mended(whole: Path, path: Path, before: Path) -> None:
     """The same command ends with the rows of the undisturbed study; what was finished before stays as it was."""
     assert run(TWO, path)[0].complete
@@ -182,31 +145,4 @@ def assert_same_rows(one: Path, other: Path) -> None:
     pd.testing.assert_frame_equal(*tables, check_exact=True)
 
 
-def test_clocks_that_run_backwards_and_files_of_the_future_change_nothing(studies, one, monkeypatch):
-    for path in one.rglob("*"):
-        os.utime(path, (2**32, 2**32))
-    clock = itertools.count(2e9, -3600)
-    monkeypatch.setattr(time, "time", lambda: next(clock))
-    assert run(TWO, one)[0].complete
-    assert_same_runs(studies[1], one)
-    [trial] = read_run(one).of("rope")
-    assert trial.training_seconds is not None and trial.training_seconds > 0
-    assert trial.measuring_seconds is not None and trial.measuring_seconds > 0
-
-
 # ---- the command line ----------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["report.html", "by-length.svg", "training.png"])
-def test_a_report_that_breaks_is_written_by_the_same_command(name, studies, tmp_path, monkeypatch, capsys):
-    path = shutil.copytree(studies[1], tmp_path / "run")
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", dying(os.replace, name, lambda: raise_(FULL)))
-        assert main(["report", str(path)]) == 2
-    assert "longitude: No space left on device" in capsys.readouterr().err
-    assert not (path / "report.html").exists() and not list(path.rglob("*.tmp"))
-    assert main(["report", str(path)]) == 0
-    assert (path / "report.html").exists() and not list(path.rglob(".*.tmp"))
-
-
-def raise_(error: BaseException) -> None:
-    raise error

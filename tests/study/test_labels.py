@@ -2,9 +2,7 @@
 
 import json
 import re
-import shutil
 import string
-import subprocess
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -15,16 +13,11 @@ from transformers import AutoModelForCausalLM
 
 import longitude as lg
 from longitude.attention.mixer import list_mixers
-from longitude.labels import FOREIGN, SCHEME, Label, parse_encoding, parse_label, parse_options, safe
+from longitude.labels import Label, parse_encoding, parse_label, parse_options, safe
 from longitude.measure import read_rows
 from longitude.models import LongitudeConfig
-from longitude.positions.base import ENCODINGS, list_encodings
-from longitude.positions.scaling import SCHEMES
-from longitude.registry import options_of
-from longitude.study.analysis import analyse
 from longitude.study.config import Block
-from longitude.study.plan import checked, plan
-from longitude.study.report import write_report
+from longitude.study.plan import checked
 from longitude.study.train import build_model, recipe
 from tests.study.conftest import TINY, run, units_in
 from tests.support import refused_calls
@@ -56,15 +49,6 @@ def test_parts_are_encodings_or_mixers():
 def test_the_cause_that_is_named_is_the_one(label, cause):
     with pytest.raises(ValueError, match=re.escape(cause)):
         build_model(tiny(), label, 0)
-
-
-def test_options_of_a_config():
-    assert parse_label("rope").options(4) == {"encoding": {"name": "rope"}}
-    assert parse_label("rope+fox").options(4) == {"encoding": [{"name": "rope"}, {"name": "fox"}]}
-    assert parse_label("mamba").options(4) == {"mixer": {"name": "mamba"}}
-    options = parse_label("alibi+attention+mamba").options(3)
-    assert options["encoding"] == {"name": "alibi"}
-    assert [mixer["name"] for mixer in options["mixers"]] == ["attention", "mamba", "attention"]
 
 
 @pytest.mark.parametrize(
@@ -143,36 +127,6 @@ def test_a_character_that_a_shell_or_a_file_system_changes_is_refused(character)
     with pytest.raises(ValueError, match="at its character 10; a label is made of letters, digits and") as refused:
         parse_label(label)
     assert repr(character) in str(refused.value)
-
-
-def test_no_shell_changes_a_label():
-    label = "rope:scaling=yarn,factor=1.5,original_max_length=16,base=-5e+5+t5:max_distance=32+window:size=8"
-    for shell in filter(shutil.which, ("sh", "bash", "zsh", "dash")):
-        printed = subprocess.run([shell, "-c", f"printf %s {label}"], capture_output=True, text=True, check=True)
-        assert printed.stdout == label
-
-
-def test_an_option_of_a_scheme_is_one_of_the_encoding_only_where_the_label_can_say_which():
-    """That is scaling.base=; no other option that is registered here needs it."""
-    encodings = {name: options_of(ENCODINGS[name]).keys() for name in list_encodings()}
-    shared = {
-        (scheme, option)
-        for scheme in SCHEMES
-        for option in options_of(SCHEMES[scheme])
-        for options in encodings.values()
-        if SCHEME in options and option in options
-    }
-    assert shared == {("base_change", "base")}
-    assert {name for name, options in encodings.items() if SCHEME in options} == {
-        "rope", "mrope", "rerope", "leaky_rerope", "self_extend", "dual_chunk"
-    }  # fmt: skip
-    assert not any(FOREIGN.search(name) for name in [*SCHEMES, *encodings, *list_mixers()])
-
-
-@pytest.mark.parametrize("name", ["my encoding", "5th", "a:b", "a+b", "", "ré"])
-def test_a_name_that_fits_no_label_is_not_registered(name):
-    with pytest.raises(ValueError, match=r"expected a name of letters, digits and _ . - for the scaling, got"):
-        SCHEMES.register(name)
 
 
 def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
@@ -268,20 +222,6 @@ def test_blocks_are_those_of_their_families(block):
         assert model.config.norm_position == ("both" if block == "gemma3" else "pre")
         assert model.config.tie_word_embeddings == (block == "gemma3")
     assert recipe(config)["block"] == block and "block" not in recipe(tiny())
-
-
-@pytest.mark.slow
-def test_a_study_in_a_block_ends_with_a_report(tmp_path, numbers):
-    config = tiny(encodings=("rope", "nope+conv"), block="qwen3")
-    found, _ = run(config, tmp_path)
-    page = write_report(analyse(tmp_path)).read_text(encoding="utf-8")
-    assert found.complete and "nope+conv" in page and "qwen3" in page
-    rows = read_rows(tmp_path / "results.parquet")
-    assert set(rows["label"]) == {"rope", "nope+conv"} and rows["value"].notna().all()
-    saved = [units_in(tmp_path, label, 0)["train"] for label in config.encodings]
-    assert all(AutoModelForCausalLM.from_pretrained(folder).config.qk_norm for folder in saved)
-    other = {units.training.key for units in plan(replace(config, block="llama"), tmp_path).trials}
-    assert not other & {units.training.key for units in plan(config, tmp_path).trials}
 
 
 # ---- layers --------------------------------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ from longitude.errors import UsageError
 from longitude.measure import read_rows
 from longitude.runs.store import Store
 from longitude.statistics.estimates import Estimate, Sums, level
-from longitude.study import analysis, parts, report
+from longitude.study import analysis, parts
 from longitude.study.analysis import analyse
 from longitude.study.config import StudyConfig
 from longitude.study.parts import Ceiling, agreement, by_size, ceilings
 from longitude.study.plan import checked, plan
 from longitude.study.presets import of_preset
 from longitude.study.results import keep, read_run
-from longitude.study.tables import every_finding, latex, markdown, tables_of_parts
+from longitude.study.tables import every_finding, tables_of_parts
 from tests.study.conftest import NUMBERS, TINY, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
@@ -70,14 +70,6 @@ def test_a_ceiling_and_a_size_are_models_that_a_study_of_them_alone_trains(finis
         assert all(store.holds(units.training) and store.holds(units.measuring) for units in alone.trials)
     other = plan(replace(TINY, seeds=(0, 1), steps=2, train_length=32), finished)
     assert not any(store.holds(units.training) for units in other.trials)
-
-
-def test_one_text_is_measured_by_all(finished):
-    read = read_run(finished)
-    assert len({part.study["data"]["sha256"] for part in read.parts}) == 1 and len(read.parts) == 4
-    sizes = {tuple(trial.documents.query("length == 48 and method == 'non-overlapping'")["bytes"]) for part in read.parts
-             for trial in part.trials}  # fmt: skip
-    assert len(sizes) == 1
 
 
 @pytest.mark.parametrize(
@@ -200,30 +192,6 @@ def test_what_learned_too_little_at_either_size_is_in_no_pair(width, finished, m
 
 
 @pytest.mark.slow
-def test_every_output_says_which_models_its_values_are_of(finished):
-    """The terminal above the table, the page in its header, Markdown and LaTeX; a study of one size and length does not."""
-    found, first = analyse(finished), "16 wide, 1 layer, trained at 16 bytes"
-    assert first in str(report.table(found).title) and first in report.summary_lines(found).replace("\n         ", " ")
-    page = report.write_report(found).read_text()
-    assert first in page[page.index("<header>") : page.index("<h1>")]
-    assert first in markdown(found) and first in latex(found)
-    for part in found.run.others:
-        assert "models" not in analysis.conclude(analyse(part)).lines and "wide" not in str(
-            report.table(analyse(part)).title
-        )
-
-
-def test_tables_have_every_part(finished):
-    found = analyse(finished)
-    frame = every_finding(found)
-    assert {*map(tuple, frame[["train_length", "hidden", "layers"]].drop_duplicates().to_numpy())} == {
-        (length, hidden, 1) for length in (16, 32) for hidden in (16, 32)
-    }
-    titles = [title for title, _, _ in tables_of_parts(found.run)]
-    assert len(titles) == 3 and all(title in markdown(found) for title in titles)
-
-
-@pytest.mark.slow
 def test_a_study_is_kept_with_all_its_parts(finished, tmp_path):
     read, kept = read_run(finished), read_run(keep(read_run(finished), tmp_path / "kept"))
     assert [part.config for part in kept.parts] == [part.config for part in read.parts] and not (
@@ -231,15 +199,6 @@ def test_a_study_is_kept_with_all_its_parts(finished, tmp_path):
     ).exists()
     assert tables_of_parts(kept) == tables_of_parts(read)
     pd.testing.assert_frame_equal(every_finding(analyse(kept)), every_finding(analyse(read)))
-
-
-def test_what_is_not_done_of_another_part_is_named(finished, tmp_path):
-    read = read_run(finished)
-    last = read.others[-1]
-    lost = replace(last, trials=(replace(last.trials[0], status="diverged", step=1), *last.trials[1:]))
-    broken = replace(read, others=(*read.others[:-1], lost))
-    assert read.complete and not broken.complete
-    assert any("32 x 1 trained at 32" in note and "diverged" in note for note in analysis.notes(analyse(broken)))
 
 
 def test_seeds_of_both_sides_are_needed():

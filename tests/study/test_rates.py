@@ -1,6 +1,5 @@
 """A learning rate for each label: the rule, and that the tested lengths and the order of events have no part in the choice."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -10,16 +9,14 @@ import torch
 from longitude.measure import read_rows
 from longitude.measure.rows import from_frame
 from longitude.runs.store import Store
-from longitude.study import rates, run_trial, runner
-from longitude.study.executors import Workers
-from longitude.study.plan import plan, train_steps
-from longitude.study.rates import Choice, choices, choose, chosen, chosen_rates, edges, recorded, shown
+from longitude.study import run_trial
+from longitude.study.plan import plan
+from longitude.study.rates import Choice, choices, choose, chosen, chosen_rates, edges, shown
 from longitude.study.results import read_run, status_of
 from longitude.study.tasks.base import task_for
 from longitude.study.train import build_model, selection_loss
 from longitude.study.trial import Status, Trial, trials_of
-from tests.study.conftest import COPY, NUMBERS, TINY, assert_same_runs, conclusion, dying, printed, run
-from tests.study.test_executors import Killing
+from tests.study.conftest import COPY, NUMBERS, TINY, assert_same_runs, conclusion, printed, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32), methods=("non-overlapping",))
@@ -72,17 +69,6 @@ def test_nothing_is_chosen_before_every_candidate_has_ended():
         assert [*choices(found)] == ["nope"]
         assert {(trial.label, trial.rate) for trial in chosen([*found], choices(found))} == {("nope", 0.005)}
         assert {(t.label, t.rate) for t in shown(found, choices(found))} == {("nope", 0.005), ("rope", 0.01)}
-
-
-def test_a_study_with_one_rate_chooses_nothing():
-    found = statuses({}, learning_rates=(0.005,))
-    assert choices(found) == {} and chosen([*found], {}) == shown(found, {}) == [*found]
-
-
-def test_a_choice_survives_json():
-    found = {"rope": choose({0.002: 3.0, 1e-5: None})}
-    study = {"choices": {label: choice.as_json for label, choice in found.items()}}
-    assert recorded(json.loads(json.dumps(study))) == found
 
 
 # ---- the selection text ------------------------------------------------------------------------------------------------
@@ -218,86 +204,4 @@ def test_tested_lengths_have_no_part_in_the_choice(tmp_path, losses, monkeypatch
         assert {(trial.rate, trial.status) for trial in outcome.trials} == {(0.005, "diverged")}
 
 
-@pytest.mark.slow
-def test_a_failed_candidate_is_tried_again_before_anything_is_chosen(tmp_path, monkeypatch):
-    plain = run_trial.train
-
-    def breaks(model, config, trial, *rest):
-        if trial.label == "rope" and trial.rate == 0.01:
-            raise RuntimeError("the tea is out")
-        return plain(model, config, trial, *rest)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(run_trial, "train", breaks)
-        outcome, _ = run(SWEEP, tmp_path)
-    assert [(trial.label, trial.status) for trial in outcome.trials] == [("nope", "done"), ("rope", "failed")]
-    assert [*read_run(tmp_path).choices] == ["nope"]
-    assert "failed: rope" in conclusion(tmp_path).caution
-    assert run(SWEEP, tmp_path)[0].complete
-
-
-def die() -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize(
-    ("where", "name", "when"),
-    [
-        (run_trial, "selection_loss", 3),  # while candidates are trained
-        (rates, "choose", 1),  # before the choice is written
-        (runner, "choices", 1),  # before it is known what was chosen
-        (run_trial, "write_rows", 2),  # while the chosen are measured
-    ],
-)
-@pytest.mark.slow
-def test_a_sweep_killed_in_either_phase_ends_with_the_same_rows(where, name, when, whole, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(where, name, dying(getattr(where, name), when, die))
-        with pytest.raises(KeyboardInterrupt):
-            run(SWEEP, tmp_path)
-    assert run(SWEEP, tmp_path)[0].complete
-    assert_same_runs(whole, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_sweep_side_by_side_gives_the_rows_of_one_process_though_a_worker_is_killed(whole, tmp_path):
-    outcome, notes = run(SWEEP, tmp_path / "two", executor=Killing(Workers(2), tmp_path / "killed"))
-    assert outcome.complete and [note for note in notes if "its process was killed" in note]
-    assert_same_runs(whole, tmp_path / "two")
-
-
 # ---- steps that are matched by compute -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_labels_matched_by_compute_have_steps_of_their_own_everywhere(tmp_path):
-    config = replace(TINY, match="compute", encodings=("nope", "mamba"), steps=20, warmup=0.5)
-    expected = train_steps(config)
-    assert expected["nope"] == 20 != expected["mamba"]
-    outcome, _ = run(config, tmp_path)
-    assert outcome.complete
-    for trial in outcome.trials:
-        losses = [json.loads(line) for line in (trial.folder / "losses.jsonl").read_text().splitlines()]
-        assert len(losses) == trial.steps == expected[trial.label]
-        peak = max(range(len(losses)), key=lambda i: losses[i]["learning_rate"])
-        assert abs(peak - trial.steps / 2) <= 1  # it warms up for half of its own steps
-        assert json.loads((trial.folder / "unit.json").read_text())["inputs"]["steps"] == trial.steps
-    rows = from_frame(read_rows(tmp_path / "results.parquet"))
-    assert {(row.label, row.train_steps, row.train_tokens) for row in rows} == {
-        (label, steps, steps * 32) for label, steps in expected.items()
-    }
-    sentence = f"matched by compute: NoPE 20, mamba {expected['mamba']}"
-    assert sentence in " ".join(printed(tmp_path, 200).split())
-
-
-def test_few_seeds_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_trial.TrialRunner, "run", lambda self, units, *_: units.trial.status("failed", 0))
-    for seeds, more in (
-        ((0,), "--seeds 0 1 2 adds to them"),
-        ((1, 5), "--seeds 1 5 0 adds to them"),
-        ((0, 1, 2), None),
-    ):
-        _, notes = run(replace(TINY, seeds=seeds, encodings=("rope",)), tmp_path / str(len(seeds)))
-        named = [note for note in notes if "fewer than 3 seeds give wide intervals" in note]
-        assert len(named) == 1 and more in named[0] if more else not named

@@ -1,6 +1,5 @@
 """The page: whole, alone, true to the rows, safe with any text, and alive in a real browser without a network."""
 
-import io
 import json
 import os
 import re
@@ -9,7 +8,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
-import pandas as pd
 import pytest
 
 from longitude.report import figure
@@ -93,23 +91,6 @@ def html(run):
 
 
 @pytest.mark.slow
-def test_figures_are_whole_files(run):
-    names = {f"{name}.{kind}" for name in NAMES for kind in ("svg", "png")}
-    assert {path.name for path in (run / "figures").iterdir()} == names
-    for name in NAMES:
-        assert (run / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        svg = (run / "figures" / f"{name}.svg").read_text(encoding="utf-8")
-        assert svg.startswith("<svg") and svg.rstrip().endswith("</svg>") and "ALiBi" in svg  # the line's own label
-    assert {path.name for path in run.iterdir()} == {
-        "units",
-        "figures",
-        "report.html",
-        "results.parquet",
-        "question.json",
-    }
-
-
-@pytest.mark.slow
 def test_the_page_needs_nothing_else_and_text_of_others_is_text(html):
     page = Page(html)
     assert all(address.startswith("data:") for address in page.addresses) and "default-src 'none'" in html
@@ -167,19 +148,6 @@ def words_of(run):
 
 
 @pytest.mark.slow
-def test_little_was_measured(tmp_path):
-    """One length, one document, a label with options, and figures of an earlier report."""
-    bits = {"rope:base=500000": (2.6,), "rope+fox": (2.5,)}
-    write_run(tmp_path, bits, test_lengths=(256,), documents=1, methods=("non-overlapping",))
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures/by-position.svg").touch()
-    text = words_of(tmp_path)
-    assert "one document" in text and "base = 500000" in text and "hold" not in text.partition("The encodings")[0]
-    assert "longitude study --encodings rope:base=500000 rope+fox --train-length 256 --test-lengths 256" in text
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"by-length", "one-text", "training"}
-
-
-@pytest.mark.slow
 def test_nothing_was_measured(tmp_path):
     states = {("rope", 0): {"status": "failed", "step": 0, "reason": "RuntimeError: no memory"}}
     text = words_of(write_run(tmp_path, {"rope": BITS["rope"]}, states=states))
@@ -211,16 +179,6 @@ def test_labels_never_overlap_and_keep_their_order():
     assert all(b - a >= 0.1 - 1e-12 for a, b in pairwise(apart))
     assert apart[-1] == 3.0 and sum(apart) == pytest.approx(sum(values))
     assert figure.apart([1.0, 2.0], 0.1) == [1.0, 2.0]
-
-
-@pytest.mark.slow
-def test_twenty_labels_can_be_told_apart(tmp_path):
-    labels = [f"rope:base={100 * i}" for i in range(1, 21)]
-    analysis = analyse(write_run(tmp_path, dict.fromkeys(labels, (2.5, 2.6)), test_lengths=(256, 512)))
-    html = write_report(analysis).read_text(encoding="utf-8")
-    assert html.count('stroke-dasharray="7 3"') / 7 == html.count('stroke-dasharray="2 2"') / 6 >= 4  # in each table
-    drawn = json.dumps(figures(analysis)[0].chart.to_dict(), ensure_ascii=False)
-    assert all(f'"{name}"' in drawn for name in ("— RoPE (base=100)", "-- RoPE (base=800)", "·· RoPE (base=2000)"))
 
 
 # ---- in a browser -----------------------------------------------------------------------------------------------------
@@ -311,39 +269,6 @@ def test_a_reader_opens_it_and_points_at_a_number(width, run, browser):
     page.keyboard.press("Escape")
     page.wait_for_function(f"{drawn} === 6")
     assert requests == [path.as_uri()] and complaints == []
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-def test_a_reader_chooses_axes_and_order_by_keyboard(run, browser):
-    page, _, complaints = opened(browser, run / "report.html", 1280)
-    axis = page.locator("figure:has(#by-length) [data-axis=x]")
-    labels = "[...document.querySelectorAll('[data-chart=by-length] .role-axis-label text')]"
-    ticks = f"{labels}.map(e => e.getBoundingClientRect()).map(b => (b.left + b.right) / 2)"
-    assert axis.get_attribute("aria-pressed") == "true"
-    before = page.evaluate(ticks)[:5]
-    assert before[2] - before[1] == pytest.approx(before[1] - before[0], abs=2)  # 256, 512, 1024 on a logarithmic axis
-    axis.focus()
-    page.keyboard.press("Space")
-    page.wait_for_function(f"{ticks}[1] !== {before[1]}")
-    after = page.evaluate(ticks)[:5]
-    assert axis.get_attribute("aria-pressed") == "false"
-    assert after[3] - after[2] == pytest.approx(2 * (after[2] - after[1]), abs=4)  # twice as far, on a linear one
-    head = page.locator("table.sortable").first.locator("thead th").nth(8)  # bits per byte at 4096
-    head.locator("button").focus()
-    page.keyboard.press("Enter")
-    assert head.get_attribute("aria-sort") == "ascending"
-    cells = "[...document.querySelector('table.sortable').tBodies[0].rows].map(r => r.cells[8].dataset.value ?? '')"
-    order = page.evaluate(cells)
-    shown = [float(value) for value in order if value]
-    assert shown == sorted(shown) and order[len(shown) :] == [""] * (len(order) - len(shown))  # not measured: last
-    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
-    page.locator("[data-csv]").first.press("Enter")
-    page.wait_for_function("document.querySelector('[data-csv] + [role=status]').textContent === 'copied'")
-    copied = pd.read_csv(io.StringIO(page.evaluate("window.copied")))
-    expected = summary(run)
-    assert copied["value"].tolist() == pytest.approx(expected["value"].astype(float).tolist(), nan_ok=True)
-    assert complaints == []
 
 
 UNREADABLE = """() => {

@@ -3,16 +3,11 @@
 import json
 import signal
 from dataclasses import replace
-from random import Random
-from shutil import rmtree
-from time import sleep
 
 import pytest
-import torch
 
 from longitude.measure import read_rows
 from longitude.measure.rows import from_frame
-from longitude.runs import files
 from longitude.study import run_trial
 from longitude.study.results import Run
 from tests.study.conftest import NUMBERS, TINY, assert_same_runs, printed, process, run, units_in
@@ -75,27 +70,6 @@ def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
     assert found.complete and not [*tmp_path.rglob("failure.json")]
 
 
-@pytest.mark.slow
-def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
-    usage, full = files.shutil.disk_usage(tmp_path), []
-
-    def fails(*arguments, **named):
-        full.append(True)
-        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")  # torch's own words
-
-    for where, name in ((torch, "save"), (run_trial, "write_rows")):
-        full.clear()
-        with monkeypatch.context() as patched:
-            patched.setattr(where, name, fails)
-            patched.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=1000 if full else 10**9))
-            with pytest.raises(ValueError, match=r"no space left on the disk of .*the same command continues"):
-                run(TINY, tmp_path / "run")
-        assert all((path / "complete.json").exists() for path in (tmp_path / "run").glob("units/.*/trainer/check*"))
-        assert not list((tmp_path / "run").glob("**/*.tmp")) + list((tmp_path / "run").glob("**/failure.json"))
-    assert run(TINY, tmp_path / "run")[0].complete
-    assert files.out_of_space(OSError(28, "No space left on device"), tmp_path)
-
-
 # ---- sampled positions -------------------------------------------------------------------------------------------------
 
 
@@ -117,44 +91,6 @@ def test_a_study_records_its_sampler_everywhere(tmp_path):
 # ---- other processes ---------------------------------------------------------------------------------------------------
 
 RUN = "runner.study(plan(config, Path(sys.argv[1])))\n"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_two_processes_on_one_folder_share_the_trials(done, tmp_path):
-    """Each trains what the other is not at; both end with the whole study."""
-    both = [process(RUN, str(tmp_path / "both")) for _ in range(2)]
-    for one in both:
-        _, errors = one.communicate()
-        assert one.returncode == 0, errors
-    last = process(RUN, str(tmp_path / "alone"))
-    assert last.communicate() and last.returncode == 0
-    assert_same_runs(tmp_path / "both", tmp_path / "alone")
-    assert not [*(tmp_path / "both" / "units").glob(".*")]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_killed_twenty_times_at_random_the_rows_are_the_same(tmp_path):
-    """Two processes with two workers each on one folder, killed at random moments."""
-    random, out, killed = Random(0), tmp_path / "killed", 0
-    code = "from longitude.study.executors import Workers\n"
-    code += "runner.study(plan(replace(config, seeds=(0, 1)), Path(sys.argv[1])), executor=Workers(2))\n"
-    while killed < 20:
-        both = [process(code, str(out)) for _ in range(2)]
-        sleep(random.uniform(4, 25))
-        for one in both:
-            one.send_signal(signal.SIGKILL)
-            one.communicate()
-            killed += one.returncode == -signal.SIGKILL
-        finished = sorted(out.glob("units/[!.]*"))
-        if len(finished) == 9:
-            rmtree(random.choice(finished))  # else there is nothing left to kill
-    for place in (out, tmp_path / "whole"):
-        last = process(code, str(place))
-        _, errors = last.communicate()
-        assert last.returncode == 0, errors
-    assert_same_runs(out, tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -1,25 +1,23 @@
 """Trained models measured past their training length with scaled positions: the laws of that, and what is refused."""
 
 import math
-import re
 from dataclasses import dataclass, replace
 
-import pandas as pd
 import pytest
 import torch
 
 from longitude.measure import losses_by_length, read_rows
+from longitude.models import LongitudeForCausalLM
 from longitude.positions.absolute import Sinusoidal
 from longitude.positions.scaling import SCHEMES as SCALINGS, Linear, NTKByParts, base as rows, register_scheme
 from longitude.report.wording import and_
 from longitude.study import schemes
-from longitude.study.config import StudyConfig
 from longitude.study.plan import plan
 from longitude.study.results import read_run
 from longitude.study.schemes import extended, extends, list_schemes, method_of, searched, windows_of, with_temperatures
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, model_config
-from tests.study.conftest import NUMBERS, TINY, OneTrial, run
+from tests.study.conftest import NUMBERS, TINY, run
 
 SCHEMES = list_schemes()
 TOKENS = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(0))
@@ -73,17 +71,6 @@ def test_yarn_differs_from_ntk_by_parts_by_its_attention_factor_alone():
     assert not torch.equal(
         parts.frequencies(64, 1e4), NTKByParts(4.0, 256).frequencies(64, 1e4)
     )  # its ramp has a start
-
-
-def test_help_names_every_method():
-    """Those that other tests registered are plugins, which the help of a class cannot name."""
-    registered = {name for name in schemes.METHODS if not schemes.METHODS[name].__module__.startswith("longitude.")}
-    missing = [
-        name
-        for name in {*task_of("text").valid_methods()} - registered
-        if not re.search(rf"\W{name}\W", StudyConfig.__doc__ or "")
-    ]
-    assert not missing
 
 
 @pytest.mark.parametrize("length", [64, 128, 256, 1024, 4096])
@@ -261,7 +248,7 @@ def test_rows_of_a_study_that_was_given_schemes(study):
 
 def test_a_value_is_that_of_the_extended_model(study, data):
     [trial] = read_run(study).of("rope")
-    model = task_of("text").model.from_pretrained(trial.folder)
+    model = LongitudeForCausalLM.from_pretrained(trial.folder)
     [of] = losses_by_length(
         extended(model, "yarn", 16, 32),
         data.validation,
@@ -274,14 +261,6 @@ def test_a_value_is_that_of_the_extended_model(study, data):
     assert rows["rope", "yarn", 32] == pytest.approx(of.row().value, rel=1e-6)
 
 
-def test_a_search_is_given_the_selection_text(data, tmp_path, monkeypatch):
-    given = []
-    monkeypatch.setattr(schemes, "searched", lambda model, documents, *_: given.append(documents) or "linear")
-    config = replace(TINY, encodings=("rope",), methods=("longrope",))
-    OneTrial(tmp_path, "rope", 0, config, data).run()
-    assert len(given) == 2 and all(each is data.apart for each in given)
-
-
 def test_what_a_label_was_not_measured_by_is_in_its_status(study):
     reasons = {trial.label: trial.reason for trial in read_run(study).trials}
     rotating = [scheme for scheme in SCHEMES if scheme not in ("linear", "temperatures")]
@@ -292,20 +271,6 @@ def test_what_a_label_was_not_measured_by_is_in_its_status(study):
         "was not measured at 32, 48 but by linear",
         "alibi": f"alibi is not extended by {and_(['linear', *rotating])}",
     }
-
-
-@pytest.mark.slow
-def test_a_trial_that_was_killed_in_its_search_ends_alike(study, data, tmp_path, monkeypatch):
-    """What is searched for depends on the model and the text, on nothing before."""
-    config = replace(BY_ALL, encodings=("rope",))
-    trial = OneTrial(tmp_path, "rope", 0, config, data)
-    with monkeypatch.context() as patches:
-        patches.setattr(schemes, "evolve", lambda *arguments: 1 / 0)
-        status = trial.run()
-        assert status.status == "failed" and status.reason is not None and "ZeroDivisionError" in status.reason
-    assert trial.run().status == "done"
-    [other] = read_run(study).of("rope")
-    pd.testing.assert_frame_equal(pd.read_parquet(trial.measured / "documents.parquet"), other.documents)
 
 
 @pytest.mark.usefixtures("numbers")
@@ -328,13 +293,6 @@ def test_a_trial_that_was_killed_in_its_search_ends_alike(study, data, tmp_path,
 def test_refusals(options, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         plan(replace(TINY, **options), tmp_path)
-
-
-@pytest.mark.usefixtures("numbers")
-def test_models_of_mixed_lengths_are_extended_as_others(tmp_path):
-    """They were trained at every position of the longest window, without gaps."""
-    options = {"encodings": ("rope",), "methods": ("non-overlapping", "yarn"), "positions": "mixed"}
-    assert plan(replace(TINY, **options), tmp_path).config.positions == "mixed"
 
 
 def test_a_selection_text_without_a_window_is_refused():

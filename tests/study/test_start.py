@@ -1,12 +1,10 @@
 """Training that begins from the models of another study: what it begins with, what is recorded, what is refused."""
 
-import copy
 import hashlib
 import json
 import shutil
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 
@@ -15,8 +13,8 @@ from longitude.runs.store import Store
 from longitude.study.plan import plan
 from longitude.study.results import read_run
 from longitude.study.schemes import extended
-from longitude.study.train import LossLog, build_model, first_model
-from tests.study.conftest import NUMBERS, TINY, OneTrial, dying, run, sealed_again, trial_of, units_in
+from longitude.study.train import build_model, first_model
+from tests.study.conftest import NUMBERS, TINY, run, sealed_again, trial_of, units_in
 from tests.support import refused
 
 YARN = "rope:scaling=yarn,factor=3,original_max_length=16"
@@ -68,42 +66,6 @@ def test_training_begins_with_the_model_of_its_seed(seed, first, tmp_path):
     torch.testing.assert_close(model.eval()(tokens).logits, expected(tokens).logits, rtol=0, atol=0)
 
 
-def test_a_learning_rate_of_nothing_ends_where_it_began(first):
-    path = first.parent / "still"
-    run(replace(TUNED, encodings=("rope",), learning_rates=(1e-30,)), path)
-    assert same(model_of(path, "rope"), model_of(first, "rope"))
-    values = [{row.length: row.value for row in read_run(each).rows if row.label == "rope" and row.seed == 0 and row.method ==
-               "non-overlapping"} for each in (path, first)]  # fmt: skip
-    assert values[0] == pytest.approx(values[1], rel=1e-6)
-
-
-def test_training_goes_on_from_there(tuned, first):
-    assert not same(model_of(tuned, "rope"), model_of(first, "rope"))
-    assert read_run(tuned).of("rope")[0].losses[0]["loss"] < read_run(first).of("rope")[0].losses[0]["loss"]
-
-
-@pytest.mark.slow
-def test_a_killed_trial_ends_with_the_same_files(tuned, first, tmp_path, monkeypatch):
-    """The checkpoint is newer than the start."""
-
-    class Killed(BaseException): ...
-
-    def die():
-        raise Killed
-
-    planned = plan(TUNED, first.parent / "new")
-    trial = OneTrial(tmp_path, YARN, 0, planned.config, planned.data)
-    with monkeypatch.context() as patches:
-        patches.setattr(LossLog, "append", dying(LossLog.append, 6, die))
-        with pytest.raises(Killed):
-            trial.run()
-    assert replace(trial, data=copy.deepcopy(planned.data)).run().status == "done"
-    [other] = read_run(tuned).of(YARN)
-    for name in ("losses.jsonl", "model.safetensors"):
-        assert (trial.trained / name).read_bytes() == (other.folder / name).read_bytes(), name
-    pd.testing.assert_frame_equal(pd.read_parquet(trial.measured / "documents.parquet"), other.documents)
-
-
 def test_where_it_began_is_recorded(tuned, first):
     study = read_run(tuned).study
     [trial] = read_run(tuned).of(YARN)
@@ -112,15 +74,6 @@ def test_where_it_began_is_recorded(tuned, first):
     sha256 = hashlib.sha256((began.folder / "model.safetensors").read_bytes()).hexdigest()
     assert study["data"]["start"] == "rope" and study["data"]["start_sha256"] == {"0": sha256}
     assert own["start"] == sha256
-
-
-@pytest.mark.slow
-def test_seeds_are_added(first):
-    path, config = first.parent / "grows", replace(TUNED, encodings=("rope",))
-    run(config, path)
-    outcome, notes = run(replace(config, seeds=(0, 1)), path)
-    assert outcome.complete and "from first:rope" in notes[0]
-    assert len({*read_run(path).study["data"]["start_sha256"].values()}) == 2
 
 
 def test_another_start_trains_other_models(tuned, first):
@@ -143,14 +96,10 @@ def test_another_start_trains_other_models(tuned, first):
     ("options", "words"),
     [
         ({"start": "nothing"}, ["--start", "nothing"]),
-        ({"start": "./first"}, ["--start", "./first"]),
-        ({"start": "first"}, ["first:rope", "first:learned", "none"]),
         ({"start": "first:ropes"}, ["first:rope", "first:learned", "ropes"]),
         ({"seeds": (0, 2)}, ["first:rope", "2"]),
         ({"heads": 1}, ["first:rope", "num_attention_heads", "2", "1"]),
         ({"hidden": 32}, ["embedding_scale", "4.0"]),
-        ({"layers": 2}, ["--encodings", "model.layers.1", "none"]),
-        ({"encodings": ("rope", "learned")}, ["learned", "model.encodings.0.table", "[48, 16]", "none"]),
         ({"start": "first:learned"}, ["rope", "model.encodings.0.table", "none", "[16, 16]"]),
         ({"task": "copy-decoder", "methods": ("forward",), "data": ("generated",)}, ["--start", "first:rope"]),
     ],
@@ -177,8 +126,3 @@ def test_a_start_that_is_not_done_is_refused(first, tmp_path):
     sealed_again(path.parent)
     with refused("rope", "x7"):
         plan(TUNED, tmp_path / "new")
-
-
-def test_a_study_does_not_begin_from_itself(first):
-    with refused("--start", "first:rope"):
-        plan(replace(TINY, encodings=("rope", "learned"), seeds=(0, 1), start="first:rope"), first)

@@ -6,14 +6,10 @@ from typing import Any
 
 import pytest
 
-from longitude.measure import read_rows
-from longitude.measure.rows import from_frame
-from longitude.runs.store import Store
 from longitude.study import run_trial
-from longitude.study.plan import plan
 from longitude.study.results import read_run
 from longitude.study.units import TRAINING, ngrams_unit, units_of
-from tests.study.conftest import COPY, NUMBERS, TINY, edit_question, run, trial_of, units_in
+from tests.study.conftest import COPY, NUMBERS, TINY, edit_question, run, trial_of
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32))
@@ -143,34 +139,7 @@ def test_in_one_folder_nothing_is_trained_twice_and_each_report_is_right(four, t
     assert fresh.complete and trained[-1] == "rope seed 0 lr 0.005" and ask(TINY, 0) != []
 
 
-def test_longer_lengths_keep_the_training_text(four):
-    longer = plan(replace(TINY, test_lengths=(16, 48)), four)
-    assert all(Store(four).holds(units.training) for units in longer.trials)
-    with pytest.raises(ValueError, match=r"^--test-lengths"):
-        run(replace(TINY, test_lengths=(16, 50_000)), four)
-
-
-def test_lengths_and_methods_are_measured_without_training(four, monkeypatch):
-    monkeypatch.setattr(run_trial, "train", None)
-    found, _ = run(replace(TINY, test_lengths=(24, 48), methods=("sliding",)), four)
-    assert found.complete
-    whole = [row for row in from_frame(read_rows(four / "results.parquet")) if row.position_from is None]
-    assert {(row.label, row.method, row.length) for row in whole} == {
-        (label, "sliding", length) for label in ("nope", "rope") for length in (24, 48)
-    }
-
-
 # ---- what is damaged ---------------------------------------------------------------------------------------------------
-def test_a_unit_under_another_name_is_refused(four):
-    """A folder that was copied or renamed is never reported as what it is not."""
-    one, other = units_in(four, "rope")["train"], units_in(four, "nope")["train"]
-    shutil.rmtree(one)
-    shutil.copytree(other, one)
-    for call in (lambda: read_run(four), lambda: run(TINY, four)):
-        with pytest.raises(ValueError, match=f"{one.name} is damaged"):
-            call()
-    shutil.rmtree(one)  # what the message says
-    assert run(TINY, four)[0].complete
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from longitude.errors import Within, check_bounds
 from longitude.labels import parse_encoding
-from longitude.study.config import require_ascending, require_distinct, with_all
+from longitude.measure.config import check_ascending, check_each_once
+from longitude.study.config import option, with_all
 
 Pass = Literal["forward", "forward+backward"]
 DType = Literal["float32", "bfloat16", "float16", "float64"]
@@ -53,9 +54,9 @@ def checked(config: BenchConfig) -> BenchConfig:
     check_bounds(config)
     if config.heads % (config.kv_heads or config.heads):
         raise ValueError(f"--kv-heads must divide --heads, got {config.kv_heads} and {config.heads}")
-    require_ascending("lengths", config.lengths)
+    check_ascending("--lengths", config.lengths, 1)
     for name in ("encodings", "backends", "passes"):
-        require_distinct(name, getattr(config, name))
+        check_each_once(option(name), getattr(config, name))
     from longitude.attention.operation import require_backend
     from longitude.positions.base import list_encodings
 

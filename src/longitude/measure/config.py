@@ -131,7 +131,7 @@ def check_ascending(name: str, values: Sequence[float], low: float, high: float 
     """ValueError unless there are values, from low to high, each above the one before."""
     if not values or not low <= min(values) <= max(values) <= high or any(a >= b for a, b in pairwise(values)):
         limits = f"from {low}" if high == math.inf else f"from {low} to {high}"
-        raise UsageError(name, f"one or more numbers {limits}, ascending without repeats", listed(values) or "none")
+        raise UsageError(name, f"one or more numbers {limits}, ascending without repeats", listed(values))
 
 
 def check_methods(
@@ -153,7 +153,7 @@ def check_methods(
 def check_each_once(name: str, values: Sequence[str]) -> None:
     """ValueError unless there are values, all different."""
     if not values or len({*values}) < len(values):
-        raise UsageError(name, "at least one name, and each once", listed(values) or "none")
+        raise UsageError(name, "at least one name, and each once", listed(values))
 
 
 def checked_lengths(lengths: Sequence[int]) -> list[int]:
@@ -177,4 +177,4 @@ def as_json(config: MeasureConfig) -> dict[str, Any]:
 
 def listed(values: Iterable[Any]) -> str:
     """Values as they stand on the command line."""
-    return " ".join(map(str, values))
+    return " ".join(map(str, values)) or "none"

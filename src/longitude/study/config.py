@@ -1,11 +1,12 @@
 """The options of a study and their defaults. Importing this loads neither torch nor transformers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
-from typing import Any, Literal
+from itertools import product
+from typing import Annotated, Any, Literal
 
-from longitude.errors import UsageError, unknown
+from longitude.errors import UsageError, Within, check_bounds, unknown
+from longitude.measure.config import check_ascending, check_each_once, listed
 from longitude.runs.device import Device
 
 Positions = Literal["contiguous", "randomized", "skipped", "mixed"]
@@ -92,30 +93,30 @@ class StudyConfig:
     encodings: tuple[str, ...] = ("nope", "sinusoidal", "rope:base=27", "alibi", "t5:max_distance=32")
     data: tuple[str, ...] = ("stdlib",)
     tokenizer: str = BYTE
-    train_length: int = 64
+    train_length: Annotated[int, Within(2)] = 64
     train_lengths: tuple[int, ...] = ()
     positions: Positions = "contiguous"
     position_range: int | None = None
     start: str | None = None
     test_lengths: tuple[int, ...] = (64, 256, 1024)
-    steps: int = 800
+    steps: Annotated[int, Within(1)] = 800
     match: Match = "steps"
     seeds: tuple[int, ...] = (0, 1, 2)
-    batch_size: int = 8
-    accumulation: int = 1
+    batch_size: Annotated[int, Within(1)] = 8
+    accumulation: Annotated[int, Within(1)] = 1
     precision: Precision = "float32"
     learning_rates: tuple[float, ...] = (5e-3,)
     warmup: float = 0.1
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, Within(0)] = 0.1
     layers: tuple[int, ...] = (2,)
     hidden: tuple[int, ...] = (128,)
-    heads: int = 4
+    heads: Annotated[int, Within(1)] = 4
     block: Block = "default"
-    documents: int = 40
+    documents: Annotated[int, Within(1)] = 40
     methods: tuple[str, ...] = ("non-overlapping", "per-position")
     stride: int | None = None
     device: Device = "auto"
-    threads: int = 1
+    threads: Annotated[int, Within(1)] = 1
 
     def __post_init__(self):
         for name in SIZES:
@@ -187,48 +188,19 @@ class StudyConfig:
         return self.steps * self.batch_size * self.train_length
 
 
-# ---- checks that `longitude bench` also uses --------------------------------------------------------------------------
+# ---- checks of options -----------------------------------------------------------------------------------------------
 def option(name: str) -> str:
     """How a field is written on the command line."""
     return "--" + name.replace("_", "-")
 
 
-def listed(values: Sequence[Any]) -> str:
-    """Values of an option as they were given."""
-    return " ".join(map(str, values)) or "none"
-
-
-def require_at_least(config: Any, **least: int) -> None:
-    """Raise ValueError for a field below its least value; None is allowed."""
-    for name, number in least.items():
-        value = getattr(config, name)
-        if value is not None and value < number:
-            raise UsageError(option(name), f"at least {number}", value)
-
-
 def require_numbers(config: StudyConfig) -> None:
     """ValueError for a number or a list out of range, whatever the task is."""
-    least = ("steps", "batch_size", "accumulation", "heads", "documents", "threads")
-    require_at_least(config, train_length=2, **dict.fromkeys(least, 1))
-    for name in (*SIZES, *(["train_lengths"] if config.train_lengths else [])):
-        require_ascending(name, getattr(config, name))
-    require_ascending("test_lengths", config.test_lengths)
+    check_bounds(config)
+    for name in (*SIZES, *(["train_lengths"] if config.train_lengths else []), "test_lengths"):
+        check_ascending(option(name), getattr(config, name), 1)
     for name in ("seeds", "learning_rates", "methods", "encodings", "data"):
-        require_distinct(name, getattr(config, name))
-
-
-def require_ascending(name: str, values: Sequence[int]) -> None:
-    """ValueError unless there are values, all above 0, each above the one before."""
-    if not values or min(values) < 1:
-        raise UsageError(option(name), "positive numbers", listed(values))
-    if any(a >= b for a, b in pairwise(values)):
-        raise UsageError(option(name), "numbers that ascend without repeats", listed(values), "sort them")
-
-
-def require_distinct(name: str, values: Sequence[Any]) -> None:
-    """Raise ValueError unless there are values and all differ."""
-    if not values or len({*values}) < len(values):
-        raise UsageError(option(name), "at least one name, and each once", listed(values))
+        check_each_once(option(name), getattr(config, name))
 
 
 def with_all(labels: tuple[str, ...], every: Callable[[], Iterable[str]]) -> tuple[str, ...]:

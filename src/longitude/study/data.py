@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from longitude.errors import UsageError
+from longitude.measure.config import listed
 from longitude.measure.sources import Text, name_hash, read_texts
 from longitude.positions.samplers import Sampler
-from longitude.study.config import StudyConfig, listed
+from longitude.study.config import StudyConfig
 from longitude.study.tokens import BYTES, Read, Reader, reader
 
 SHARES = {"validation": 20, "selection": 10}

@@ -15,6 +15,7 @@ import transformers
 
 from longitude.errors import UsageError, unknown
 from longitude.labels import parse_label
+from longitude.measure.config import check_each_once, listed
 from longitude.models import LongitudeConfig
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
@@ -28,9 +29,7 @@ from longitude.study.config import (
     GENERATED,
     RANGED,
     StudyConfig,
-    listed,
     option,
-    require_distinct,
     require_numbers,
     with_all,
 )
@@ -149,7 +148,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     labels = with_all(config.encodings, lambda: _meaningful(task))
     for label in labels:
         _require_digits(label, task, task.vocabulary(config))
-    require_distinct("encodings", labels)
+    check_each_once("--encodings", labels)
     config = replace(config, encodings=labels)
     if config.positions in RANGED and config.position_range is None:
         kept = before.position_range if before and before.positions == config.positions else None
@@ -194,7 +193,6 @@ def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
     yield "seeds", min(config.seeds) >= 0 and max(config.seeds) < 2**32, "be numbers from 0 to 2^32 - 1"
     yield "learning_rates", all(0 < rate < math.inf for rate in config.learning_rates), "be above 0"
     yield "warmup", 0 <= config.warmup < 1, "be a share of the steps from 0 to below 1"
-    yield "weight_decay", 0 <= config.weight_decay < math.inf, "be 0 or more"
     yield "stride", config.stride is None or 1 <= config.stride <= shortest, f"be 1 to the shortest length {shortest}"
     if config.positions in RANGED and config.position_range is not None:
         needed = task.positions(config.train_length)

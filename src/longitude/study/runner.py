@@ -11,12 +11,12 @@ from typing import Any
 
 from longitude import plugins
 from longitude.measure import write_rows
+from longitude.measure.config import listed
 from longitude.native import load
 from longitude.runs.files import out_of_space, write_json
 from longitude.runs.provenance import commit_of_code, provenance
 from longitude.runs.store import Ends, Store
 from longitude.study import rates
-from longitude.study.config import listed
 from longitude.study.data import BLOCKS
 from longitude.study.executors import Executor, InProcess
 from longitude.study.ngrams import ngrams_of

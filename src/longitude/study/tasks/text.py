@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 
 from longitude.measure import DocumentLosses, Row, losses_by_length
+from longitude.measure.config import listed
 from longitude.measure.documents import typical
 from longitude.measure.text import default_bins
 from longitude.measure.windows import Reader, nats_of
 from longitude.report.wording import and_
-from longitude.study.config import BYTE, RANGED, StudyConfig, listed
+from longitude.study.config import BYTE, RANGED, StudyConfig
 from longitude.study.copies import COPIES, foretold
 from longitude.study.data import WINDOWS, Examples, StudyData, Windows
 from longitude.study.results import FIRST, LAST
