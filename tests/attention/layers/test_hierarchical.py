@@ -71,18 +71,9 @@ def binary_blocks(a: int) -> list[tuple[int, int]]:
     return found
 
 
-def merged(x: Tensor, tree) -> Tensor:
-    """The summary of tokens [B, H, 2^l, DIM]: of halves, and of their halves."""
-    n = x.shape[2]
-    if n == 1:
-        return x[:, :, 0]
-    return tree(int(math.log2(n)), merged(x[:, :, : n // 2], tree), merged(x[:, :, n // 2 :], tree))
-
-
-def definition(q, k, v, gate, window, combine, encoding=(), size_term=True, tree=None) -> Tensor:
+def definition(q, k, v, gate, window, combine, encoding=(), size_term=True) -> Tensor:
     """Query by query."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-    pool = (lambda x: x.mean(2)) if tree is None else (lambda x: merged(x, tree))
     every = torch.arange(q.shape[2], dtype=torch.float64)
     q, tokens = rotate(encoding, q, every), rotate(encoding, k, every)
     outs = []
@@ -94,7 +85,7 @@ def definition(q, k, v, gate, window, combine, encoding=(), size_term=True, tree
             outs.append((near.softmax(-1)[..., None] * near_v).sum(2))
             continue
         centres = torch.tensor([s + (e - s - 1) / 2 for s, e in parts], dtype=torch.float64)
-        far_k, far_v = (torch.stack([pool(x[:, :, s:e]) for s, e in parts], 2) for x in (k, v))
+        far_k, far_v = (torch.stack([x[:, :, s:e].mean(2) for s, e in parts], 2) for x in (k, v))
         far = (rotate(encoding, far_k, centres) @ q[:, :, t, :, None])[..., 0] / DIM**0.5 + bias(encoding, t - centres)
         far = far + torch.tensor([math.log(e - s) if size_term else 0.0 for s, e in parts], dtype=torch.float64)
         if combine == "softmax":
@@ -158,24 +149,13 @@ def test_longer_than_a_chunk(window: int, size_term: bool, chunk: int, monkeypat
     close(ours, definition(q, k, v, gate, window, "gate", built("rotation"), size_term))
 
 
-def tree(level: int, left: Tensor, right: Tensor) -> Tensor:
-    """A merge of halves that depends on the level."""
-    return (left + 0.5 * right.flip(-1)) * (1 + level) ** -0.5
-
-
-def test_merge_of_halves() -> None:
-    q, k, v, _ = numbers(22)
-    ours = hierarchical_attention(q, k, v, window=4, combine="softmax", merge=(tree, tree))
-    close(ours, definition(q, k, v, None, 4, "softmax", tree=tree))
-
-
 # ---- documents and positions -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("window", "combine"), [(1, "softmax"), (3, "gate"), (50, "gate")])
 @pytest.mark.parametrize("name", ["rotation", "fixed bias"])
 def test_documents_as_a_compiler_sees_them(
     name: str, window: int, combine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a look at where they end: the same, gradients too, with numbers that come back, and learned merges."""
+    """Without a look at where they end: the same, gradients too, with numbers that come back."""
     inputs = [x.requires_grad_() for x in numbers(40)]
     q, k, v, gate = inputs
     documents = torch.zeros(2, 40, dtype=torch.long)
@@ -187,7 +167,7 @@ def test_documents_as_a_compiler_sees_them(
         with monkeypatch.context() as patch:
             if compiling:
                 patch.setattr(module, "readable", lambda *tensors: False)
-            out = hierarchical_attention(q, k, v, documents=documents, merge=(tree, tree), **options)
+            out = hierarchical_attention(q, k, v, documents=documents, **options)
         answers.append([out, *gradients(out, inputs)])
     close(*answers, atol=1e-11)
 
@@ -236,8 +216,6 @@ test_refusals = refused_calls(
     [
         (calling(window=0), "window"),
         (calling(combine="gates"), "'gate'"),
-        (calling(merge="learned"), "merge", "'mean'"),  # the layer alone learns
-        (lambda: HierarchicalAttention(16, 2, merge="max"), "'mean' or 'learned'"),
         (calling(size_term=1), "size_term"),
         (calling(gate=None), "combine='gate'", "None"),
         (calling(combine="softmax"), "gate", "combine='softmax'"),

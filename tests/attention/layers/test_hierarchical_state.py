@@ -1,4 +1,4 @@
-"""Hierarchical attention as a layer: its state, how it begins, learned merges; laws try it in chunks."""
+"""Hierarchical attention as a layer: its state, how it begins; laws try it in chunks."""
 
 from itertools import pairwise
 
@@ -45,7 +45,7 @@ def cache_after(mixer: HierarchicalAttention, x: Tensor, size: int = 45):
 def test_calls_with_documents(encoding: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents that end in different calls, padding within one, and rows with different numbers of tokens before."""
     monkeypatch.setattr(hierarchical, "CHUNK", chunk)
-    mixer, x, documents = layer(encoding, merge="learned"), tokens(), torch.zeros(3, 45, dtype=torch.long)
+    mixer, x, documents = layer(encoding), tokens(), torch.zeros(3, 45, dtype=torch.long)
     documents[0, 25:], documents[1, 3:5], documents[1, 24:], documents[2, :14] = 1, -1, 1, -1
     cache = mixer.cache_layer()
     calls = pairwise((0, 13, 30, 31, 43, 44, 45))
@@ -71,26 +71,9 @@ def test_state_is_the_binary_counter() -> None:
 
 
 # ---- the layer -------------------------------------------------------------------------------------------------------
-def test_as_it_begins() -> None:
-    """The gate opens to the window at sigmoid(2), and a learned merge is the average."""
-    mixer, x = layer(filled=False), tokens()
-    assert mixer.gate_bias is not None and mixer.gate_bias.tolist() == [2.0] * HEADS
-    learned = layer(filled=False, merge="learned")
-    learned.load_state_dict(mixer.state_dict(), strict=False)
-    close(learned(x), mixer(x), atol=1e-14)
-
-
-def test_learned_merge() -> None:
-    """A_l [left; right] with a matrix for each level, the average above; each that is used gets a gradient."""
-    mixer, x = layer(merge="learned", merge_levels=7), tokens()
-    mixer(x).square().sum().backward()
-    merge = mixer.merge_keys
-    assert merge is not None and merge.change.grad is not None
-    assert [bool(g.any()) for g in merge.change.grad] == [True] * 5 + [False] * 2  # 40 tokens before the window: 2^5
-    left, right = torch.randn(2, 3, WIDTH // HEADS, dtype=torch.float64)
-    by_hand = torch.cat([left, right], -1) @ merge.change[1].T + (left + right) / 2
-    torch.testing.assert_close(merge(2, left, right), by_hand)
-    torch.testing.assert_close(merge(8, left, right), (left + right) / 2)
+def test_the_gate_opens_to_the_window() -> None:
+    gate = layer(filled=False).gate_bias
+    assert gate is not None and gate.tolist() == [2.0] * HEADS
 
 
 def calling(batch: int = 3, **options):

@@ -37,24 +37,15 @@ if TYPE_CHECKING:
 CHUNK = 32
 """Prefixes whose queries share a matrix product, a power of two: more of them waste scores, fewer waste time."""
 
-Merge = Callable[[int, Tensor, Tensor], Tensor]
-"""(level, left, right) -> the summaries at `level`, from those of both halves [..., D], one level below."""
-
-
-def mean(level: int, left: Tensor, right: Tensor) -> Tensor:
-    """The average of both halves. Halving is exact, so this is the sum of all tokens divided by their number."""
-    return (left + right) * 0.5
-
 
 @dataclass(frozen=True)
 class Rule:
-    """The options of one call, as in hierarchical_attention. merges: for keys and for values."""
+    """The options of one call, as in hierarchical_attention."""
 
     window: int
     combine: str
     size_term: bool
     scale: float
-    merges: tuple[Merge, Merge] = (mean, mean)
     dropout: float = 0.0
     backend: str = "auto"
 
@@ -98,7 +89,6 @@ def hierarchical_attention(
     combine: str = "gate",
     gate: Float[Tensor, "B H L"] | None = None,
     size_term: bool = True,
-    merge: str | tuple[Merge, Merge] = "mean",
     encoding: Encoding | Sequence[Encoding] | None = None,
     positions: Positions | None = None,
     documents: Int[Tensor, "B L"] | None = None,
@@ -114,8 +104,8 @@ def hierarchical_attention(
         far  = softmax over the blocks of a (scale q.K + bias + ln size) V,    blocks: one for each binary digit 1 of a
         out  = g near + (1 - g) far,  g = gate (1 where a = 0);   or one softmax over both
 
-    A block of 2^l tokens begins at a multiple of 2^l. Its key and value are the merge of its two halves, down to the keys and
-    values of tokens before any rotation. All its tokens come before the window, so the result is causal.
+    A block of 2^l tokens begins at a multiple of 2^l. Its key and value are the averages of the keys and values of its tokens
+    before any rotation. All its tokens come before the window, so the result is causal.
 
     A block is rotated after pooling, at its center half way between its first and last token. Half way between two offsets a
     bias is the mean of both. With size_term and "softmax" the result equals full attention if all keys are equal, or if
@@ -129,7 +119,6 @@ def hierarchical_attention(
         combine: "gate", or "softmax" over both parts.
         gate: [B, H, L] in [0, 1], with "gate" only.
         size_term: whether a block counts as its number of tokens.
-        merge: "mean", or two functions (level, left, right) -> the merged [..., D], of keys and of values; level counts from 1.
         encoding: rotations and relative position biases.
         positions: as in attend.
         documents: a number per token [B, L]; windows and blocks stay within a run of equal numbers. Negative numbers are
@@ -149,10 +138,7 @@ def hierarchical_attention(
     if q.shape[2] != k.shape[2]:
         raise UsageError("", "as many queries as keys", f"{q.shape[2]} and {k.shape[2]}")
     require_rule("hierarchical_attention", window, combine, size_term)
-    if not isinstance(merge, tuple):
-        check_choice("hierarchical_attention", Literal["mean"], merge=merge)
-        merge = mean, mean
-    rule = Rule(window, combine, size_term, q.shape[3] ** -0.5 if scale is None else scale, merge, dropout, backend)
+    rule = Rule(window, combine, size_term, q.shape[3] ** -0.5 if scale is None else scale, dropout, backend)
     if (gate is not None) != (combine == "gate"):
         raise ValueError(
             f"gate: combine={combine!r} expected {'a gate' if combine == 'gate' else 'no gate'}, got {gate!r}"
@@ -325,7 +311,7 @@ def attend_far(
     of_slot = source_of(stream.slot, there, chunks * size)
     keys, values = (picked(x, of_slot).to(dtype) for x in (stream.keys[..., : q.shape[3]], stream.values))
     tokens = Blocks(keys, values, picked(stream.places.expand(-1, -1, -1, 2), of_slot))
-    smaller, whole = chunk_blocks(rule, mapped(lambda x: x.unflatten(2, (chunks, size)), tokens))
+    smaller, whole = chunk_blocks(mapped(lambda x: x.unflatten(2, (chunks, size)), tokens))
 
     # The chunks whose blocks are needed, the last one for the state: their number in a document, and where its chunk 0 is.
     chunk = torch.arange(chunks, device=q.device)
@@ -334,7 +320,7 @@ def attend_far(
     begin = begin - torch.where(begin == 0, stream.before, 0)
     number = torch.cat([chunk[first:] - begin[:, :-1], complete], 1)
     carried = None if state is None else Blocks(state.block_keys, state.block_values, state.ends)
-    larger = larger_blocks(rule, whole, carried, stream.before, begin, number, levels, len(smaller))
+    larger = larger_blocks(whole, carried, stream.before, begin, number, levels)
     state = state_after(stream, seen, complete, newest, window, larger) if cached else None
 
     blocks, level, visible = of_chunks(smaller, larger, number[:, :-1], first, size)
@@ -362,33 +348,31 @@ def mapped(change: Callable[..., Tensor], *blocks: Blocks) -> Blocks:
     return Blocks(*(change(*x) for x in zip(*blocks, strict=True)))
 
 
-def merged(rule: Rule, level: int, left: Blocks, right: Blocks) -> Blocks:
-    """The blocks of a level, of halves one level below."""
-    (keys, values), ends = rule.merges, torch.stack([left.ends[..., 0], right.ends[..., 1]], -1)
-    return Blocks(keys(level, left.keys, right.keys), values(level, left.values, right.values), ends)
+def merged(left: Blocks, right: Blocks) -> Blocks:
+    """The blocks of two halves each. Halving is exact, so a block is the sum of its tokens divided by their number."""
+    ends = torch.stack([left.ends[..., 0], right.ends[..., 1]], -1)
+    return Blocks((left.keys + right.keys) * 0.5, (left.values + right.values) * 0.5, ends)
 
 
-def chunk_blocks(rule: Rule, tokens: Blocks) -> tuple[list[Blocks], Blocks]:
+def chunk_blocks(tokens: Blocks) -> tuple[list[Blocks], Blocks]:
     """The left children at each level within chunks [B, Hkv, chunks, size, D], and the whole chunks [B, Hkv, chunks, D]."""
     children: list[Blocks] = []
     while tokens.keys.shape[3] > 1:
         left, right = mapped(lambda x: x[..., ::2, :], tokens), mapped(lambda x: x[..., 1::2, :], tokens)
         children.append(left)
-        tokens = merged(rule, len(children), left, right)
+        tokens = merged(left, right)
     return children, mapped(lambda x: x.squeeze(3), tokens)
 
 
 def larger_blocks(
-    rule: Rule,
     chunks: Blocks,
     carried: Blocks | None,
     before: Int[Tensor, "#B 1"],
     begin: Int[Tensor, "#B n"],
     number: Int[Tensor, "#B n"],
     levels: int,
-    smaller: int,
 ) -> list[Blocks]:
-    """For each level above `smaller`, the block [B, Hkv, n, D] of a prefix of `number` chunks; zeros where its digit is 0.
+    """For each level from chunks on, the block [B, Hkv, n, D] of a prefix of `number` chunks; zeros where its digit is 0.
 
     carried: the blocks of the `before` chunks before the first one. begin: chunk 0 of the document of each prefix.
     """
@@ -414,10 +398,10 @@ def larger_blocks(
         at = (begin + (((number >> level) - 1) << level)).clamp(min=-1) + 1
         at = at.masked_fill(number >> level & 1 == 0, -1)
         needed.append(mapped(lambda x, y, at=at: picked(torch.cat([x, y], 2), at), left, chunks))
-        across = merged(rule, smaller + level + 1, left, right)
+        across = merged(left, right)
         # A block from each chunk on: no prefix has one that runs past the end of its document.
         beyond = mapped(lambda x, level=level: x.roll(-(1 << level), 2), chunks)
-        chunks = merged(rule, smaller + level + 1, chunks, beyond)
+        chunks = merged(chunks, beyond)
     return needed
 
 
@@ -561,26 +545,6 @@ def refusal(encoding: Encoding) -> str | None:
 
 
 # ---- the layer -----------------------------------------------------------------------------------------------------------
-class LearnedMerge(nn.Module):
-    """A_l [left; right], l = 1 .. levels: one matrix for each level, for all blocks and heads. Higher levels average.
-
-    The parameter is the difference from the average, 0 at the start: weight decay pulls back to the average.
-    """
-
-    def __init__(self, levels: int, head_dim: int):
-        super().__init__()
-        self.change = nn.Parameter(torch.zeros(levels, head_dim, 2 * head_dim))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.change)
-
-    def forward(self, level: int, left: Tensor, right: Tensor) -> Tensor:
-        average = (left + right) * 0.5
-        if level > len(self.change):
-            return average
-        return average + torch.cat([left, right], -1) @ self.change[level - 1].to(left.dtype).T
-
-
 @register_mixer("hierarchical")
 class HierarchicalAttention(StateMixer, Headed):
     """Attention to blocks of growing size: the last `window` tokens individually, earlier tokens in blocks of sizes 2^l.
@@ -588,8 +552,8 @@ class HierarchicalAttention(StateMixer, Headed):
         near = attention over the last tokens,   far = softmax over the blocks (scale q.K + bias + ln size) V
         out  = g near + (1 - g) far,   g = sigmoid(W_g x + b_g);   or one softmax over both
 
-    Each binary digit 1 of the number of tokens before the window is a block of that power of two tokens, the merge of its
-    halves. `hierarchical_attention` has the definition. Its cache is a state of the window and about log2 L blocks.
+    Each binary digit 1 of the number of tokens before the window is a block of that power of two tokens, their average.
+    `hierarchical_attention` has the definition. Its cache is a state of the window and about log2 L blocks.
 
     Args:
         dim: width of x and of the output.
@@ -599,10 +563,6 @@ class HierarchicalAttention(StateMixer, Headed):
         window: tokens attended individually, the query's token included.
         combine: "gate": g = sigmoid(W_g x + b_g) for each head, b_g = 2 at the start; or "softmax".
         size_term: whether a block counts as its number of tokens.
-        merge: "mean", or "learned": a block is A_l [left; right] of its halves, the average at the start, with one matrix per
-            level for keys and one for values.
-        merge_levels: number of levels with learned matrices, for blocks of up to 2^merge_levels tokens. Higher levels average.
-            Levels that no training sequence was long enough to use average, too, over what lower levels learned to merge.
         head_dim, bias, dropout, scale: as in MultiHeadAttention.
         backend: backend of the near part, as in attend.
 
@@ -627,32 +587,22 @@ class HierarchicalAttention(StateMixer, Headed):
         window: int = 256,
         combine: str = "gate",
         size_term: bool = True,
-        merge: str = "mean",
-        merge_levels: int = 12,
         bias: bool = False,
         **options: Unpack[HeadedOptions],
     ):
         super().__init__(dim, num_heads, num_kv_heads, bias=bias, **options)
         require_rule("HierarchicalAttention", window, combine, size_term)
-        check_choice("HierarchicalAttention", Literal["mean", "learned"], merge=merge)
         self.window, self.combine, self.size_term = window, combine, size_term
         self.gate_proj = nn.Linear(dim, num_heads, bias=False) if combine == "gate" else None
         self.gate_bias = nn.Parameter(torch.empty(num_heads)) if combine == "gate" else None
-        learned = merge == "learned"
-        self.merge_keys, self.merge_values = (
-            LearnedMerge(merge_levels, self.head_dim) if learned else None for _ in range(2)
-        )
         self.encoding = compose(encoding)
         self.require(self.encoding)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The gate opens to the window, sigmoid(2) = 0.88, and blocks are averages."""
+        """The gate opens to the window: sigmoid(2) = 0.88."""
         if self.gate_bias is not None:
             nn.init.constant_(self.gate_bias, 2.0)
-        for merge in (self.merge_keys, self.merge_values):
-            if merge is not None:
-                merge.reset_parameters()
 
     def products(self, keys: float) -> float:
         seen = min(keys, self.window + math.log2(max(1, keys)))  # the near tokens, and about a block for each doubling
@@ -667,11 +617,9 @@ class HierarchicalAttention(StateMixer, Headed):
         return super().refuses(encoding) or refusal(encoding)
 
     def rule(self) -> Rule:
-        learned = self.merge_keys is not None and self.merge_values is not None
-        merges: tuple[Merge, Merge] = (self.merge_keys, self.merge_values) if learned else (mean, mean)  # type: ignore[assignment]
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         dropout = self.dropout if self.training else 0.0
-        return Rule(self.window, self.combine, self.size_term, scale, merges, dropout, self.backend)
+        return Rule(self.window, self.combine, self.size_term, scale, dropout, self.backend)
 
     def mix(self, x: Tensor, state: State | None, inputs: StateInputs) -> tuple[Tensor, State | None]:
         self.require_state(state, len(x), inputs.encoding)
@@ -688,10 +636,10 @@ class HierarchicalAttention(StateMixer, Headed):
         return self.window
 
     def far_parameters(self) -> list[nn.Parameter]:
-        """Parameters that only sequences longer than the window use: those of the gate and the merges."""
-        gate = [*self.gate_proj.parameters(), self.gate_bias] if self.gate_proj is not None else []
-        merges = [merge.change for merge in (self.merge_keys, self.merge_values) if merge is not None]
-        return [p for p in (*gate, *merges) if p is not None]
+        """Parameters that only sequences longer than the window use: those of the gate."""
+        if self.gate_proj is None or self.gate_bias is None:
+            return []
+        return [*self.gate_proj.parameters(), self.gate_bias]
 
     def require_state(self, state: State | None, batch: int, encoding: Composed) -> None:
         """ValueError for a state of another batch, window, size or encoding."""
