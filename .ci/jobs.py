@@ -1,7 +1,6 @@
 """Runs the jobs of .github/workflows here, in fresh clones and environments: `python .ci/jobs.py core-only versions`.
 
     python .ci/jobs.py                      what there is, and which steps need GitHub
-    python .ci/jobs.py --keep DIR build     in DIR, which stays
 
 Each combination of a job's matrix gets a clone of the last commit and an environment of its Python, as actions/setup-python gives
 one; artifacts are folders beside the clones. A step that needs GitHub, another system or a missing Python is named. So is one
@@ -164,7 +163,6 @@ def do(job: Job, step: dict[str, Any], clone: Path, artifacts: Path, environment
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="JOB")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR, and leave clones and logs there")
     options = parser.parse_args()
     found = jobs()
     if unknown := set(options.names) - {job.name for job in found}:
@@ -175,11 +173,10 @@ def main() -> int:
             reasons = [why for step in job.steps if "if" not in step and (why := why_not(job, step)) is not None]
             print(f"{job.title}{''.join(f'; not here: {why}' for why in dict.fromkeys(reasons))}")
         return 0
-    folder = options.keep or Path(tempfile.mkdtemp(prefix="longitude-ci-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="longitude-ci-"))
     print(f"logs and clones: {folder}", flush=True)
     passed = [run(job, folder) for job in found if job.name in options.names]
-    if all(passed) and options.keep is None:
+    if all(passed):
         shutil.rmtree(folder)
     return int(not all(passed))
 

@@ -26,8 +26,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- numbers: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PROSE = 140
 """Characters of a line of prose."""
-TITLES = {"growth of the length": "Memory growth / length growth"}
-"""Baseline -> the title of its table, if that is not "Relative to" it."""
 
 
 def newest(name: str) -> Path | None:
@@ -42,7 +40,7 @@ def promises(measured: dict[str, Any]) -> str:
     groups: dict[str, list[dict[str, Any]]] = {}
     for target in measured["targets"]:
         groups.setdefault(target["of"], []).append(target)
-    tables = {TITLES.get(of, f"Relative to {of}"): group for of, group in groups.items() if len(group) > 1}
+    tables = {f"Relative to {of}": group for of, group in groups.items() if len(group) > 1}
     alone = "Each relative to its own baseline"
     if single := [target for group in groups.values() if len(group) == 1 for target in group]:
         tables[alone] = single

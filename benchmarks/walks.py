@@ -1,6 +1,6 @@
 """How far data walks: Python calls and files of the package from a user's call to the kernel, and the time of a decoded token.
 
-    python benchmarks/walks.py [--json] [--no-times] [--threads 2] [--encodings rope t5 ...] [--layers 2 24 ...] [--hidden 64 ...]
+    python benchmarks/walks.py [--no-times] [--threads 2] [--encodings rope t5 ...] [--layers 2 24 ...] [--hidden 64 ...]
                                [--batch 1 ...] [--contexts 128 ...]
 
 Calls of functions in src/longitude are counted by sys.setprofile, after one call of the same kind has filled what is made once.
@@ -9,7 +9,6 @@ combination of the sizes is timed. What is wanted is advice: no test asks for it
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -28,12 +27,13 @@ import longitude as lg
 SOURCE = str(Path(lg.__file__).parent)
 NAMED = ("choose", "cheapest", "refuses", "spans", "raw_request", "require_causal", "length_parts", "prepare")
 """Functions whose calls are told one by one."""
-WANTED = {  # counted on 2026-11-26, then what is wanted: (calls, files), None: no number is
-    "attend": ((118, 8), (118, 8)),
-    "training step": ((357, 22), (357, 22)),
-    "decoded token": ((266, 24), (240, 20)),
-    "study, before its first model": ((1406, 14), (None, 14)),
+WANTED = {
+    "attend": (80, 8),
+    "training step": (347, 22),
+    "decoded token": (220, 20),
+    "study, before its first model": (1000, 14),
 }
+"""Calls and files at most."""
 SIZES: dict[str, list[Any]] = {
     "encodings": ["rope", "alibi"], "layers": [4], "hidden": [64, 256], "batch": [1, 8], "contexts": [128]
 }  # fmt: skip
@@ -201,7 +201,6 @@ def main() -> int:
         description="Calls and files of the walks that matter, and a decoded token's time.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--no-times", action="store_true", help="count only")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     for name, default in SIZES.items():
@@ -209,34 +208,20 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=kind, nargs="+", default=default, help="of the decoders that are timed")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = []
+    print(f"{'walk':<30} {'calls':>6} {'files':>6}   wanted (calls, files)")
     for name, (functions, files) in walks().items():
-        before, wanted = WANTED[name]
-        counted = functions.total(), len(files)
-        named = {function: functions[function] for function in NAMED if functions[function]}
-        rows.append(
-            {"walk": name, "calls": counted[0], "files": counted[1], "before": before, "wanted": wanted, **named}
-        )
+        named = ", ".join(f"{function} {functions[function]}" for function in NAMED if functions[function])
+        print(f"{name:<30} {functions.total():>6} {len(files):>6}   {WANTED[name]}; {named}")
     per_layer = {"llama": calls_per_layer(llama)}
     per_layer |= {encoding: calls_per_layer(partial(decoder, encoding)) for encoding in options.encodings}
-    if not options.json:
-        print(f"{'walk':<30} {'calls':>6} {'files':>6}   before (calls, files), wanted (calls, files)")
-        for row in rows:
-            named = ", ".join(f"{function} {row[function]}" for function in NAMED if function in row)
-            print(f"{row['walk']:<30} {row['calls']:>6} {row['files']:>6}   {row['before']}, {row['wanted']}; {named}")
-        counts = ", ".join(f"{name} {calls:.0f}" for name, calls in per_layer.items())
-        print(f"\nfunctions of Python and C called by a layer for a decoded token: {counts}\n")
+    counts = ", ".join(f"{name} {calls:.0f}" for name, calls in per_layer.items())
+    print(f"\nfunctions of Python and C called by a layer for a decoded token: {counts}\n")
     sizes = [] if options.no_times else list(product(*(getattr(options, name) for name in SIZES)))
-    times = []
-    for n, size in enumerate(sizes):
-        found = token_times(*size)
-        times.append(dict(zip(SIZES, size, strict=True)) | found._asdict())
-        if not options.json:
-            if not n:
-                print("a decoded token      " + "".join(f"{name:>10}" for name in (*SIZES, *Times._fields)))
-            print(" " * 21 + "".join(f"{x:>10}" for x in size) + "".join(f"{x:>10.3f}" for x in found), flush=True)
-    if options.json:
-        print(json.dumps({"walks": rows, "calls_per_layer": per_layer, "times": times}, indent=1))
+    if sizes:
+        print("a decoded token      " + "".join(f"{name:>10}" for name in (*SIZES, *Times._fields)))
+    for size in sizes:
+        times = token_times(*size)
+        print(" " * 21 + "".join(f"{x:>10}" for x in size) + "".join(f"{x:>10.3f}" for x in times), flush=True)
     return 0
 
 
