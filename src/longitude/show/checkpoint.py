@@ -108,6 +108,7 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
         notes += [f"not understood: {', '.join(unread)}"] if (unread := not_understood(config)) else []
     elif raw is not None:
         notes += [*contradictions(raw, config), *remarks(raw, config)]
+    turning, partly = [rotation.rope for rotation in rotating], getattr(config, "qk_nope_head_dim", None) is not None
     return {
         "label": path,
         "model_type": config.model_type,
@@ -115,16 +116,9 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
         "trained": trained_length(config),
         "declared": declared_length(config),
         "layers": layers_of(config),
-        "rotations": [
-            _of_rotation(rotation, getattr(config, "qk_nope_head_dim", None) is not None) for rotation in rotating
-        ],
-        "unrotated": sorted({layer for rotation in rotating for layer in unrotated(rotation.rope)}),
-        "temperature": [
-            spec
-            for rotation in rotating
-            for spec in (rotation.rope.temperature, rotation.rope.unrotated_temperature)
-            if spec is not None
-        ],
+        "rotations": [_of_rotation(rotation, partly) for rotation in rotating],
+        "unrotated": sorted({layer for rope in turning for layer in unrotated(rope)}),
+        "temperature": [s for rope in turning for s in (rope.temperature, rope.unrotated_temperature) if s],
         "unknown": unknown,
         "notes": [note for note in dict.fromkeys(notes) if not any(note in why for why in unknown.values())],
     }

@@ -125,11 +125,11 @@ def autograd_graph(build: Example, kinds: tuple[str, ...] | None = QUICK) -> Non
     for kind, case in calls_with_every_mask(build(), heads_and_tokens(6, 6), kinds):
         want = _graphs(case, "reference")
         for name in ("auto", *case.able()):
-            for wanted, kind_of_graph in _graphs(case, name).items():
-                if kind_of_graph != want[wanted]:
+            for wanted, graph in _graphs(case, name).items():
+                if graph != want[wanted]:
                     raise LawBroken(
                         f"backend {name}, mask {kind}: wanting a gradient for {wanted}, expected {want[wanted]}, as `reference` "
-                        f"has, got {kind_of_graph}"
+                        f"has, got {graph}"
                     )
 
 
@@ -205,22 +205,17 @@ def _derivatives(case: Call, backend: str, some: Tensor, asked: dict[str, bool],
     inputs = differentiable(**case.tensors)
     wanted = {**inputs, **parameters_of(case.encoding)}
     first = torch.autograd.grad(loss(inputs), list(wanted.values()), create_graph=True, allow_unused=True)
-    derivatives = {f"gradient of {name}": g for name, g in zip(wanted, first, strict=True) if g is not None}
-    along = sum((g * numbers(*g.shape, seed=3)).sum() for g in derivatives.values())
+    named = {f"gradient of {name}": g for name, g in zip(wanted, first, strict=True) if g is not None}
+    along = sum((g * numbers(*g.shape, seed=3)).sum() for g in named.values())
     with suppress(RuntimeError):  # torch's fused function and loops in C have none, and raise
         second = torch.autograd.grad(along, list(wanted.values()), allow_unused=True)  # type: ignore[arg-type]
-        derivatives |= {
-            f"second derivative, {name}": g for name, g in zip(wanted, second, strict=True) if g is not None
-        }
+        named |= {f"second derivative, {name}": g for name, g in zip(wanted, second, strict=True) if g is not None}
     directions = {name: numbers(*x.shape, seed=8) for name, x in case.tensors.items()}
     with suppress(ValueError):  # not every backend supports forward mode
-        answers = torch.func.jvp(lambda inputs: case.forward(inputs, backend, **asked), (case.tensors,), (directions,))[
-            1
-        ]
-        derivatives |= {
-            f"tangent {n}": x if whole else torch.where(some, x, 0.0) for n, x in enumerate(_columns(answers))
-        }
-    return {name: x.detach() for name, x in derivatives.items()}
+        forward = lambda inputs: case.forward(inputs, backend, **asked)  # noqa: E731
+        tangents = _columns(torch.func.jvp(forward, (case.tensors,), (directions,))[1])
+        named |= {f"tangent {n}": x if whole else torch.where(some, x, 0.0) for n, x in enumerate(tangents)}
+    return {name: x.detach() for name, x in named.items()}
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

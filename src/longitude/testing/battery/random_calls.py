@@ -90,7 +90,7 @@ def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> t
         lambda: Padding(token < ends()),
         *[lambda: Documents(ids())] * (rows <= keys),
     ]
-    anywhere: list[Callable[[], Mask]] = [
+    atoms = [
         *spans,
         lambda: Dilated(r.randint(1, 5), r.randint(1, 6)),
         lambda: Padding(chance(r.choice([0.0, 0.7]))),
@@ -104,7 +104,7 @@ def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> t
         lambda: Causal(order=torch.randperm(keys, generator=bits)),
         lambda: Window(r.randint(1, keys), order=torch.randperm(keys, generator=bits)),
     ]
-    atoms = anywhere + among if rows <= keys else anywhere
+    atoms += among if rows <= keys else []
 
     def tree(depth: int) -> Mask:
         if depth == 0 or r.random() < 0.3:
