@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import resource
 import shutil
 import socket
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longitude.checkpoints.load import INDEX, in_one_line, require_own_files, require_shards, size_of
-from tests.extend.conftest import files, saved
+from tests.extend.conftest import saved
 
 
 @pytest.fixture(scope="module")
@@ -300,48 +299,11 @@ class Runs:
         return os.system, ("exit 1",)
 
 
-def test_no_tokenizer(whole, text, tmp_path, command):
-    """Laws, and what is not measured, need none."""
-    folder, out = Path(shutil.copytree(whole, tmp_path / "model")), tmp_path / "out"
-    for path in folder.glob("token*"):
-        path.unlink()
-    codes = {verb: command(*arguments) for verb, arguments in verbs(folder, text, out).items() if verb != "extend"}
-    assert codes["check"][0] == 0
-    for verb in ("measure", "extend, measured"):
-        assert codes[verb][0] == 2 and f"{folder}: there is no tokenizer" in codes[verb][2]
-    assert not out.exists()
-
-
 def test_a_folder_that_is_being_written(whole, text, tmp_path, command):
     folder = Path(shutil.copytree(whole, tmp_path / ".new.unfinished"))
     for verb, arguments in verbs(folder, text, tmp_path / "out").items():
         code, _, line = command(*arguments)
         assert code == 2 and f"{folder} is being written" in line.splitlines()[-1], verb
-
-
-@pytest.fixture
-def full_at():
-    """full_at(bytes): from then on no file grows beyond, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("verb", ["extend", "measure"])
-def test_a_full_disk(verb, whole, text, tmp_path, command, full_at):
-    """Exit code 2, one sentence with the file; no folder that looks finished; then the same command works."""
-    out = tmp_path / "deep" / "out"
-    arguments = verbs(whole, text, out)
-    before = files(whole)
-    full_at(1000)
-    code, _, line = command(*arguments[verb])
-    full_at(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    assert code == 2 and "File too large: " in (last := line.splitlines()[-1]) and str(tmp_path / "deep") in last
-    assert files(whole) == before
-    left = {path.name for path in (tmp_path / "deep").rglob("*")}
-    assert left <= ({"out", ".lock"} if verb == "measure" else set())  # a run, which the same command continues
-    assert command(*arguments[verb])[0] == 0
 
 
 def test_links_that_lead_to_themselves_are_one_sentence(tmp_path):
