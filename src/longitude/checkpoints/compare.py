@@ -65,7 +65,9 @@ def which_layers(layers: list[int], every: int) -> str:
 
 def frequencies_of(rope: RopeConfig, head_dim: int, length: int | None = None) -> Frequencies:
     """Frequencies of the pairs of a rotation, and its factors, in a sequence of this length; pairs of all axes are alike."""
-    options = {name: one for name, one in rope.options(head_dim).items() if name not in ("sections", "arrangement")}
+    options = {
+        name: option for name, option in rope.options(head_dim).items() if name not in ("sections", "arrangement")
+    }
     return rope_frequencies(head_dim, **options, length=length)
 
 
@@ -102,9 +104,11 @@ class Reading(NamedTuple):
 
     def problems(self) -> list[str]:
         """Unexplained positions, a line for each distinct problem with the layers that have it."""
-        each = dict.fromkeys(self.unexplained.values())
-        which = {why: [layer for layer, own in self.unexplained.items() if own == why] for why in each}
-        return [f"not understood: {why} ({which_layers(own, len(self.layers or []))})" for why, own in which.items()]
+        reasons = dict.fromkeys(self.unexplained.values())
+        which = {why: [layer for layer, reason in self.unexplained.items() if reason == why] for why in reasons}
+        return [
+            f"not understood: {why} ({which_layers(layers, len(self.layers or []))})" for why, layers in which.items()
+        ]
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -138,8 +142,8 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     declared = read_ropes(keys, follow, max_length)
     if isinstance(config, Mapping):
         require_kept(read_ropes(as_written(as_mapping(written), theirs, declared), follow, max_length), declared)
-    found = Agreement(theirs, keys, declared, seen).reading(attends)
-    return found._replace(notes=[*found.notes, *turning_alike(keys)])
+    reading = Agreement(theirs, keys, declared, seen).reading(attends)
+    return reading._replace(notes=[*reading.notes, *turning_alike(keys)])
 
 
 def head_dim_of(config: Any, layer_type: str | None = None) -> int:
@@ -148,13 +152,13 @@ def head_dim_of(config: Any, layer_type: str | None = None) -> int:
     layer_type: the type of layers, if heads differ by type (Gemma 4); ValueError without it.
     """
     try:
-        layers = [one for one in read(config).layers or [] if one is not None]
+        layers = [layer for layer in read(config).layers or [] if layer is not None]
     except ValueError:
         layers = []
-    if own := [one.head_dim for one in layers if layer_type in (None, one.label)]:
-        if len({*own}) > 1:
-            raise UsageError("", "layers with the same heads", f"head_dim {own[0]} and {max(own)}")
-        return own[0]
+    if widths := [layer.head_dim for layer in layers if layer_type in (None, layer.label)]:
+        if len({*widths}) > 1:
+            raise UsageError("", "layers with the same heads", f"head_dim {widths[0]} and {max(widths)}")
+        return widths[0]
     return getattr(config, "qk_rope_head_dim", None) or heads_of(config, layer_type)["head_dim"]
 
 
@@ -180,14 +184,14 @@ def ropes(config: Any) -> dict[str | None, RopeConfig]:
     if (reason := not_rotary(config)) is not None:
         raise ValueError(reason)
     try:
-        found = read(config).ropes
+        read_as = read(config).ropes
     except NotUnderstood:
         raise
     except ValueError as error:
         raise ValueError(f"the rotary parameters cannot be read ({error})") from error
-    if isinstance(found, RopeConfig):
-        return {None: found}
-    return {layer: rope for layer, rope in found.items() if rope is not None}
+    if isinstance(read_as, RopeConfig):
+        return {None: read_as}
+    return {layer: rope for layer, rope in read_as.items() if rope is not None}
 
 
 def border_of(config: Any) -> int | None:
@@ -196,7 +200,7 @@ def border_of(config: Any) -> int | None:
         scalings = [rope.scaling for rope in ropes(config).values()]
     except ValueError:
         return None
-    lengths = [one.original_max_length for one in scalings if isinstance(one, Follows) and one.follow == "sequence"]
+    lengths = [rule.original_max_length for rule in scalings if isinstance(rule, Follows) and rule.follow == "sequence"]
     return min(lengths, default=None)
 
 
@@ -224,7 +228,7 @@ def as_named_here(parameters: Any, theirs: Any) -> Any:
     made = type_in(getattr(theirs, SCHEMAS[0], None))
     if not isinstance(kind, str) or kind in ROPE_TYPES or kind in OLD_TYPES or made not in ROPE_TYPES:
         return parameters
-    return {key: one for key, one in parameters.items() if key != "type"} | {"rope_type": made}
+    return {key: value for key, value in parameters.items() if key != "type"} | {"rope_type": made}
 
 
 def follows_bases_of_layers(written: Mapping[str, Any], theirs: Any) -> bool:
@@ -245,15 +249,16 @@ def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:
     """
 
     def facts(ropes: Ropes) -> list[tuple[Any, ...]]:
-        each = [one for one in (ropes.values() if isinstance(ropes, dict) else [ropes]) if one is not None]
+        rotations = [rope for rope in (ropes.values() if isinstance(ropes, dict) else [ropes]) if rope is not None]
         if isinstance(written, dict) or isinstance(declared, RopeConfig):
             return [
-                (one.base, one.scaling, (one.partial_rotary_factor, one.proportion) if shares else ()) for one in each
+                (rope.base, rope.scaling, (rope.partial_rotary_factor, rope.proportion) if shares else ())
+                for rope in rotations
             ]
-        return [fact for one in each for fact in (("base", one.base), ("scheme", type(one.scaling)))]
+        return [fact for rope in rotations for fact in (("base", rope.base), ("scheme", type(rope.scaling)))]
 
     kept = facts(declared)
-    if any(one not in kept for one in facts(written)):
+    if any(fact not in kept for fact in facts(written)):
         meant, read_as = in_words(written, declared), in_words(declared, written)
         raise ValueError(
             f"its keys mean {meant}, but transformers reads {read_as}; write them where its class reads them"
@@ -288,8 +293,10 @@ def changes_tables(config: Any, key: str) -> bool | None:
     """Whether a class makes other tables without a key; None if it cannot be tried."""
 
     def frequencies(config: Any) -> list[list[float]]:
-        tables = [table.frequencies(SHORT) for layer in observe(config) for table in layer.tables]
-        return [[found.attention_factor, *found.inverse.tolist()] for found in tables if found is not None]
+        rotations = [table.frequencies(SHORT) for layer in observe(config) for table in layer.tables]
+        return [
+            [rotation.attention_factor, *rotation.inverse.tolist()] for rotation in rotations if rotation is not None
+        ]
 
     try:
         fewer = {name: value for name, value in config.to_dict().items() if name != key}
@@ -313,8 +320,8 @@ class Agreement:
         unrotated = None if isinstance(self.declared, dict) else self.declared.unrotated_temperature
         unexplained = {
             n: why
-            for n, (layer, own) in enumerate(zip(self.seen, layers, strict=True))
-            if (why := layer.unexplained(unrotated if own is None else own.rope.temperature))
+            for n, (layer, rotation) in enumerate(zip(self.seen, layers, strict=True))
+            if (why := layer.unexplained(unrotated if rotation is None else rotation.rope.temperature))
         }
         return Reading(self.summed_up(layers), layers, attends, unexplained, [*self.notes])
 
@@ -330,23 +337,23 @@ class Agreement:
     def rotation(self, n: int) -> LayerRope:
         """The declared parameters that the tables of a layer are made of. NotUnderstood if there are none."""
         table, *others = self.seen[n].tables
-        if any((one.module, one.label) != (table.module, table.label) for one in others):
+        if any((other.module, other.label) != (table.module, table.label) for other in others):
             raise refusal(self.keys, table, f"rotates layer {n} by several tables")
         if table.learned:
             raise refusal(self.keys, table, "has frequencies among its weights, which no key decides")
         differences: list[str] = []
         unreadable = ""
         for (label, rope), width in product(self.candidates(n), self.widths(n)):
-            for one in self.variants(rope, table, width):
+            for variant in self.variants(rope, table, width):
                 try:
-                    differs, notes = apart(table, one, width)
+                    differs, notes = apart(table, variant, width)
                 except ValueError as error:
                     unreadable = f"has numbers that are not read here ({error})"
                     continue
                 if differs is None:
                     self.notes |= dict.fromkeys(notes)
-                    warm = one.temperature if self.seen[n].warm else None
-                    return LayerRope(one._replace(rotates=None, temperature=warm), width, label)
+                    warm = variant.temperature if self.seen[n].warm else None
+                    return LayerRope(variant._replace(rotates=None, temperature=warm), width, label)
                 differences.append(differs)
         if OTHER_AXES in differences:  # the frequencies are as declared
             raise refusal(self.keys, table, OTHER_AXES)
@@ -363,12 +370,14 @@ class Agreement:
 
     def candidates(self, n: int) -> list[tuple[str | None, RopeConfig]]:
         """(label, parameters) that a layer may have: those of its type, else all."""
-        own: dict[Any, RopeConfig | None] = (
+        declared: dict[Any, RopeConfig | None] = (
             {None: self.declared} if isinstance(self.declared, RopeConfig) else {**self.declared}
         )
         kind = self.types[n]
         ropes = [
-            (label, rope) for label, rope in own.items() if rope is not None and (kind not in own or label == kind)
+            (label, rope)
+            for label, rope in declared.items()
+            if rope is not None and (kind not in declared or label == kind)
         ]
         bases = self.keys.get("layer_rope_theta")
         if isinstance(bases, list | tuple) and len(bases) == len(self.seen) and bases[n]:
@@ -377,66 +386,68 @@ class Agreement:
 
     def widths(self, n: int) -> list[int]:
         """Widths that a partial rotary factor may refer to: of a head, or of its rotary part."""
-        found = [self.keys.get("qk_rope_head_dim"), self.seen[n].width, self.keys.get("head_dim")]
+        widths = [self.keys.get("qk_rope_head_dim"), self.seen[n].width, self.keys.get("head_dim")]
         if self.seen[n].width is None and (heads := getattr(self.config, "num_attention_heads", None)):
-            found.append(self.config.hidden_size // heads)
-        return list(dict.fromkeys(each for each in found if isinstance(each, int) and each > 0))
+            widths.append(self.config.hidden_size // heads)
+        return list(dict.fromkeys(width for width in widths if isinstance(width, int) and width > 0))
 
     def variants(self, rope: RopeConfig, table: RotaryTables, width: int) -> Iterator[RopeConfig]:
         """Parameters with defaults of the class that no key gives: a share, and the arrangement of pairs of several axes."""
         shares = [rotated / width for rotated in (table.width, 2 * table.width) if rotated < width]
         if names_any(self.keys, (*SHARES, WIDTH)):
             shares = []
-        for one in (rope, *(rope._replace(partial_rotary_factor=share) for share in shares)):
+        for variant in (rope, *(rope._replace(partial_rotary_factor=share) for share in shares)):
             if not table.axes:
-                yield one._replace(sections=None, interleaved=False)
-            elif one.sections is not None:
-                yield from (one, one._replace(interleaved=not one.interleaved))
+                yield variant._replace(sections=None, interleaved=False)
+            elif variant.sections is not None:
+                yield from (variant, variant._replace(interleaved=not variant.interleaved))
             else:
-                pairs = one.rotary_dim(width) // 2 if not int(width * one.partial_rotary_factor) % 2 else 0
+                pairs = variant.rotary_dim(width) // 2 if not int(width * variant.partial_rotary_factor) % 2 else 0
                 axes = table.axis_of_pair(pairs) if pairs else None
                 if axes is None or not any(axes):
-                    yield one
+                    yield variant
                 elif -1 not in axes:
                     counts = tuple(axes.count(axis) for axis in range(table.axes))
-                    yield from (one._replace(sections=counts, interleaved=each) for each in (False, True))
+                    yield from (
+                        variant._replace(sections=counts, interleaved=interleaved) for interleaved in (False, True)
+                    )
 
     def summed_up(self, layers: list[LayerRope | None]) -> Ropes:
         """A single RopeConfig if all rotating layers agree, else one for each layer type or label of the config."""
         if isinstance(self.declared, dict):
-            found: dict[str, RopeConfig | None] = {}
+            by_label: dict[str, RopeConfig | None] = {}
             for label, rope in self.declared.items():
-                own = [n for n, one in enumerate(layers) if one is not None and one.label == label]
+                members = [n for n, layer in enumerate(layers) if layer is not None and layer.label == label]
                 typed = [n for n, kind in enumerate(self.types) if kind == label]
-                found[label] = self.of(own, layers, typed) if own else None if typed else rope
-            return found
-        rotating = [n for n, one in enumerate(layers) if one is not None]
+                by_label[label] = self.of(members, layers, typed) if members else None if typed else rope
+            return by_label
+        rotating = [n for n, layer in enumerate(layers) if layer is not None]
         if self.alike(rotating, layers):
             rope = self.of(rotating, layers, [*range(len(layers))])
             assert rope is not None
             return rope._replace(unrotated_temperature=self.declared.unrotated_temperature)
-        found = {}
+        by_kind = {}
         for kind in dict.fromkeys(self.types):
-            typed = [n for n, own in enumerate(self.types) if own == kind]
-            own = [n for n in typed if layers[n] is not None]
-            if kind is None or not self.alike(own, layers):
+            typed = [n for n, other in enumerate(self.types) if other == kind]
+            members = [n for n in typed if layers[n] is not None]
+            if kind is None or not self.alike(members, layers):
                 raise NotUnderstood(
                     "not understood: layer_rope_theta: layers of one type have several bases; layers_from_hugging_face has each",
                     ["layer_rope_theta"],
                 )
-            found[kind] = self.of(own, layers, typed) if own else None
-        return found
+            by_kind[kind] = self.of(members, layers, typed) if members else None
+        return by_kind
 
     @staticmethod
-    def alike(own: list[int], layers: list[LayerRope | None]) -> bool:
-        return all(layers[n] == layers[own[0]] for n in own)
+    def alike(members: list[int], layers: list[LayerRope | None]) -> bool:
+        return all(layers[n] == layers[members[0]] for n in members)
 
     @staticmethod
-    def of(own: list[int], layers: list[LayerRope | None], typed: list[int]) -> RopeConfig | None:
-        """Rotary parameters shared by the layers `own`, with `rotates` set if not all layers of their type rotate."""
-        first = layers[own[0]]
+    def of(members: list[int], layers: list[LayerRope | None], typed: list[int]) -> RopeConfig | None:
+        """Rotary parameters shared by the layers `members`, with `rotates` set if not all layers of their type rotate."""
+        first = layers[members[0]]
         assert first is not None
-        some = None if {*typed} <= {*own} else tuple(n in own for n in range(len(layers)))
+        some = None if {*typed} <= {*members} else tuple(n in members for n in range(len(layers)))
         return first.rope._replace(rotates=some)
 
 
@@ -457,10 +468,10 @@ def apart(table: RotaryTables, rope: RopeConfig, width: int) -> tuple[str | None
     for length, want in wanted.items():
         got = table.frequencies(length, len(want.inverse)) or table.frequencies(length)
         assert got is not None, "a table of its own width"
-        if found := difference(got, want, EQUAL).text:
+        if problem := difference(got, want, EQUAL).text:
             if length == SHORT:
-                return found, []
-            notes.append(f"in sequences of {length} tokens {type(table.module).__name__} {found}")
+                return problem, []
+            notes.append(f"in sequences of {length} tokens {type(table.module).__name__} {problem}")
     if axes is not None and table.axis_of_pair(len(axes)) not in (None, axes):
         return OTHER_AXES, []
     return None, notes[:1]

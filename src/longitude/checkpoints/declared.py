@@ -94,7 +94,7 @@ def declared_length(config: Any) -> int | None:
 def trained_length(config: Any) -> int | None:
     """The training length: that before an extension, if the configuration has it; else the declared length."""
     config = config.get_text_config()
-    lengths = [each.get(ORIGINAL) for each in of_layers(getattr(config, "rope_parameters", None))]
+    lengths = [parameters.get(ORIGINAL) for parameters in of_layers(getattr(config, "rope_parameters", None))]
     lengths.append(getattr(config, ORIGINAL, None))
     return next((length for length in lengths if isinstance(length, int) and length > 1), declared_length(config))
 
@@ -102,7 +102,7 @@ def trained_length(config: Any) -> int | None:
 def rope_types(config: Any) -> list[str]:
     """The rotary types that a configuration names, one or one per layer type."""
     parameters = getattr(config.get_text_config(), "rope_parameters", None)
-    return [kind for each in of_layers(parameters) if (kind := each.get("rope_type"))]
+    return [kind for entry in of_layers(parameters) if (kind := entry.get("rope_type"))]
 
 
 def unread(config: Any) -> str | None:
@@ -138,9 +138,9 @@ def require_numbers(raw: Mapping[str, Any]) -> None:
             check_sizes("config", **{key: raw[key]})
     layers = raw.get("num_hidden_layers")
     for key in BY_LAYER:
-        if isinstance(given := raw.get(key), list) and given and type(layers) is int and len(given) < layers:
-            raise UsageError("config", f"{key} to have one entry for each of {layers} layers", len(given))
-    for where in (raw, *(one for _, one in rope_dicts(raw))):
+        if isinstance(entries := raw.get(key), list) and entries and type(layers) is int and len(entries) < layers:
+            raise UsageError("config", f"{key} to have one entry for each of {layers} layers", len(entries))
+    for where in (raw, *(parameters for _, parameters in rope_dicts(raw))):
         for key in ALL_BASES:
             for base in where[key] if isinstance(where.get(key), list) else [where.get(key, 1.0)]:
                 check_positive("config", **{key: 1.0 if base is None else base})
@@ -178,11 +178,11 @@ def numbers_in(key: str, value: Any, depth: int = 0) -> Iterator[tuple[str, int 
             "config", f"lists and dicts nested at most {DEEPEST} deep", f"more at {key!r}", "restore the file"
         )
     if isinstance(value, Mapping):
-        for inner, each in value.items():
-            yield from numbers_in(inner, each, depth + 1)
+        for inner, entry in value.items():
+            yield from numbers_in(inner, entry, depth + 1)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from numbers_in(key, each, depth + 1)
+        for entry in value:
+            yield from numbers_in(key, entry, depth + 1)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield key, value
 
@@ -240,15 +240,15 @@ def heads_apart(keys: Mapping[str, Any]) -> str | None:
 def turning_alike(config: Mapping[str, Any] | Any) -> list[str]:
     """A note for each base of 1 or less: at 1 all pairs turn by one radian a token, below it the later ones turn faster."""
     keys = as_mapping(text_part(config))
-    found = [
+    bases = [
         (key, where[key])
-        for where in (keys, *(one for _, one in rope_dicts(keys)))
+        for where in (keys, *(parameters for _, parameters in rope_dicts(keys)))
         for key in ALL_BASES
         if key in where
     ]
     return [
         f"{key} = {base:g}: {'all pairs turn by the same angle' if base == 1 else 'later pairs turn faster than the first'}"
-        for key, base in dict.fromkeys(found)
+        for key, base in dict.fromkeys(bases)
         if type(base) in (int, float) and base <= 1
     ]
 
@@ -274,9 +274,9 @@ def has_key(config: Any, key: str) -> bool:
 
 def parameters_of(raw: Mapping[str, Any], layer: str | None) -> Mapping[str, Any]:
     """The dict of rope parameters of a layer type."""
-    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    inner = given.get(layer) if layer is not None else None
-    return inner if isinstance(inner, Mapping) else given
+    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    inner = parameters.get(layer) if layer is not None else None
+    return inner if isinstance(inner, Mapping) else parameters
 
 
 def unrotated(rope: RopeConfig) -> list[int]:
@@ -348,7 +348,7 @@ def _entries(before: Mapping[str, Any], config: Any, ropes: Ropes, head_dim: int
         entries.pop("no_rope_layers", None)
     parameters = before.get("rope_parameters") or before.get("rope_scaling") or {}
     after = entries["rope_parameters"]
-    pairs = [(parameters.get(layer), one) for layer, one in after.items() if isinstance(one, dict)] or [
+    pairs = [(parameters.get(layer), inner) for layer, inner in after.items() if isinstance(inner, dict)] or [
         (parameters, after)
     ]
     for old, new in pairs:

@@ -131,11 +131,15 @@ def outside_text(facts: Facts) -> Iterator[str]:
         return
     inside = of_layers(getattr(text, SCHEMAS[0], None))
     for key in BASES:
-        if raw.get(key) is not None and raw[key] not in [one.get(BASES[0]) for one in inside]:
-            bases = ", ".join(f"{one.get(BASES[0]):g}" for one in inside)
+        if raw.get(key) is not None and raw[key] not in [parameters.get(BASES[0]) for parameters in inside]:
+            bases = ", ".join(f"{parameters.get(BASES[0]):g}" for parameters in inside)
             yield f"{key} = {raw[key]} is outside text_config, where nothing reads it: the text model has {bases}"
     for name, parameters in rope_dicts({name: raw.get(name) for name in SCHEMAS}):
-        off = {key for key, one in parameters.items() if key != "type" and all(each.get(key) != one for each in inside)}
+        off = {
+            key
+            for key, value in parameters.items()
+            if key != "type" and all(entry.get(key) != value for entry in inside)
+        }
         if off:
             yield f"{name} is outside text_config, where nothing reads it: {', '.join(sorted(off))}"
 
@@ -167,9 +171,9 @@ def other_types(facts: Facts) -> Iterator[str]:
     types = getattr(config, "layer_types", None) or []
     for name in SCHEMAS:
         parameters = facts.raw.get(name)
-        if not isinstance(parameters, Mapping) or not any(isinstance(one, Mapping) for one in parameters.values()):
+        if not isinstance(parameters, Mapping) or not any(isinstance(entry, Mapping) for entry in parameters.values()):
             continue
-        if not types and not any(isinstance(one, Mapping) for one in usual.values()):
+        if not types and not any(isinstance(entry, Mapping) for entry in usual.values()):
             yield f"{name} has parameters by layer type, and transformers reads one set for all layers here: write one set"
             continue
         for label in parameters.keys() - {*usual, *types}:
@@ -190,7 +194,7 @@ def lists_twice(facts: Facts, defaults: bool = False) -> Iterator[str]:
         if not isinstance(kinds := raw.get(key), list) or raw.get(rule) is None or (rule in vars(usual)) != defaults:
             continue
         with suppress(ValueError):  # its class rejects the config, which is reported elsewhere
-            made = getattr(class_of({name: one for name, one in raw.items() if name != key}), key, None) or []
+            made = getattr(class_of({name: value for name, value in raw.items() if name != key}), key, None) or []
             if off := [layer for layer, (a, b) in enumerate(zip(kinds, made, strict=False)) if a != b]:
                 yield (
                     f"{key} has {kinds[off[0]]!r} for layer {off[0]}, and {rule} = {raw[rule]!r} makes it {made[off[0]]!r} "
@@ -326,20 +330,20 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
     """Remarks that are no faults: keys that nothing reads, a factor beyond the length, a class of another family."""
     facts = Facts(raw, config)
     raw, config = facts.raw, facts.config
-    found = [unread_words(keys)] if (keys := unread_keys(raw, config)) else []
-    found += _other_classes(facts.whole)
-    found += [f"{sentence}; {WRONG_ONE}" for sentence in lists_twice(facts, defaults=True)]
+    notes = [unread_words(keys)] if (keys := unread_keys(raw, config)) else []
+    notes += _other_classes(facts.whole)
+    notes += [f"{sentence}; {WRONG_ONE}" for sentence in lists_twice(facts, defaults=True)]
     if unread(config):
-        return found
+        return notes
     if (reason := not_rotary(config)) is not None:
-        idle_ones = names_any(raw, BASES) or any(one for _, one in rope_dicts(raw))
-        return [*found, f"{reason}: its rotary parameters have no effect"] if idle_ones else found
+        idle_ones = names_any(raw, BASES) or any(parameters for _, parameters in rope_dicts(raw))
+        return [*notes, f"{reason}: its rotary parameters have no effect"] if idle_ones else notes
     declared: Any = raw.get(LENGTHS[0])
     for name, parameters in rope_dicts(raw):
         factor, original = parameters.get("factor"), parameters.get(ORIGINAL, raw.get(ORIGINAL))
         kind = type_in(parameters)
         if isinstance(kind, str) and kind not in ROPE_TYPES and kind not in OLD_TYPES:
-            found.append(
+            notes.append(
                 f"{name}: type {kind!r} is unknown here, and its class rotates as {' and '.join(_kinds(config))}"
             )
         if None in (factor, original, declared) or not (
@@ -347,25 +351,25 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
         ):
             continue  # llama3's published factors reach beyond, too
         if isinstance(factor, int | float) and (reach := factor * original) > 1.01 * declared:
-            found.append(
+            notes.append(
                 f"{name}: factor {factor} times {ORIGINAL} = {original} is {reach:g}, more than {LENGTHS[0]} = {declared}; "
                 "the frequencies follow the factor"
             )
     try:
-        found += read(config).notes
-        found += idle(raw, config)
+        notes += read(config).notes
+        notes += idle(raw, config)
     except Disagreement:
         pass  # among the contradictions, as errors below
     except NotUnderstood as error:
-        found.append(str(error))
+        notes.append(str(error))
     except ValueError:
         pass
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(notes))
 
 
 def _kinds(config: Any) -> list[str]:
     """The types of a class's rope parameters."""
-    kinds = [str(type_in(one)) for one in of_layers(getattr(text_part(config), SCHEMAS[0], None))]
+    kinds = [str(type_in(parameters)) for parameters in of_layers(getattr(text_part(config), SCHEMAS[0], None))]
     return list(dict.fromkeys(kinds))
 
 
@@ -390,10 +394,10 @@ def idle(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
             if key == ORIGINAL or parameters.get(key) is None or isinstance(value, bool) or not value:
                 continue
             scaled = [
-                [one * by for one in value] if isinstance(value, list | tuple) else value * by for by in (0.25, 4)
+                [number * by for number in value] if isinstance(value, list | tuple) else value * by for by in (0.25, 4)
             ]
-            others = [rope._replace(scaling=_changed(scaling, ours, each)) for each in scaled]
-            if all(_rotations(config, layer, each, declared) == rotations for each in others):
+            others = [rope._replace(scaling=_changed(scaling, ours, other)) for other in scaled]
+            if all(_rotations(config, layer, other, declared) == rotations for other in others):
                 alone = " without mscale_all_dim" if key == "mscale" and not parameters.get("mscale_all_dim") else ""
                 yield f"{where}: {key} changes no frequency and no factor up to the declared length {declared}{alone}"
     types = {*(getattr(config, "layer_types", None) or ())}
@@ -413,20 +417,20 @@ def _rotations(config: Any, layer: str | None, rope: RopeConfig, declared: int) 
     """Frequencies and factor, in short sequences and in those of the declared length; empty for what cannot be computed."""
     width = head_dim_of(config, layer)
     try:
-        found = [frequencies_of(rope, width, length) for length in (1, declared)]
+        rotations = [frequencies_of(rope, width, length) for length in (1, declared)]
     except ValueError:
         return []
-    return [(one.inverse.tolist(), one.attention_factor) for one in found]
+    return [(frequencies.inverse.tolist(), frequencies.attention_factor) for frequencies in rotations]
 
 
 def _other_classes(raw: Mapping[str, Any]) -> Iterator[str]:
     """Causal classes of other families in architectures."""
-    own = CAUSAL.get(kind := raw.get("model_type"))
-    for name in raw.get("architectures") or () if own is not None else ():
-        if name != own and name in CAUSAL.values():
+    class_name = CAUSAL.get(kind := raw.get("model_type"))
+    for name in raw.get("architectures") or () if class_name is not None else ():
+        if name != class_name and name in CAUSAL.values():
             yield (
-                f"architectures has {name}, and {own} is the class of model_type {kind!r}: transformers takes the latter, other "
-                "readers the former"
+                f"architectures has {name}, and {class_name} is the class of model_type {kind!r}: transformers takes the "
+                "latter, other readers the former"
             )
 
 
@@ -451,8 +455,8 @@ def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
 def strangers_inside(raw: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Any]]:
     """Unknown keys, with their place, of dicts for which a class has a separate config (MPT's attn_config)."""
     for name, inner in raw.items():
-        if isinstance(inner, Mapping) and isinstance(own := getattr(config, name, None), PreTrainedConfig):
-            valid = keys_of(own)
+        if isinstance(inner, Mapping) and isinstance(part := getattr(config, name, None), PreTrainedConfig):
+            valid = keys_of(part)
             yield from ((f"{name}.{key}", value) for key, value in inner.items() if key not in valid)
 
 
