@@ -43,15 +43,15 @@ def from_hugging_face(
         ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
         NotUnderstood: a ValueError, if the class rotates differently from the keys that are read here.
     """
-    found = read(config, follow, max_length)
+    reading = read(config, follow, max_length)
     keys, theirs = as_mapping(text_part(config)), class_of(config)
     unread = not_understood(keys) if theirs is None else unread_keys(keys, theirs)
     doubtful: Iterable[str] = ()
     if isinstance(config, Mapping):
-        doubtful = two_values(text_part(config)) if found.layers is None else contradictions(config, theirs)
-    for words in [*doubtful, *([unread_words(unread)] if unread else []), *found.notes, *found.problems()]:
-        warnings.warn(words, stacklevel=2)
-    return found.ropes
+        doubtful = two_values(text_part(config)) if reading.layers is None else contradictions(config, theirs)
+    for sentence in [*doubtful, *([unread_words(unread)] if unread else []), *reading.notes, *reading.problems()]:
+        warnings.warn(sentence, stacklevel=2)
+    return reading.ropes
 
 
 def layers_from_hugging_face(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:
@@ -91,11 +91,11 @@ def attention_apart(config: Any, layers: list[LayerPositions]) -> list[str]:
     """Differences between these layers and attention in a pass of the config's class, a line for each distinct difference."""
     declared = declared_length(config) or MANY
     seen = observe(config, max(TOKENS + 1, min(MANY, declared)))
-    longest = [min(LONGEST, max(declared, 2 * (one.window or one.chunk or 0))) for one in layers]
-    each = [own.not_as(one, length) for own, one, length in zip(seen, layers, longest, strict=True)]
+    longest = [min(LONGEST, max(declared, 2 * (layer.window or layer.chunk or 0))) for layer in layers]
+    reasons = [observed.not_as(layer, length) for observed, layer, length in zip(seen, layers, longest, strict=True)]
     return [
-        f"{why} ({which_layers([n for n, own in enumerate(each) if own == why], len(each))})"
-        for why in dict.fromkeys(each)
+        f"{why} ({which_layers([n for n, reason in enumerate(reasons) if reason == why], len(reasons))})"
+        for why in dict.fromkeys(reasons)
         if why
     ]
 
@@ -103,16 +103,16 @@ def attention_apart(config: Any, layers: list[LayerPositions]) -> list[str]:
 def positions_of_layers(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:
     """`layers_from_hugging_face` without its check of visible keys: attention may select among them, or add some."""
     check_choice("layers_from_hugging_face", Layout, layout=layout)
-    found = read(config)
-    keys = as_mapping(text_part(config) if found.layers is None else class_of(config))
-    if problems := found.problems():
+    reading = read(config)
+    keys = as_mapping(text_part(config) if reading.layers is None else class_of(config))
+    if problems := reading.problems():
         raise NotUnderstood("; ".join(problems), not_understood(keys) or ["model_type"])
-    for words in found.notes:
-        warnings.warn(words, stacklevel=2)
-    if found.layers is None:
-        return layers_of(keys, layout, found.ropes)
-    rotations = [None if one is None else one[:2] for one in found.layers]
-    layers = layers_of(keys, layout, found.ropes, rotations, found.attends)
+    for sentence in reading.notes:
+        warnings.warn(sentence, stacklevel=2)
+    if reading.layers is None:
+        return layers_of(keys, layout, reading.ropes)
+    rotations = [None if layer is None else layer[:2] for layer in reading.layers]
+    layers = layers_of(keys, layout, reading.ropes, rotations, reading.attends)
     if isinstance(size := keys.get("sliding_window"), int):  # of layers whose type is unknown here, its class decides
         known = (FULL, *WINDOWED)
         for n, kind in enumerate(keys.get("layer_types") or ()):

@@ -150,7 +150,7 @@ class GGUF:
         factored = self.architecture in FACTORED
         if kind in (None, "none") and factored and FACTORS in self._tensors:
             kind = "llama3"
-        yarn, own = kind == "yarn", self.architecture in BETAS
+        yarn, has_betas = kind == "yarn", self.architecture in BETAS
         unknown = (
             None if factored else next((name for name in (FACTORS, *LISTS.values()) if name in self._tensors), None)
         )
@@ -168,8 +168,8 @@ class GGUF:
             "factors of frequencies": unknown and f"{unknown}, not known to be read for {self.architecture}",
             "attention factor": self._attention_factor(kind, factor or 1.0),
             "original length": self.own("rope.scaling.original_context_length"),
-            "beta fast": (own and self.own("rope.scaling.yarn_beta_fast") or 32.0) if yarn else None,
-            "beta slow": (own and self.own("rope.scaling.yarn_beta_slow") or 1.0) if yarn else None,
+            "beta fast": (has_betas and self.own("rope.scaling.yarn_beta_fast") or 32.0) if yarn else None,
+            "beta slow": (has_betas and self.own("rope.scaling.yarn_beta_slow") or 1.0) if yarn else None,
             "base of windows": self.own("rope.freq_base_swa") or WINDOW_BASES.get(self.architecture),
             "declared length": self.own("context_length"),
             "window": self.own("attention.sliding_window"),
@@ -211,10 +211,10 @@ class GGUF:
         pairs = self.facts()["rotated dimensions"] // 2
         if name not in self._tensors:
             return [1.0] * pairs
-        found = _numbers(self._tensors[name]).tolist()
-        if len(found) != pairs:
-            raise UsageError(str(self.path), f"{name} to have a factor for each of {pairs} pairs", len(found))
-        return found
+        factors = _numbers(self._tensors[name]).tolist()
+        if len(factors) != pairs:
+            raise UsageError(str(self.path), f"{name} to have a factor for each of {pairs} pairs", len(factors))
+        return factors
 
     def rotation_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name in transformers, weight in float32) of each projection of queries and keys, one by one."""

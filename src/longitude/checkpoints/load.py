@@ -114,8 +114,8 @@ def load(
     if where is not None:
         require_weights(where, allow_pickle)
         require_shards(where)
-        for each in dict.fromkeys(("cpu", place.type)):  # read on the CPU, then moved
-            require_memory(size_of(where, kind), available_memory(each), f"{path}: its weights take", SMALLER)
+        for device_type in dict.fromkeys(("cpu", place.type)):  # read on the CPU, then moved
+            require_memory(size_of(where, kind), available_memory(device_type), f"{path}: its weights take", SMALLER)
     require_causal(path, config, images)
     kinds, make = auto_class_of(config), auto_class_of(config).from_config
     if getattr(config, KEY, None) is not None:
@@ -323,8 +323,10 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(re.sub(r"(\.\d+)\..*", r"\1.*", name), []).append(name)
-    words = [one[0] if len(one) == 1 else f"{group} ({len(one)} tensors)" for group, one in groups.items()]
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+    labels = [
+        members[0] if len(members) == 1 else f"{group} ({len(members)} tensors)" for group, members in groups.items()
+    ]
+    return ", ".join(labels[:most]) + (f" and {len(labels) - most} more" if len(labels) > most else "")
 
 
 # ---- quantized weights --------------------------------------------------------------------------------------------------
@@ -351,7 +353,7 @@ def require_quantized(path: str, folder: Path, config: Any) -> None:
             f"{path}: config.json says that the weights are quantized (quantization_config, {method}), and the files have "
             f"plain ones ({', '.join(sorted(kinds))}); remove quantization_config, or copy the quantized files again"
         )
-    numbers = {int(found[1]) for name in held if (found := OF_LAYER.match(name))}
+    numbers = {int(match[1]) for name in held if (match := OF_LAYER.match(name))}
     more = getattr(text, "num_nextn_predict_layers", 0) or 0  # layers that predict tokens further on follow the last
     if numbers and not text.num_hidden_layers <= max(numbers) + 1 <= text.num_hidden_layers + more:
         got = f"{max(numbers) + 1} in the files"
@@ -384,13 +386,13 @@ def require_own_files(folder: Path) -> None:
 
     Links to blobs of the hub's cache are allowed, because the cache stores files as such links.
     """
-    own = folder.resolve()
-    blobs = [own.parent.parent / "blobs", *Path(os.path.expanduser(HF_HUB_CACHE)).resolve().glob("*/blobs")]
+    root = folder.resolve()
+    blobs = [root.parent.parent / "blobs", *Path(os.path.expanduser(HF_HUB_CACHE)).resolve().glob("*/blobs")]
     for path in sorted((*folder.iterdir(), *folder.glob("*/*"))):
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue  # nothing reads them
         target = Path(os.path.realpath(path))  # resolve() has a traceback for a link that leads to itself
-        if path.is_symlink() and not any(target.is_relative_to(place) for place in (own, *blobs)):
+        if path.is_symlink() and not any(target.is_relative_to(place) for place in (root, *blobs)):
             raise ValueError(
                 f"{path} is a link to {target}, outside of the checkpoint's folder, and is not followed; put a copy in its place"
             )

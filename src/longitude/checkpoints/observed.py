@@ -52,14 +52,14 @@ class RotaryTables:
     """Rotary tables of a call of a rotary module, for sequences of any length."""
 
     module: nn.Module
-    given: tuple[Any, ...]
-    named: Mapping[str, Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     width: int
 
     @property
     def label(self) -> str | None:
         """The layer type, or other name, that the tables were asked for by."""
-        return self.named.get("layer_type") or next((one for one in self.given if isinstance(one, str)), None)
+        return self.kwargs.get("layer_type") or next((arg for arg in self.args if isinstance(arg, str)), None)
 
     @property
     def learned(self) -> bool:
@@ -69,7 +69,7 @@ class RotaryTables:
     @property
     def axes(self) -> int:
         """Axes of positions (time, height and width of images); 0 if a token has one position."""
-        several = [len(x) for x in tree_iter((self.given, self.named)) if isinstance(x, Tensor) and x.dim() == 3]
+        several = [len(tensor) for tensor in tensors_in((self.args, self.kwargs)) if tensor.dim() == 3]
         return next((n for n in several if n > 1), 0)
 
     def at(self, *positions: int, axis: int | None = None) -> tuple[Tensor, Tensor]:
@@ -81,14 +81,14 @@ class RotaryTables:
                 return value
             if value.is_floating_point():  # hidden states, for their dtype and device
                 return torch.zeros(1, len(steps), 1)
-            own = steps.expand(*value.shape[:-1], len(steps)).clone()
+            steps_of_axes = steps.expand(*value.shape[:-1], len(steps)).clone()
             if axis is not None:
-                own[[other for other in range(len(own)) if other != axis]] = 0
-            return own
+                steps_of_axes[[other for other in range(len(steps_of_axes)) if other != axis]] = 0
+            return steps_of_axes
 
         with torch.no_grad(), torch.device("cpu"):
             module = type(self.module)(config=self.module.config)
-            out = module(*map(real, self.given), **{name: real(value) for name, value in self.named.items()})
+            out = module(*map(real, self.args), **{name: real(value) for name, value in self.kwargs.items()})
         cos, sin = (out.real, out.imag) if isinstance(out, Tensor) else out
         return cos.double(), sin.double()
 
@@ -103,13 +103,13 @@ class RotaryTables:
 
     def axis_of_pair(self, pairs: int) -> list[int] | None:
         """The axis that each pair follows, -1 for one that does not turn; None if the module leaves it to attention."""
-        own = [-1] * pairs
+        axes = [-1] * pairs
         for axis in range(self.axes):
             _, sin = self.at(0, 1, axis=axis)
             if sin.dim() > 3 or (take := _one_of_each(sin[0], pairs)) is None:
                 return None
-            own = [axis if turns else before for turns, before in zip(sin[0, 1, take].abs() > 0, own, strict=True)]
-        return own
+            axes = [axis if turns else before for turns, before in zip(sin[0, 1, take].abs() > 0, axes, strict=True)]
+        return axes
 
 
 def _one_of_each(table: Tensor, pairs: int) -> slice | None:
@@ -203,16 +203,19 @@ HIDDEN = "its attention cannot be looked into"
 
 
 # ---- following tensors -----------------------------------------------------------------------------------------------
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """All tensors, inside of lists and dicts, too."""
+    return (leaf for leaf in tree_iter(values) if isinstance(leaf, Tensor))
+
+
 def marks(*values: Any) -> frozenset[Mark]:
-    """All marks of tensors, inside of lists and dicts, too."""
-    found = (getattr(each, "_made_from", frozenset()) for each in tree_iter(values) if isinstance(each, Tensor))
-    return frozenset().union(*found)
+    """All marks of tensors."""
+    return frozenset().union(*(getattr(tensor, "_made_from", frozenset()) for tensor in tensors_in(values)))
 
 
 def mark(values: Any, with_marks: frozenset[Mark]) -> None:
-    for each in tree_iter(values):
-        if isinstance(each, Tensor):
-            each._made_from = with_marks  # type: ignore[attr-defined]
+    for tensor in tensors_in(values):
+        tensor._made_from = with_marks  # type: ignore[attr-defined]
 
 
 def all_of(index: Any) -> Any:
@@ -226,7 +229,7 @@ class Zeros(TorchFunctionMode):
     """Zeros for tensors of the meta device, such as the number of tokens of padding."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(isinstance(each, Tensor) and each.is_meta for each in tree_iter((args, kwargs))):
+        if any(tensor.is_meta for tensor in tensors_in((args, kwargs))):
             with torch._C.DisableTorchFunction():
                 args, kwargs = tree_map_only(
                     Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x, (args, kwargs)
@@ -256,15 +259,14 @@ class Following(TorchFunctionMode):
             if name == "__getitem__":
                 args = (args[0], all_of(args[1]))
         out = func(*args, **kwargs)
-        found = marks(args, kwargs) | ({PLACES} if name == "arange" else frozenset())
-        if found:
-            self.used(found)
+        origins = marks(args, kwargs) | ({PLACES} if name == "arange" else frozenset())
+        if origins:
+            self.used(origins)
             changed = [out]
             if args and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))):
                 changed += [args[0], args[0]._base]
-            for each in tree_iter(changed):
-                if isinstance(each, Tensor):
-                    mark(each, marks(each) | found)
+            for tensor in tensors_in(changed):
+                mark(tensor, marks(tensor) | origins)
         return out
 
 
@@ -307,9 +309,7 @@ class Pass:
 
     def hooks(self) -> Iterator[Any]:
         for layer, module in enumerate(self.modules):
-            yield module.register_forward_pre_hook(
-                lambda *given, layer=layer: self.enter(layer, given), with_kwargs=True
-            )
+            yield module.register_forward_pre_hook(lambda *args, layer=layer: self.enter(layer, args), with_kwargs=True)
             yield module.register_forward_hook(self.leave)
             for part in module.modules():
                 if part is not module and type(part).__module__.startswith("transformers."):
@@ -318,28 +318,28 @@ class Pass:
             if is_rotary(module) and "vision" not in name:
                 yield module.register_forward_hook(self.made, with_kwargs=True)
 
-    def enter(self, layer: int, given: Any) -> None:
-        first = next((each for each in tree_iter(given[1:]) if isinstance(each, Tensor)), None)
+    def enter(self, layer: int, args: Any) -> None:
+        first = next(tensors_in(args[1:]), None)
         before = marks(first) & {POSITIONS, PLACES}
         self.inside.append((layer, before))
         self.layers[layer].embedded |= bool(before)
         mark(first, marks(first) | {CONTENT})
 
-    def leave(self, module: nn.Module, given: Any, out: Any) -> None:
+    def leave(self, module: nn.Module, args: Any, out: Any) -> None:
         """Remove marks of a layer from its output, except of hidden states: later layers may share its selected keys."""
         before = self.inside.pop()[1]
-        for each in tree_iter(out):
-            mark(each, before | (marks(each) & {CONTENT}))
+        for tensor in tensors_in(out):
+            mark(tensor, before | (marks(tensor) & {CONTENT}))
 
-    def made(self, module: nn.Module, given: Any, named: Any, out: Any) -> None:
-        first = next((each for each in tree_iter(out) if isinstance(each, Tensor)), None)
+    def made(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        first = next(tensors_in(out), None)
         if first is not None:
             mark(out, frozenset({len(self.calls)}))
-            self.calls.append(RotaryTables(module, given, named, first.shape[-1]))
+            self.calls.append(RotaryTables(module, args, kwargs, first.shape[-1]))
 
-    def used(self, found: frozenset[Mark]) -> None:
+    def used(self, origins: frozenset[Mark]) -> None:
         if self.inside:
-            self.touched[self.inside[-1][0]] |= {each for each in found if isinstance(each, int)}
+            self.touched[self.inside[-1][0]] |= {origin for origin in origins if isinstance(origin, int)}
 
     def mixed(self) -> None:
         if self.inside:
@@ -355,29 +355,29 @@ class Pass:
             return  # attention over the outputs of earlier layers (Inkling 2), beside that over tokens
         layer, mine = self.layers[at], marks(query) | marks(key)
         layer.attends, layer.width, layer.scale = True, query.shape[-1], others["scaling"]
-        self.rotated[at] = (self.rotated[at] or set()) | {each for each in mine if isinstance(each, int)}
+        self.rotated[at] = (self.rotated[at] or set()) | {origin for origin in mine if isinstance(origin, int)}
         layer.warm |= bool((marks(query) - marks(key)) & {POSITIONS, PLACES})
         layer.turned |= bool(((marks(query) & marks(key)) - before) & {POSITIONS, PLACES})
-        floats = [each for each in tree_iter(others) if isinstance(each, Tensor) and each.is_floating_point()]
+        floats = [tensor for tensor in tensors_in(others) if tensor.is_floating_point()]
         layer.biased |= bool((marks(floats) - mine) & {POSITIONS, PLACES})
         layer.visible = getattr(others["attention_mask"], "_visible", None)
         layer.kind, queries, keys = type(module).__name__, query.shape[-2], key.shape[-2]
         if CONTENT in marks(others):
-            names = [name for name, each in others.items() if CONTENT in marks(each)]
+            names = [name for name, value in others.items() if CONTENT in marks(value)]
             layer.unlike[f"selects or weighs keys by hidden states ({', '.join(names)})"] = None
         if keys != queries:
             what = "adds keys" if keys > queries else "compresses or leaves out keys"
             layer.unlike[f"{what} ({keys} for {queries} tokens)"] = None
-        if any(isinstance(each, int) for each in marks(value)) or (marks(value) - before) & {POSITIONS, PLACES}:
+        if any(isinstance(origin, int) for origin in marks(value)) or (marks(value) - before) & {POSITIONS, PLACES}:
             layer.unlike["makes values depend on positions"] = None
 
 
 def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
     """The layers of a model: the ModuleList with the most submodules, among those of length `count` if there are any."""
-    lists = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each)]
+    lists = [modules for modules in model.modules() if isinstance(modules, nn.ModuleList) and len(modules)]
     if not lists:
         raise NotUnderstood(f"{type(model).__name__} has no list of layers", ["model_type"])
-    return max(lists, key=lambda each: (len(each) == count, sum(1 for _ in each.modules())))
+    return max(lists, key=lambda modules: (len(modules) == count, sum(1 for _ in modules.modules())))
 
 
 def tolerant(module: nn.Module) -> Any:
@@ -386,15 +386,17 @@ def tolerant(module: nn.Module) -> Any:
     Some modules are shared by all models of a class (activations of the first GPT), so they get their forward back.
     """
     forward = module.forward
-    takes = {name for name, each in signature(forward).parameters.items() if each.kind is not each.VAR_KEYWORD}
+    takes = {
+        name for name, parameter in signature(forward).parameters.items() if parameter.kind is not parameter.VAR_KEYWORD
+    }
 
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return forward(*given, **named)
+            return forward(*args, **kwargs)
         except Exception:
-            first = next((each for each in tree_iter((given, named)) if isinstance(each, Tensor)), None)
-            named_here = [value for name, value in named.items() if name in takes]
-            tables = {each for each in marks(given, named_here) if isinstance(each, int)}
+            first = next(tensors_in((args, kwargs)), None)
+            tabled = [value for name, value in kwargs.items() if name in takes]
+            tables = {origin for origin in marks(args, tabled) if isinstance(origin, int)}
             if first is None or tables:
                 raise
             return torch.zeros_like(first)
@@ -415,20 +417,20 @@ def _attention(
     value: Tensor,
     attention_mask: Any = None,
     scaling: Any = None,
-    *given: Any,
-    **named: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     _LOOK[-1](
-        module, query, key, value, {"attention_mask": attention_mask, "scaling": scaling, "others": given, **named}
+        module, query, key, value, {"attention_mask": attention_mask, "scaling": scaling, "others": args, **kwargs}
     )
     return torch.zeros(*query.transpose(1, 2).shape[:3], value.shape[-1], dtype=query.dtype, device=query.device), None
 
 
-def _mask(*given: Any, **named: Any) -> Any:
-    mask = eager_mask(*given, **named)
+def _mask(*args: Any, **kwargs: Any) -> Any:
+    mask = eager_mask(*args, **kwargs)
     mark(mask, frozenset())
     if mask is not None:
-        mask._visible = named.get("mask_function")  # type: ignore[attr-defined]
+        mask._visible = kwargs.get("mask_function")  # type: ignore[attr-defined]
     return mask
 
 
@@ -508,7 +510,7 @@ def _by_module(config: PreTrainedConfig) -> Any:
     """The model of a text part, which no Auto class knows, beside its config."""
     room = type(config).__module__.replace("configuration_", "modeling_")
     with suppress(ImportError):
-        for name, each in vars(import_module(room)).items():
-            if getattr(each, "config_class", None) is type(config) and re.fullmatch(r"(?!.*PreTrained)\w+Model", name):
-                return each
+        for name, entry in vars(import_module(room)).items():
+            if getattr(entry, "config_class", None) is type(config) and re.fullmatch(r"(?!.*PreTrained)\w+Model", name):
+                return entry
     raise NotUnderstood(f"transformers has no model for a config of model_type {config.model_type!r}", ["model_type"])

@@ -26,8 +26,10 @@ Kind = Literal["rotary", "learned", "alibi"]
 def is_rotary(module: nn.Module) -> bool:
     """Whether a module makes rotary tables: by its name, or, if it has no weights, by its frequencies or a base class."""
     names = [kind.__name__.lower() for kind in type(module).__mro__]
-    own = next(module.parameters(), None) is None and (has_frequencies(module) or "rotary" in " ".join(names))
-    return own or "rotary" in names[0]
+    without_weights = next(module.parameters(), None) is None and (
+        has_frequencies(module) or "rotary" in " ".join(names)
+    )
+    return without_weights or "rotary" in names[0]
 
 
 def has_frequencies(module: nn.Module) -> bool:
@@ -95,7 +97,7 @@ def alibi_of_class(config: PreTrainedConfig) -> list[float] | None:
         for module in model.modules():
             if type(module).__name__ == "MptAttention":
                 module.register_forward_pre_hook(
-                    lambda _, given, named: seen.append(named["position_bias"]), with_kwargs=True
+                    lambda _, args, kwargs: seen.append(kwargs["position_bias"]), with_kwargs=True
                 )
         model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
     return (-seen[0].flatten(1)[:, 0].double()).tolist()

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from longitude.checkpoints.compare import read
 from longitude.checkpoints.declared import Ropes, declared_length
-from longitude.checkpoints.lint import contradictions
+from longitude.checkpoints.lint import WRONG_ONE, two_values
 from longitude.checkpoints.load import (
     built_without_weights,
     config_of,
@@ -118,15 +118,15 @@ def fetched(name: str, allow_pickle: bool) -> Path:
 
 # ---- rotation ---------------------------------------------------------------------------------------------------------
 def ropes_of(source: Source) -> Ropes:
-    """Rotary parameters of a checkpoint as its class rotates, which its config.json must not contradict.
+    """Rotary parameters of a checkpoint as its class rotates.
 
     Raises:
-        ValueError: if keys contradict each other.
+        ValueError: if a key is given twice, with two values.
         NotUnderstood: a ValueError, if the class rotates differently from the keys that are read here.
     """
     file = source.folder / "config.json"
-    for contradiction in contradictions(source.json, source.config):
-        raise ValueError(f"{file}: {contradiction}")
+    for contradiction in two_values(source.inner):
+        raise ValueError(f"{file}: {contradiction}; {WRONG_ONE}")
     try:
         return read(source.config).ropes
     except NotUnderstood as error:

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import Ropes, changed_keys, of_full_attention, turning_alike, with_ropes
-from longitude.checkpoints.lint import COVERAGE, unread_keys
+from longitude.checkpoints.lint import COVERAGE, contradictions, unread_keys
 from longitude.checkpoints.load import differences, in_one_line, require_shards
 from longitude.checkpoints.source import Source, require_fit, ropes_of
 from longitude.errors import UsageError, Within, check_bounds
@@ -177,9 +177,11 @@ def plan_extension(
 
 
 def original_length(source: Source, target: Target) -> int:
-    """The training length. ValueError when it is unknown, or when the model was extended already."""
+    """The training length. ValueError if it is unknown, the model was extended already, or config.json contradicts itself."""
     if (kind := source.kind) != "rotary":
         raise UsageError(source.name, "a model that rotates its queries and keys", NOT_ROTARY[kind])
+    for contradiction in contradictions(source.json, source.config):
+        raise ValueError(f"{source.folder / 'config.json'}: {contradiction}")
     scheme = of_full_attention(ropes_of(source)).scaling
     written = source.inner.get(ORIGINAL)
     known = written or original_of(scheme, source.declared)
