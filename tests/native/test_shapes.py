@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longitude.attention.backends.operators import Inputs
 from longitude.attention.backends.table import band
-from longitude.attention.backends.table.decoding import DecodingStep
+from longitude.attention.backends.table.backend import DecodingStep
 from longitude.attention.backends.triton import launch
 from longitude.errors import UsageError
 from longitude.positions.rotation import Angles, compiled, rotate_in_one_pass

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses
+from longitude.attention.backends.table.backend import describes
 from longitude.attention.backends.table.band import is_faster_in_c
-from longitude.attention.backends.table.decoding import describes
 from longitude.attention.length_dependent import Part, joined, merged, parted
 from longitude.attention.masks import Causal, Mask, from_tensor, require_causal
 from longitude.attention.not_finite import nan_where_attended

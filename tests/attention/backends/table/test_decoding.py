@@ -10,7 +10,7 @@ import torch
 import longitude as lg
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.table import band
-from longitude.attention.backends.table.decoding import DecodingStep, decoding, describes
+from longitude.attention.backends.table.backend import DecodingStep, decoding, describes
 from longitude.attention.operation import choose_once, raw_request
 from longitude.attention.request import Request
 from longitude.attention.step import Step

@@ -45,9 +45,7 @@ def outside(monkeypatch):
                 inside |= (first <= at) & (at <= last)
             if not inside.all():
                 place = [
-                    line
-                    for line in traceback.extract_stack()
-                    if line.filename.endswith(("kernels.py", "curves.py", "rotate.py"))
+                    line for line in traceback.extract_stack() if line.filename.endswith(("kernels.py", "rotate.py"))
                 ]
                 found.add(f"{name} in {place[-1].name}, line {place[-1].lineno}")
             return before(self, pointers, *rest)

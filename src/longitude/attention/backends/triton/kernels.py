@@ -12,7 +12,12 @@ With `mix` (profiles mixed by each query), which comes alone, mix[i, min(i - j, 
 
 Under a softcap c, which comes alone, scores are c tanh(scale q_i . k_j / c); `cap` is c / log 2.
 
-With `curves` (FIRE), the table has distances, and a curve of distance times the query's rate is added: see curves.py.
+With `curves` (FIRE), the table has distances, and a piecewise linear function of distance times the query's rate is added:
+
+    bias[i, j] = slope_m t + level_m,  t = distance[i - j] rate_i,  m the piece that t is in: end_(m-1) < t <= end_m
+
+`NormalizedOffset` defines it. In a block of queries and keys t stays in a small range, so most blocks have one piece. At the
+end of a piece within the range the slope changes, and the function is continuous. A curve is [3, pieces]: slopes, levels, ends.
 
 There is no atomic addition. Each number of a result is summed by one program in a fixed order, so results and gradients are
 bitwise reproducible. The gradient of the table is summed by programs that each write their row of a workspace.
@@ -32,8 +37,6 @@ a grid ends at 65535.
 
 import triton
 import triton.language as tl
-
-from longitude.attention.backends.triton.curves import add_piece, bend, ends_of, pieces_of, unbend
 
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -159,6 +162,81 @@ def _interval(lo, hi, first, rows, Q: tl.constexpr, K: tl.constexpr):
     """Keys of a block of queries: start, aligned to a block, and end; then the range that all queries attend to."""
     newest = tl.minimum(first + Q, rows) - 1
     return tl.load(lo + first) // K * K, tl.load(hi + newest), tl.load(lo + newest), tl.load(hi + first)
+
+
+# ---- curves -------------------------------------------------------------------------------------------------------------
+@triton.jit
+def ends_of(curve, pieces, ENDS: tl.constexpr):
+    """Ends [ENDS] of all pieces except the last, which has none, padded with infinity."""
+    m = tl.arange(0, ENDS if ENDS else 1)
+    return tl.load(curve + 2 * pieces + m, mask=m < pieces - 1, other=float("inf")) if ENDS else m
+
+
+@triton.jit
+def pieces_of(ends, distances, column, nearest, fast, slow, Q: tl.constexpr, K: tl.constexpr,
+              ENDS: tl.constexpr):  # fmt: skip
+    """Indices of the first and the last piece in a block of scores.
+
+    column: column of the block's first query and key in the row of distances, which never decrease away from `nearest`.
+    fast, slow: the greatest and the smallest rate of the queries.
+    """
+    if ENDS:
+        left, right = column - (K - 1), column + (Q - 1)
+        near = tl.load(distances + tl.minimum(tl.maximum(nearest, left), right))
+        far = tl.maximum(tl.load(distances + left), tl.load(distances + right))
+        low, high = tl.minimum(near * slow, near * fast), tl.maximum(far * slow, far * fast)
+        found = tl.sum((ends < low).to(tl.int32)), tl.sum((ends < high).to(tl.int32))
+    else:
+        found = 0, 0
+    return found
+
+
+@triton.jit
+def bend(s, t, curve, pieces, low, high):
+    """Scores s with the curve at t added, in the units of its slopes and levels."""
+    s += tl.load(curve + low) * t + tl.load(curve + pieces + low)
+    if low < high:
+        shift = 0.0
+        for m in range(low, high):
+            # Beyond an end the slope is another: change max(t, end) - change end, and the second part is the same for all.
+            end, change = tl.load(curve + 2 * pieces + m), tl.load(curve + m + 1) - tl.load(curve + m)
+            s += change * tl.maximum(t, end)
+            shift += change * end
+        s -= shift
+    return s
+
+
+@triton.jit
+def add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES: tl.constexpr):
+    """Adds what one piece gets from each query, of_t and of_y [Q], to gradients of rates [Q], slopes and levels [PIECES]."""
+    here = tl.arange(0, PIECES) == piece
+    of_rate += tl.load(curve + piece) * of_t
+    of_slopes += tl.where(here, tl.sum(of_t), 0.0)
+    of_levels += tl.where(here, tl.sum(of_y), 0.0)
+    return of_rate, of_slopes, of_levels
+
+
+@triton.jit
+def unbend(s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES: tl.constexpr):
+    """Gradients of t where those of scores are s, [Q, K]; the other gradients with those of this block added.
+
+    Most blocks have one piece, as the block before: its sums for each query, of_t and of_y, are held until another piece comes.
+    """
+    slope = tl.zeros_like(s) + tl.load(curve + low)
+    of_s = s * slope
+    if (piece != low) | (low != high):
+        of_rate, of_slopes, of_levels = add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES)
+        of_t, of_y, piece = tl.zeros_like(of_t), tl.zeros_like(of_y), low
+        for m in range(low + 1, high + 1):
+            within = (t > tl.load(curve + 2 * pieces + m - 1)) & ((t <= tl.load(curve + 2 * pieces + m)) | (m == high))
+            own = tl.where(within, s, 0.0)
+            of_s = tl.where(within, tl.load(curve + m) * s, of_s)
+            own_t, own_y = tl.sum(own * t, 1), tl.sum(own, 1)
+            of_rate, of_slopes, of_levels = add_piece(m, own_t, own_y, of_rate, of_slopes, of_levels, curve, PIECES)
+            s = tl.where(within, 0.0, s)
+    of_t += tl.sum(s * t, 1)
+    of_y += tl.sum(s, 1)
+    return of_s, piece, of_t, of_y, of_rate, of_slopes, of_levels
 
 
 # ---- forward -----------------------------------------------------------------------------------------------------------
