@@ -5,12 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import longitude as lg
 from longitude.attention.backends.table import band
 from longitude.attention.backends.transport import backend
 from longitude.attention.backends.transport.backend import carried, transport_attention, transported_scores
-from longitude.positions.composed import compose
-from longitude.testing.memory_use import memory_of
 from tests.support import close, gradients, random
 
 SHAPES = [
@@ -76,48 +73,6 @@ def test_short_floats_are_computed_in_float32(dtype: torch.dtype) -> None:
     assert out.dtype == dtype
     eps = torch.finfo(dtype).eps  # one rounding: a float32 that differs in its last bit may fall to the other side
     close(out.float(), transport_attention(*long, 0.3), atol=eps, rtol=eps)
-
-
-def test_memory_of_attention_grows_with_the_length_alone() -> None:
-    """Forward and backward: twice the length, about twice the numbers."""
-    peaks = []
-    for length in (128, 256):
-        inputs = [x.requires_grad_() for x in drawn(length, length, length)]
-        call = lambda: gradients(transport_attention(*inputs[:5], 0.3, inputs[5], chunk=16), inputs)  # noqa: B023, E731
-        peaks.append(memory_of(call).peak)
-    assert peaks[1] < 2.2 * peaks[0]
-
-
-@pytest.mark.parametrize("head_dim", [16, 128])
-def test_memory_is_estimated(head_dim: int) -> None:
-    """Of forward: many numbers per token, and matrices [D, D] per block where heads are wide."""
-    q, k, v = (random(1, 2, 512, head_dim, seed=seed, dtype=torch.float32) for seed in range(3))
-    encoding = compose(lg.PaTH(8, 2, head_dim))
-    context = encoding.context(random(1, 512, 8, dtype=torch.float32))[0]
-    with torch.no_grad():
-        peak = memory_of(lambda: lg.attend(q, k, v, encoding=encoding, context=context, backend="transport")).peak
-    (estimate,) = (
-        x.memory for x in lg.explain(q, k, v, encoding=encoding, context=context) if x.backend == "transport"
-    )
-    assert 0.6 < estimate / peak < 1.6
-
-
-@pytest.mark.parametrize("high", [None, 6])
-def test_the_last_keys_may_be_left_out(high: int | None) -> None:
-    """Where the last chunk is not whole; and derivatives of second order."""
-    q, k, v, w, b, _ = (x.requires_grad_() for x in drawn(13, 13, 20))
-    i, j = torch.arange(7, 20)[:, None], torch.arange(20)
-    hidden = (j > i) | (j >= 18) | (i - j > (20 if high is None else high))
-
-    def own(*inputs: Tensor) -> Tensor:
-        return transport_attention(*inputs, 0.3, None, high, 5, hidden=2)
-
-    want = (0.3 * written_out(q, k, w, b)).masked_fill(hidden, -torch.inf).softmax(-1) @ v
-    inputs = q, k, v, w, b
-    for found in zip(*([out, *gradients(out, inputs)] for out in (own(*inputs), want)), strict=True):
-        close(*found, 1e-10)
-    small = [x.detach()[:1, :1].requires_grad_() for x in inputs]
-    assert torch.autograd.gradgradcheck(own, small, fast_mode=True)
 
 
 @pytest.mark.parametrize(("rows", "high"), [(1, None), (5, None), (32, 3), (33, None), (33, 0), (33, 40)])

@@ -77,13 +77,6 @@ def test_what_is_no_interval_is_refused(mask, why):
     assert why in refusal(request(mask, 8, 8))
 
 
-def test_layers_share_them():
-    """Found once for all requests of the same pairs; those of a band alone are kept by their numbers."""
-    r = request(lg.Causal() & lg.Documents(torch.arange(8) // 4), 8, 8)
-    assert intervals_of(r) is intervals_of(r.of_layer(r.q, r.k, r.v))
-    assert intervals_of(request(lg.Causal(), 8, 8)) is intervals_of(request(lg.Causal(), 8, 8))
-
-
 def test_another_stream_has_its_own(monkeypatch):
     """It may not be made yet where another stream goes on; and what a CUDA graph makes is the graph's."""
     r = request(lg.Causal(), 8, 8)
@@ -120,10 +113,3 @@ def test_one_number_is_read_where_nobody_knows():
         intervals_of(r)
         assert refusal(r.of_layer(r.q, r.k, r.v)) is None
     assert reads.count == 1
-
-
-def test_documents_by_lengths_are_contiguous():
-    """And stay so, in a part of the batch and without their first tokens."""
-    mask = lg.Documents.from_cu_seqlens(torch.tensor([0, 3, 3, 8]))
-    assert mask.contiguous and mask.of([0]).contiguous and mask.since(2).contiguous
-    assert not lg.Documents(mask.ids).contiguous
