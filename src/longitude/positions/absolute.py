@@ -153,24 +153,13 @@ class Learned(AtInput):
     ):
         super().__init__()
         embedding_scale = 1.0 if embedding_scale is None else embedding_scale
-        if beyond != "interpolate" and (length is not None or align != "end"):
-            raise UsageError(
-                "Learned",
-                "length and align only with beyond='interpolate'",
-                f"length={length!r}, align={align!r} with beyond={beyond!r}",
-                "leave them out",
-            )
-        if beyond == "interpolate":
-            if length is None:
-                raise UsageError(
-                    "Learned",
-                    "length, the number of positions to interpolate to",
-                    "None",
-                    "pass it, because interpolation moves every row with the length, and keys cached at another "
-                    "length would be stale",
-                )
-            if length <= max_length:
-                raise UsageError("Learned", f"length above max_length={max_length}", length, "or leave out beyond")
+        interpolates = beyond == "interpolate"
+        if interpolates != (length is not None) or align != "end" and not interpolates:
+            # No length by default: rows move with it, and keys cached at another length would be stale.
+            expected = "beyond='interpolate' with length, the number of positions; or neither length nor align"
+            raise UsageError("Learned", expected, f"beyond={beyond!r}, length={length!r}, align={align!r}")
+        if length is not None and length <= max_length:
+            raise UsageError("Learned", f"length above max_length={max_length}", length, "or leave out beyond")
         self.rows, self.dim, self.row_offset, self.embedding_scale = max_length, dim, row_offset, embedding_scale
         self.beyond, self.length, self.align = beyond, length, align
         self.max_length = None if beyond == "clamp" else length or max_length

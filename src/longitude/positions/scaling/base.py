@@ -74,8 +74,8 @@ class Scaling(Checked):
 
     def written(self, base: float, rotary_dim: int | None) -> tuple[str, float, Scaling | None]:
         """(rope_type, rope_theta, scheme of that type) with the same frequencies. ValueError if transformers has none."""
-        for kind, rope_type in ROPE_TYPES.items():
-            if rope_type.scheme is type(self):
+        for kind, row in ROPE_TYPES.items():
+            if row.scheme is type(self):
                 return kind, base, self
         raise UsageError(
             "", "a scaling that has a rope_type", self, "`longitude extend` writes its frequencies as longrope"
@@ -193,9 +193,15 @@ def scheme_of(name: str, factor: float, original_length: int) -> Scaling:
     return scheme
 
 
-def same(keys: str) -> dict[str, str]:
-    """Map keys to themselves: those with equal names in transformers and in our schemes."""
-    return {key: key for key in keys.split()}
+def rope_type(kind: str, required: str = "", optional: str = "") -> Callable[[Scheme], Scheme]:
+    """Decorator of a scheme that configs of transformers have. required, optional: its keys there, named as its options."""
+
+    def add(scheme: Scheme) -> Scheme:
+        keys = ({key: ORIGINAL_LENGTH.get(key, key) for key in names.split()} for names in (required, optional))
+        ROPE_TYPES[kind] = RopeType(scheme, *keys)
+        return scheme
+
+    return add
 
 
 class Follows(Scaling):

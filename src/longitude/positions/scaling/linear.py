@@ -11,14 +11,12 @@ from torch import Tensor
 from longitude.errors import Positive, UsageError
 from longitude.positions.scaling.base import (
     METHODS,
-    ROPE_TYPES,
     Factor,
     Method,
-    RopeType,
     Scaling,
     plain,
     register_scheme,
-    same,
+    rope_type,
 )
 
 UNROTATED = 1e30
@@ -33,6 +31,8 @@ UNROTATED = 1e30
         starts=True,
     ),
 )
+@rope_type("proportional", optional="factor")
+@rope_type("linear", "factor")  # the first, which `written` takes
 @dataclass(frozen=True)
 class Linear(Scaling):
     """Position interpolation: theta_k / s, so positions p/s stay fractions.
@@ -51,8 +51,6 @@ class Linear(Scaling):
         return plain(rotary_dim, base, device) / self.factor
 
 
-ROPE_TYPES["linear"] = RopeType(Linear, same("factor"), {})
-ROPE_TYPES["proportional"] = RopeType(Linear, {}, same("factor"))
 METHODS["drope"] = Method(
     "drope",
     "No layer of full attention rotates any more, written as linear with a factor beyond every position. Short contexts "

@@ -13,16 +13,13 @@ from torch import Tensor
 from longitude.errors import Positive, UsageError, check_positive
 from longitude.positions.coordinates import constants
 from longitude.positions.scaling.base import (
-    ORIGINAL_LENGTH,
-    ROPE_TYPES,
     Factor,
     Follow,
     Follows,
     Method,
-    RopeType,
     plain,
     register_scheme,
-    same,
+    rope_type,
 )
 
 
@@ -35,6 +32,7 @@ from longitude.positions.scaling.base import (
         searched=True,
     ),
 )
+@rope_type("longrope", "short_factor long_factor", "original_max_position_embeddings factor attention_factor")
 @dataclass(frozen=True)
 class LongRoPE(Follows):
     """LongRoPE: theta_k / lambda_k, where lambda is short_factor for lengths up to L and long_factor beyond.
@@ -100,8 +98,3 @@ class LongRoPE(Follows):
 
     def canonical(self, length: Any) -> Any:
         return self.original_max_length + (length > self.original_max_length)
-
-
-ROPE_TYPES["longrope"] = RopeType(
-    LongRoPE, same("short_factor long_factor"), ORIGINAL_LENGTH | same("factor attention_factor")
-)

@@ -12,17 +12,15 @@ from torch import Tensor
 from longitude.errors import UsageError
 from longitude.positions.coordinates import wide
 from longitude.positions.scaling.base import (
-    ROPE_TYPES,
     Factor,
     Follow,
     Follows,
     Method,
-    RopeType,
     Scaling,
     at_least,
     plain,
     register_scheme,
-    same,
+    rope_type,
 )
 
 
@@ -75,6 +73,7 @@ class NTK(Scaling):
         raises_length=False,
     ),
 )
+@rope_type("dynamic", "factor")
 @dataclass(frozen=True)
 class DynamicNTK(Follows):
     """NTK-aware scaling that grows with the sequence: base * (s l/L - (s - 1))^(d/(d-2)) at length l, base while l <= L.
@@ -123,6 +122,3 @@ class DynamicNTK(Follows):
         original = self.original_max_length
         step = 1 if self.follow == "sequence" else self.step or max(1, original // 16)
         return original - (original - at_least(length, original)) // step * step
-
-
-ROPE_TYPES["dynamic"] = RopeType(DynamicNTK, same("factor"), {})

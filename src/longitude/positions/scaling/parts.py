@@ -11,15 +11,12 @@ from torch import Tensor
 
 from longitude.errors import Positive, UsageError, Within
 from longitude.positions.scaling.base import (
-    ORIGINAL_LENGTH,
-    ROPE_TYPES,
     Factor,
     Method,
-    RopeType,
     Scaling,
     plain,
     register_scheme,
-    same,
+    rope_type,
 )
 
 Ramp = Literal["dimensions", "rotations"]
@@ -52,6 +49,7 @@ def dimensions_ramp(rotary_dim: int, low: float, high: float, like: Tensor) -> T
         starts=True,
     ),
 )
+@rope_type("llama3", "factor low_freq_factor high_freq_factor", "original_max_position_embeddings")
 @dataclass(frozen=True)
 class Llama3(Scaling):
     """Llama 3.1: (1 - gamma_k) theta_k/s + gamma_k theta_k, gamma_k = (r_k - low) / (high - low) within [0, 1].
@@ -83,9 +81,6 @@ class Llama3(Scaling):
         theta = plain(rotary_dim, base, device)
         ramp = rotations_ramp(theta, self.original_max_length, self.low_freq_factor, self.high_freq_factor)
         return blend(theta, self.factor, ramp)
-
-
-ROPE_TYPES["llama3"] = RopeType(Llama3, same("factor low_freq_factor high_freq_factor"), ORIGINAL_LENGTH)
 
 
 @register_scheme(
@@ -179,6 +174,10 @@ class NTKByParts(Scaling):
         starts=True,
     ),
 )
+@rope_type(
+    "yarn",
+    optional="original_max_position_embeddings factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
+)
 @dataclass(frozen=True)
 class YaRN(NTKByParts):
     """YaRN: NTK by parts, and cos and sin times 0.1 ln s + 1, which sharpens the softmax.
@@ -221,8 +220,3 @@ class YaRN(NTKByParts):
         if self.mscale and self.mscale_all_dim:
             return g(self.mscale) / g(self.mscale_all_dim), softmax
         return g(1), softmax
-
-
-ROPE_TYPES["yarn"] = RopeType(
-    YaRN, {}, ORIGINAL_LENGTH | same("factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate")
-)
