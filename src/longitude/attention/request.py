@@ -90,7 +90,7 @@ class Request:
         return self.pairs.beyond_band
 
     def of_layer(self, q: Any, k: Any, v: Any) -> Request:
-        """Return a copy with q, k and v of another layer of a decoding step."""
+        """Return a copy with other q, k and v of as many tokens, such as those of another layer of a decoding step."""
         other = object.__new__(Request)
         other.__dict__.update(self.__dict__)  # dataclasses.replace would check again what stays the same
         other.q, other.k, other.v = q, k, v
@@ -286,7 +286,7 @@ def transformed(
     else:
         k_tables = encoding.prepare(explicit(k_positions, r.length, r.q.device), length, r.q.dtype, center=center)
         q, k = encoding.queries(r.q, q_tables), encoding.keys(r.k, k_tables)
-    r = replace(r, q=q, k=k)
+    r = r.of_layer(q, k, r.v)
     if encoding.rotate_values:
         r.v, r.finish = encoding.transform_values(r.v, k_tables), partial(encoding.restore_outputs, prepared=q_tables)
     return r
