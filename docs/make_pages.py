@@ -18,7 +18,6 @@ import make_laws
 from claims.base import list_claims
 from fill_numbers import newest
 from longitude.attention.mixer import MIXERS
-from longitude.cli.check import COLORS
 from longitude.labels import parse_label
 from longitude.positions.base import ENCODINGS
 from longitude.registry import Registry, options_of
@@ -28,6 +27,7 @@ from longitude.show.build import Shape
 from longitude.show.charts import figure
 from longitude.show.subjects import Subject, subjects
 from longitude.testing import example
+from longitude.testing.engine import STATUSES
 from longitude.testing.examples import SMALL
 from properties import cells
 
@@ -80,7 +80,6 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "decode": [*decode_rows(name)] if kind == "mixer" else [],
         "laws": (laws := law_rows(kind, name)),
         "counts": counted(laws),
-        "statuses": {status: status for status in COLORS},
         "tried": make_laws.read().get("made"),
         "claims": [row for row in claim_rows() if name in row["about"]],
     }
@@ -195,7 +194,7 @@ def law_rows(kind: str, name: str) -> list[tuple[str, str, dict[str, Any] | None
 def counted(laws: list[tuple[str, str, dict[str, Any] | None]]) -> str:
     """29 passed, 2 not applicable; empty where none was tried."""
     found = [result["status"] for _, _, result in laws if result]
-    return ", ".join(f"{found.count(status)} {status}" for status in COLORS if status in found)
+    return ", ".join(f"{found.count(status)} {status}" for status in STATUSES if status in found)
 
 
 # ---- what papers say -------------------------------------------------------------------------------------------------
