@@ -1,4 +1,4 @@
-"""The site: whole, made without a warning or a network, searched offline, read by everybody."""
+"""The site: whole, made without a warning or a network."""
 
 import re
 import subprocess
@@ -9,32 +9,22 @@ import pytest
 
 import longitude as lg
 import make_laws
+import make_pages
 import make_site
-
-NOTEBOOK, PROSE = "examples/1-relative-encodings", "concepts/where-position-enters"
 
 
 # ---- the source --------------------------------------------------------------------------------------------------------
-def test_links_to_files_are_those_of_the_site() -> None:
+def test_links_are_those_of_the_site() -> None:
     root, page = make_site.ROOT, make_site.DOCS / "guides" / "own.md"
-    places = {root / "CONTRIBUTING.md": Path("CONTRIBUTING.md"), root / "docs/keeps.svg": Path("keeps.svg")}
-    text = "[how](../../CONTRIBUTING.md) [part](../../CONTRIBUTING.md#laws) ![keeps](../keeps.svg) [web](https://a.b/c)"
-    expected = "[how](/CONTRIBUTING.md) [part](/CONTRIBUTING.md#laws) ![keeps](/keeps.svg) [web](https://a.b/c)"
-    assert make_site.linked(text, page, places) == expected
-    assert make_site.linked("[code](../../pyproject.toml)", page, places) == "code (`pyproject.toml`)"
-    assert make_site.linked("[lost](nowhere.md)", page, places) == "[lost](nowhere.md)"  # Sphinx refuses it
-    both = """<picture>
-  <source media="(prefers-color-scheme: dark)" srcset="../keeps-dark.svg">
-  <img src="../keeps.svg" alt="The cost of each.">
-</picture>"""
-    assert make_site.linked(both, page, places) == "![The cost of each.](/keeps.svg)"
-
-
-def test_links_to_a_claim_lead_to_its_page() -> None:
-    row = '| <a id="2a-alibi-holds"></a>2a | [ALiBi holds.](https://a.b/c) |'
-    assert make_site.CLAIM_ROW.sub(r"[\2](/claims/\1.md)", row).startswith("| [2a](/claims/2a-alibi-holds.md) |")
-    text = make_site.to_claim("[2a](/claims.md#2a-alibi-holds) [all](/claims.md) [rows](/claims.md#the-studies)")
-    assert text == "[2a](/claims/2a-alibi-holds.md) [all](/claims.md) [rows](/claims/studies.md)"
+    places = {root / "CONTRIBUTING.md": Path("CONTRIBUTING.md"), root / "docs/a.svg": Path("a.svg")}
+    for text, expected in {
+        "[part](../../CONTRIBUTING.md#laws) ![a](../a.svg)": "[part](/CONTRIBUTING.md#laws) ![a](/a.svg)",
+        "[code](../../pyproject.toml)": "code (`pyproject.toml`)",
+        "[lost](nowhere.md) [web](https://a.b/c)": "[lost](nowhere.md) [web](https://a.b/c)",  # Sphinx refuses the first
+        '<picture>\n<source srcset="../b.svg">\n<img src="../a.svg" alt="Costs.">\n</picture>': "![Costs.](/a.svg)",
+    }.items():
+        assert make_site.linked(text, page, places) == expected
+    assert make_site.to_claim("[2a](/claims.md#2a-alibi-holds)") == "[2a](/claims/2a-alibi-holds.md)"
 
 
 # ---- what a page is made of --------------------------------------------------------------------------------------------
@@ -46,6 +36,18 @@ def test_laws_that_are_kept_are_those_of_today() -> None:
     statuses = [result["status"] for found in kept.values() for result in found.values()]
     assert "failed" not in statuses and statuses.count("not applicable") > 50
     assert kept["alibi"]["places"]["status"] == "not applicable" and kept["abacus"]["places"]["status"] == "passed"
+
+
+@pytest.mark.slow
+def test_a_page_of_an_encoding_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Sphinx; the text by hand needs its packages."""
+    monkeypatch.setattr(make_pages, "note", lambda name: None)
+    name, text = next(make_pages.pages(tmp_path))
+    assert (
+        name.startswith("encodings/")
+        and "<td>passed: " in text
+        and text.count("](/pictures/") == len([*tmp_path.rglob("*.svg")])
+    )
 
 
 # ---- built -------------------------------------------------------------------------------------------------------------
