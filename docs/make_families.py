@@ -19,7 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.integrations import hub_kernels
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from longitude.check import check, laws
+from longitude.check import check
+from longitude.check.run import laws
 from longitude.checkpoints.compare import read
 from longitude.checkpoints.declared import declared_length
 from longitude.checkpoints.positions import has_alibi, last_position

@@ -19,9 +19,9 @@ from transformers import (
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import make_families
-from longitude.check import check, laws, recorder
+from longitude.check import check, recorder
 from longitude.check.laws.images import Piece, published, text
-from longitude.check.run import subject_of
+from longitude.check.run import laws, subject_of
 from longitude.check.subject import computing_in
 from longitude.checkpoints.config import from_hugging_face
 from longitude.checkpoints.lint import contradictions, remarks

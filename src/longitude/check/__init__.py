@@ -15,6 +15,6 @@ from longitude.errors import require_extra
 
 require_extra("longitude.check", "models")
 
-from longitude.check.run import check, laws
+from longitude.check.run import check
 
-__all__ = ["check", "laws"]
+__all__ = ["check"]
