@@ -41,11 +41,11 @@ class Analysis:
     def compared(self, length: int, method: str | None = None) -> list[Comparison]:
         """The comparisons at a length; by default of the first method."""
         every = self.comparisons[method] if method else next(iter(self.comparisons.values()), [])
-        return [each for each in every if each.length == length]
+        return [comparison for comparison in every if comparison.length == length]
 
     def of(self, label: str, method: str | None = None) -> list[Finding]:
         """The findings of a label, in the order of lengths; by default of the first method."""
-        return [each for each in (self.findings[method] if method else self.main) if each.label == label]
+        return [finding for finding in (self.findings[method] if method else self.main) if finding.label == label]
 
     def effective(self, label: str, method: str | None = None) -> Effective:
         """The effective length of a label; by default by the first method."""
@@ -59,7 +59,7 @@ def analyse(run: Run | Path | str) -> Analysis:
 
     reasons = {label: "; ".join(dict.fromkeys(_reasons(run, label))) or None for label in run.labels}
 
-    def found(label: str, length: int, method: str) -> Finding:
+    def finding_of(label: str, length: int, method: str) -> Finding:
         """The finding. A label with a part that training never used cannot hold beyond the training length."""
         finding = criterion.finding(label, length, method)._replace(reason=reasons[label])
         beyond = finding.verdict == HOLDS and length > run.train_length
@@ -67,8 +67,10 @@ def analyse(run: Run | Path | str) -> Analysis:
 
     findings, comparisons = {}, {}
     for method in run.methods:
-        findings[method] = [found(label, length, method) for label in run.labels for length in run.lengths]
-        comparisons[method] = [each for length in run.lengths for each in criterion.compared(length, method)]
+        findings[method] = [finding_of(label, length, method) for label in run.labels for length in run.lengths]
+        comparisons[method] = [
+            comparison for length in run.lengths for comparison in criterion.compared(length, method)
+        ]
     return Analysis(run, criterion, findings, comparisons)
 
 
@@ -97,18 +99,20 @@ class Conclusion(NamedTuple):
 def conclude(analysis: Analysis) -> Conclusion:
     """The three lines of a study. They claim only what the intervals support: see the `Criterion` of its task."""
     run, criterion = analysis.run, analysis.criterion
-    last = [each for each in ranked(analysis) if each.value is not None] if analysis.findings else []
+    last = [finding for finding in ranked(analysis) if finding.value is not None] if analysis.findings else []
     if not last:
-        some = any(each.value is not None for each in analysis.main)
+        some = any(finding.value is not None for finding in analysis.main)
         where = f" at {run.lengths[-1]} {run.task.unit}" if some else ""
         nothing = f"No encoding was measured{where}" if analysis.findings else "Losses were measured by position only"
         return Conclusion(nothing, "", "; ".join(undone(run, criterion.called)), run.which)
     sign = 1 if criterion.less_is_better else -1
-    first = {each.label for each in sorted(last, key=lambda each: sign * (each.value or 0.0))[:2]}
-    pairs = [each for each in analysis.compared(last[0].length) if {each.better, each.worse} == first]
+    first = {finding.label for finding in sorted(last, key=lambda finding: sign * (finding.value or 0.0))[:2]}
+    pairs = [
+        comparison for comparison in analysis.compared(last[0].length) if {comparison.better, comparison.worse} == first
+    ]
     if all(map(criterion.learned_too_little, first)):  # neither may be called best
         pairs = []
-    absent = [criterion.called(label) for label in run.labels if label not in {each.label for each in last}]
+    absent = [criterion.called(label) for label in run.labels if label not in {finding.label for finding in last}]
     cautions = [
         *criterion.cautions(last),
         *([f"no value at {last[0].length}: {', '.join(absent)}"] if absent else []),
@@ -126,10 +130,12 @@ def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
     """Findings at the longest length, the best label first; labels that learned too little come last."""
     criterion, sign = analysis.criterion, 1 if analysis.criterion.less_is_better else -1
     longest = analysis.run.lengths[-1]
-    last = [each for label in analysis.run.labels for each in analysis.of(label, method) if each.length == longest]
+    last = [
+        finding for label in analysis.run.labels for finding in analysis.of(label, method) if finding.length == longest
+    ]
 
-    def place(found: Finding) -> tuple[bool, bool, float]:
-        return found.value is None, criterion.learned_too_little(found.label), sign * (found.value or 0.0)
+    def place(finding: Finding) -> tuple[bool, bool, float]:
+        return finding.value is None, criterion.learned_too_little(finding.label), sign * (finding.value or 0.0)
 
     return sorted(last, key=place)
 
@@ -139,19 +145,19 @@ def notes(analysis: Analysis) -> list[str]:
     run = analysis.run
     steps = [f"{named(label)} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
     sampled = run.sampled_positions
-    found = [
+    notes = [
         *([f"steps, matched by compute: {', '.join(steps)}"] if steps else []),
         *([f"training windows had {sampled}"] if sampled else []),
         *chosen_rates(run.choices),
         *spread_of_seeds(analysis),
         *little_text(run, analysis.criterion.things),
         *(
-            f"{part.config.size} trained at {part.train_length}: {words}"
+            f"{part.config.size} trained at {part.train_length}: {note}"
             for part in run.others
-            for words in [*undone(part), *edges(part.choices)]
+            for note in [*undone(part), *edges(part.choices)]
         ),
     ]
-    return [capital(each) for each in found]
+    return [capital(note) for note in notes]
 
 
 def little_text(run: Run, things: str) -> list[str]:
@@ -167,10 +173,10 @@ def little_text(run: Run, things: str) -> list[str]:
 def spread_of_seeds(analysis: Analysis) -> list[str]:
     """Spread of seeds at the training length, if it is equal for every label."""
     criterion, run = analysis.criterion, analysis.run
-    found = pooled_spread([each.values for each in analysis.main if each.length == run.train_length])
-    if found is None:
+    spread = pooled_spread([finding.values for finding in analysis.main if finding.length == run.train_length])
+    if spread is None:
         return []
-    amount = f"{criterion.amount(found[0], 1)} {criterion.points}"
+    amount = f"{criterion.amount(spread[0], 1)} {criterion.points}"
     what = "loss" if criterion.less_is_better else "score"
     return [f"seeds change the {what} at {run.train_length} by {amount} (standard deviation)"]
 
@@ -188,7 +194,7 @@ def _scope(criterion: Criterion, last: list[Finding]) -> list[str]:
     """Sources of variation that the intervals do not cover."""
     if last[0].documents < 2:
         return [f"one {criterion.things.removesuffix('s')}, so no interval"]
-    alone = [criterion.called(each.label) for each in last if each.seeds == 1]
+    alone = [criterion.called(finding.label) for finding in last if finding.seeds == 1]
     if len(alone) == len(last):
         return ["one seed: intervals are over " + criterion.things + ", and do not cover training again"]
     return [f"one seed, interval over {criterion.things}: {', '.join(alone)}"] if alone else []

@@ -177,19 +177,19 @@ class Criterion(ABC):
     def compared(self, length: int, method: str) -> list[Comparison]:
         """Every pair of labels that were measured at a length, adjusted together."""
         sums = {label: self.sums(label, length, method) for label in self.run.labels}
-        measured = {label: each for label, each in sums.items() if each is not None}
+        measured = {label: level for label, level in sums.items() if level is not None}
         return compared(measured, length, self.metric, self.less_is_better)
 
     @abstractmethod
-    def within(self, found: Finding) -> tuple[bool, str | None]:
+    def within(self, finding: Finding) -> tuple[bool, str | None]:
         """Whether a label is within the margin at a length by its mean, and the verdict on that."""
 
     def effective(self, lines: Sequence[Finding]) -> Effective:
         """Effective length of a label, from its findings in the order of lengths."""
 
         def reach(inside: Callable[[bool, str | None], bool]) -> int | None:
-            up_to = takewhile(lambda each: each.value is not None and inside(*self.within(each)), lines)
-            return max((each.length for each in up_to), default=None)
+            up_to = takewhile(lambda finding: finding.value is not None and inside(*self.within(finding)), lines)
+            return max((finding.length for finding in up_to), default=None)
 
         return Effective(
             reach(lambda by_mean, verdict: by_mean),
@@ -199,16 +199,16 @@ class Criterion(ABC):
 
     def reach(self, lines: Sequence[Finding]) -> tuple[str, str]:
         """The effective length in words, and its interval if that is wider: "< 256", "512", ">= 1024"."""
-        beyond = [each.length for each in lines if each.length > self.run.train_length] or [0]
+        beyond = [finding.length for finding in lines if finding.length > self.run.train_length] or [0]
 
-        def words(length: int | None) -> str:
+        def in_words(length: int | None) -> str:
             if length is None or (self.less_is_better and length < beyond[0]):
                 return f"< {beyond[0] if self.less_is_better else lines[0].length}"
             return f"≥ {length}" if length == lines[-1].length else str(length)
 
-        if all(each.value is None for each in lines):
+        if all(finding.value is None for finding in lines):
             return "", ""
-        value, low, high = map(words, self.effective(lines))
+        value, low, high = map(in_words, self.effective(lines))
         return value, "" if low == high else f"{low} to {high}"
 
     # ---- the three lines ----
@@ -220,13 +220,15 @@ class Criterion(ABC):
             last: Findings at that length of labels with a value, the best first.
         """
         groups: dict[str, list[str]] = {self.word(verdict): [] for verdict in VERDICTS}
-        for each in last:
-            if each.verdict:
-                little = " *" * self.learned_too_little(each.label)
-                groups[self.word(each.verdict)].append(self.called(each.label) + little)
+        for finding in last:
+            if finding.verdict:
+                little = " *" * self.learned_too_little(finding.label)
+                groups[self.word(finding.verdict)].append(self.called(finding.label) + little)
         listed = len(last) <= LISTED
         parts = [f"at {last[0].length} {self.task.unit}, {far(last[0].length, self.run.train_length)}"]
-        parts += [f"{word}: {', '.join(each) if listed else len(each)}" for word, each in groups.items() if each]
+        parts += [
+            f"{word}: {', '.join(labels) if listed else len(labels)}" for word, labels in groups.items() if labels
+        ]
         return ". ".join(part[0].upper() + part[1:] for part in parts)
 
     def best(self, pair: Comparison) -> str:
@@ -264,26 +266,26 @@ class Criterion(ABC):
 
     # ---- in tables ----
 
-    def number(self, found: Finding) -> str:
+    def number(self, finding: Finding) -> str:
         """The value, for the page."""
-        return "" if found.value is None else self.amount(found.value, 1) + self.sign
+        return "" if finding.value is None else self.amount(finding.value, 1) + self.sign
 
-    def bounds(self, found: Finding) -> str:
+    def bounds(self, finding: Finding) -> str:
         """Its interval; empty if there is none."""
-        ends = self.span(found.low, found.high)
+        ends = self.span(finding.low, finding.high)
         return ends and ends + self.sign
 
     def span(self, low: float | None, high: float | None, more: int = 0) -> str:
         """Both ends of an interval of values or differences."""
         return "" if low is None or high is None else f"{self.amount(low, more)} to {self.amount(high, more)}"
 
-    def short(self, found: Finding, half: bool = True) -> str:
+    def short(self, finding: Finding, half: bool = True) -> str:
         """The value, for the terminal, and half its interval: 2.61 ±.04, 97 ±3."""
-        if found.value is None:
+        if finding.value is None:
             return "-"
-        if not half or found.low is None or found.high is None:
-            return self.amount(found.value)
-        return f"{self.amount(found.value)} ±{self.amount((found.high - found.low) / 2)}".replace("±0.", "±.")
+        if not half or finding.low is None or finding.high is None:
+            return self.amount(finding.value)
+        return f"{self.amount(finding.value)} ±{self.amount((finding.high - finding.low) / 2)}".replace("±0.", "±.")
 
     def trained_on(self, what: str) -> str:
         """The first sentence of the title; what: "1 to", "windows of"."""

@@ -106,7 +106,7 @@ def prepare(config: StudyConfig) -> StudyData:
     text = read_texts(config.data)
     if _size(text.documents) == 0:
         raise ValueError(f"--data {listed(config.data)}: the text is empty; give a text with something to read")
-    roots = [f"{one}/" for one in config.data] if len(config.data) > 1 else []
+    roots = [f"{source}/" for source in config.data] if len(config.data) > 1 else []
     data = split(text, config.longest, config.train_length, config.documents, reader(config.tokenizer), roots)
     for length in config.train_lengths:
         if not (data.trainable(length) and data.selection(length)):
@@ -132,8 +132,8 @@ def split(
     training, apart = ([by.read(content) for _, content in sides[side]] for side in ("training", "selection"))
     separator = by.read(b"\n").ids
     measured, unit = _measured(sides["validation"], longest, most, by, split_by == BLOCKS)
-    usable = longer([each.ids for each in training], train_length, separator)
-    selected = longer([each.ids for each in apart], train_length, separator)
+    usable = longer([document.ids for document in training], train_length, separator)
+    selected = longer([document.ids for document in apart], train_length, separator)
     for part, there in {"training": usable, "selection": selected, "validation": measured}.items():
         option, length = ("--test-lengths", longest) if part == "validation" else ("--train-length", train_length)
         if not there:
@@ -142,31 +142,34 @@ def split(
             got = f"{has} of the {whole} bytes of {text.source}"
             raise UsageError(option, expected, got, LONGER)
     digest = hashlib.sha256()
-    training_digest = _digest(digest, [each.ids for each in training])
-    excerpts = [each for _, each in measured]
+    training_digest = _digest(digest, [document.ids for document in training])
+    excerpts = [document for _, document in measured]
     description = {
         "source": text.source,
-        "sha256": _digest(digest, [each.ids for each in excerpts]),
+        "sha256": _digest(digest, [document.ids for document in excerpts]),
         "training_sha256": training_digest,
-        "selection_sha256": _digest(hashlib.sha256(), [each.ids for each in apart]),
+        "selection_sha256": _digest(hashlib.sha256(), [document.ids for document in apart]),
         "bytes": _size(text.documents),
         "documents": len(text.documents),
         "left_out": text.left_out or None,
         "split_by": split_by,
         "unit": unit,
         "training_documents": len(training),
-        "training_bytes": sum(each.size for each in training),
-        "training_documents_too_short": sum(len(each.ids) <= train_length for each in training) * (len(usable) > 1),
+        "training_bytes": sum(document.size for document in training),
+        "training_documents_too_short": sum(len(document.ids) <= train_length for document in training)
+        * (len(usable) > 1),
         "selection_documents": len(apart),
         "validation_documents": len(excerpts),
-        "validation_windows": sum(len(each.ids) - 1 for each in excerpts) // longest,
-        "validation_bytes": sum(each.size for each in excerpts),
+        "validation_windows": sum(len(document.ids) - 1 for document in excerpts) // longest,
+        "validation_bytes": sum(document.size for document in excerpts),
         "validation_names": [name for name, _ in measured],
         **by.description,
     }
-    chosen, validation = ([torch.from_numpy(each.ids.astype(np.int64)) for each in some] for some in (apart, excerpts))
-    sizes = [torch.from_numpy(each.bytes.astype(np.int64)) for each in excerpts if each.bytes is not None]
-    return StudyData([each.ids for each in training], validation, description, sizes or None, chosen, separator)
+    chosen, validation = (
+        [torch.from_numpy(document.ids.astype(np.int64)) for document in some] for some in (apart, excerpts)
+    )
+    sizes = [torch.from_numpy(document.bytes.astype(np.int64)) for document in excerpts if document.bytes is not None]
+    return StudyData([document.ids for document in training], validation, description, sizes or None, chosen, separator)
 
 
 # ---- what is held out -------------------------------------------------------------------------------------------------
@@ -208,9 +211,11 @@ def _held_out(documents: Documents, unit_of: Callable[[str], str]) -> dict[str, 
                 sizes[side] = size
                 break
     out = set[str]().union(*held.values())
-    sides = {side: [each for unit in chosen for each in units[unit]] for side, chosen in held.items()}
-    ranked = {side: sorted(each, key=lambda named: name_hash(named[0])) for side, each in sides.items()}
-    return {"training": [each for each in documents if unit_of(each[0]) not in out], **ranked}
+    sides = {side: [named for unit in chosen for named in units[unit]] for side, chosen in held.items()}
+    ranked = {
+        side: sorted(named_documents, key=lambda named: name_hash(named[0])) for side, named_documents in sides.items()
+    }
+    return {"training": [named for named in documents if unit_of(named[0]) not in out], **ranked}
 
 
 def _part(content: bytes, start: int, stop: int) -> bytes:
@@ -228,9 +233,9 @@ def _size(documents: Documents) -> int:
 # ---- what is trained and measured on ----------------------------------------------------------------------------------
 def longer(documents: Sequence[np.ndarray], length: int, separator: np.ndarray) -> list[np.ndarray]:
     """Documents longer than a window; if these are fewer than `FEWEST`, all joined, unless that is too short as well."""
-    found = [ids for ids in documents if len(ids) > length]
-    if len(found) >= FEWEST or not documents:
-        return found
+    usable = [ids for ids in documents if len(ids) > length]
+    if len(usable) >= FEWEST or not documents:
+        return usable
     joined = np.concatenate([part for ids in documents for part in (ids, separator)][:-1])
     return [joined] * (len(joined) > length)
 
@@ -238,17 +243,17 @@ def longer(documents: Sequence[np.ndarray], length: int, separator: np.ndarray) 
 def _measured(held: Documents, longest: int, most: int, by: Reader, cut: bool) -> tuple[list[tuple[str, Read]], str]:
     """At most `most` excerpts of held-out documents or blocks, by the hashes of their names; and the word for them."""
     read = [(name, by.read(content)) for name, content in held] if not cut else []
-    long = [(name, each) for name, each in read if len(each.ids) > longest]
+    long = [(name, document) for name, document in read if len(document.ids) > longest]
     if len(long) >= FEWEST:
         fit = [(len(read.ids) - 1) // longest for _, read in long[:most]]
-        enough = (n for n in count(WINDOWS) if n >= max(fit) or sum(min(n, each) for each in fit) >= WINDOWS * most)
+        enough = (n for n in count(WINDOWS) if n >= max(fit) or sum(min(n, length) for length in fit) >= WINDOWS * most)
         size = next(enough) * longest + 1
         return [(name, _excerpt(name, read, size, longest)) for name, read in long[:most]], "documents"
     whole = by.read(b"\n".join(content for _, content in held))
     windows, block = (len(whole.ids) - 1) // longest, WINDOWS * longest
     ends = [min((i + 1) * block, windows * longest) + 1 for i in range(-(-windows // WINDOWS))]
     every = [(f"block {i}", whole.part(i * block, end)) for i, end in enumerate(ends)]
-    return sorted(every, key=lambda each: name_hash(each[0]))[:most], f"{BLOCKS} of {block} {by.unit}"
+    return sorted(every, key=lambda named: name_hash(named[0]))[:most], f"{BLOCKS} of {block} {by.unit}"
 
 
 def _digest(digest: Any, arrays: Sequence[np.ndarray]) -> str:
@@ -326,5 +331,5 @@ class Windows(Examples):
 def sampled(positions: Sampler, length: int, *seeds: int) -> Tensor:
     """Positions [length] of one training sequence, which the seeds alone decide."""
     first, *rest = seeds
-    own = np.random.SeedSequence(first, spawn_key=rest).generate_state(1)[0]
-    return positions(1, length, torch.Generator().manual_seed(int(own)))[0]
+    seed = np.random.SeedSequence(first, spawn_key=rest).generate_state(1)[0]
+    return positions(1, length, torch.Generator().manual_seed(int(seed)))[0]

@@ -70,19 +70,19 @@ class LossCriterion(Criterion):
         run, sums = self.run, self.sums(label, length, method)
         if sums is None:
             return Finding(method, label, length)
-        found = Finding.of(method, label, length, sums.of.shape[1], level(sums, self.metric))
+        finding = Finding.of(method, label, length, sums.of.shape[1], level(sums, self.metric))
         learned = self.learned[label]
-        found = found._replace(loss=learned.loss, context=learned.context)
+        finding = finding._replace(loss=learned.loss, context=learned.context)
         start = self.sums(label, run.reference, method)
         if length != run.reference and start and (moved := change(sums, start, self.metric)):
-            found = found._replace(
+            finding = finding._replace(
                 change=moved.value, change_low=moved.low, change_high=moved.high,
                 text_change_low=moved.text_low, text_change_high=moved.text_high,
                 seed_change_low=moved.seed_low, seed_change_high=moved.seed_high,
             )  # fmt: skip
             if length in run.beyond and moved.value is not None:
-                found = judged(found._replace(holding=moved.below(TOLERANCE)))
-        return found
+                finding = judged(finding._replace(holding=moved.below(TOLERANCE)))
+        return finding
 
     def sums(self, label: str, length: int, method: str) -> Sums | None:
         return self.run.sums(label, length, method, ("nats", "bytes"))
@@ -93,7 +93,7 @@ class LossCriterion(Criterion):
         run, method = self.run, next(iter(self.run.methods), "")
         at_start = {label: self.sums(label, run.reference, method) for label in run.labels}
         levels = {label: level(sums, self.metric) for label, sums in at_start.items() if sums}
-        levels_at_start = {label: each.value for label, each in levels.items() if each.value is not None}
+        levels_at_start = {label: level.value for label, level in levels.items() if level.value is not None}
         best = min(levels_at_start, key=lambda label: levels_at_start[label], default=None)
         return {label: self._learned(label, best, at_start, levels.get(label)) for label in run.labels}
 
@@ -124,11 +124,11 @@ class LossCriterion(Criterion):
         context = _all([verdict for name, verdict in verdicts.items() if name != LOSS])
         return Learned(label, best, gap, gain, floor, verdicts.get(LOSS), context, checks)
 
-    def within(self, found: Finding) -> tuple[bool, str | None]:
+    def within(self, finding: Finding) -> tuple[bool, str | None]:
         """Lengths up to the training length, at which nothing is compared, count as within."""
-        if found.length not in self.run.beyond:
+        if finding.length not in self.run.beyond:
             return True, HOLDS
-        return found.change is not None and found.change < TOLERANCE, found.holding
+        return finding.change is not None and finding.change < TOLERANCE, finding.holding
 
     def result(self, last: Sequence[Finding]) -> str:
         if self.run.beyond:
@@ -148,16 +148,16 @@ class LossCriterion(Criterion):
         return any(verdict == LOST for verdict, _ in self.learned[label].checks.values())
 
     def cautions(self, last: Sequence[Finding]) -> list[str]:
-        labels = [each.label for each in last]
+        labels = [finding.label for finding in last]
         little = [label for label in labels if self.learned_too_little(label)]
         unsure = [label for label in labels if label not in little and self._shown(label, UNCLEAR)]
-        alone = [self.called(each.label) for each in last if each.change is None] if self.run.beyond else []
+        alone = [self.called(finding.label) for finding in last if finding.change is None] if self.run.beyond else []
         at = f"at {self.run.reference}"
         unclear = [f"{self.called(label)} ({self._shown(label, UNCLEAR)})" for label in unsure]
         groups = {f"unclear {at} whether enough was learned": unclear, f"no value {at} to compare with": alone}
         why = {label: self.doubt(label) for label in little}
-        starred = [f"* {self.called(label)} {words}" for label, words in why.items()]
-        return [*starred, *(f"{words}: {', '.join(each)}" for words, each in groups.items() if each)]
+        starred = [f"* {self.called(label)} {reason}" for label, reason in why.items()]
+        return [*starred, *(f"{reason}: {', '.join(names)}" for reason, names in groups.items() if names)]
 
     def _why(self, label: str) -> str:
         """The checks that a label failed, with their numbers, as the end of a sentence."""
@@ -178,17 +178,19 @@ class LossCriterion(Criterion):
     def _shown(self, label: str, verdict: str) -> str:
         """The numbers of the checks with this verdict; empty if there are none."""
         learned, (ngrams, bits) = self.learned[label], self.run.best_ngrams or ("", 0)
-        words = {
+        reasons = {
             FLOOR: f"{{}} against {bits:.2f} of {ngrams}",
             CONTEXT: "{} from context",
             LOSS: f"{{}} above {self.called(learned.best or '')}",
         }
-        shown = {check: number for check, (own, number) in learned.checks.items() if own == verdict}
-        return "; ".join(words[check].format(number) for check, number in shown.items())
+        shown = {
+            check: number for check, (verdict_of_check, number) in learned.checks.items() if verdict_of_check == verdict
+        }
+        return "; ".join(reasons[check].format(number) for check, number in shown.items())
 
     def title(self) -> str:
-        words = f"{capital(self.task.words)}, lower is better, {self.run.methods[0]} windows."
-        return f"{self.trained_on('windows of')}\n{words}"
+        sentence = f"{capital(self.task.words)}, lower is better, {self.run.methods[0]} windows."
+        return f"{self.trained_on('windows of')}\n{sentence}"
 
     def every_column(self) -> list[Column]:
         run = self.run
@@ -199,7 +201,7 @@ class LossCriterion(Criterion):
         return [*judged * bool(run.beyond), Column("effective length", self.effective_cell, ("page", "paper"))]
 
     def key(self) -> list[str]:
-        run, checks = self.run, {check for each in self.learned.values() for check in each.checks}
+        run, checks = self.run, {check for learned in self.learned.values() for check in learned.checks}
         floor = f", or not below {run.best_ngrams[0]} of the same text" if run.best_ngrams and FLOOR in checks else ""
         gain = f", or less than {GAIN} bits gained from the first to the last quarter of a window"
         gain = gain if CONTEXT in checks else ""
@@ -211,9 +213,9 @@ class LossCriterion(Criterion):
         return [f"holds    {within}; rises: above, all of it; unclear: neither, or * too little learned", *little]
 
 
-def span(found: Finding) -> str:
+def span(finding: Finding) -> str:
     """The interval of the change: +41 to +43%; empty if there is none."""
-    return "" if found.change_low is None else f"{percent(found.change_low, '')} to {percent(found.change_high)}"
+    return "" if finding.change_low is None else f"{percent(finding.change_low, '')} to {percent(finding.change_high)}"
 
 
 def change_cell(lines: Sequence[Finding]) -> Cell:
@@ -222,14 +224,14 @@ def change_cell(lines: Sequence[Finding]) -> Cell:
     return Cell(percent(last.change), span(last), "" if last.change is None else last.change)
 
 
-def judged(found: Finding) -> Finding:
+def judged(finding: Finding) -> Finding:
     """The finding with `failed` and `verdict` from its loss, context and holding."""
-    of = {LOSS: found.loss, CONTEXT: found.context, HOLDING: found.holding}
+    of = {LOSS: finding.loss, CONTEXT: finding.context, HOLDING: finding.holding}
     failed = tuple(name for name, verdict in of.items() if verdict == LOST)
-    verdict = _all([each or UNCLEAR for each in of.values()])
-    if verdict == LOST and found.holding != LOST:
+    verdict = _all([verdict or UNCLEAR for verdict in of.values()])
+    if verdict == LOST and finding.holding != LOST:
         verdict = WEAK
-    return found._replace(failed=failed, verdict=verdict)
+    return finding._replace(failed=failed, verdict=verdict)
 
 
 def signed(bits: float) -> str:
@@ -239,4 +241,4 @@ def signed(bits: float) -> str:
 
 def _all(verdicts: Sequence[str]) -> str | None:
     """`LOST` if one of them is, else `UNCLEAR` if one is, else `HOLDS`; None for an empty list."""
-    return next((each for each in (LOST, UNCLEAR, HOLDS) if each in verdicts), None)
+    return next((verdict for verdict in (LOST, UNCLEAR, HOLDS) if verdict in verdicts), None)

@@ -52,25 +52,25 @@ def is_candidate(status: Status) -> bool:
 
 def recorded(study: Mapping[str, Any]) -> dict[str, Choice]:
     """The choices saved in a question, by label."""
-    found = {}
+    choices = {}
     for label, saved in study["choices"].items():
-        found[label] = Choice(saved["rate"], {float(rate): loss for rate, loss in saved["losses"].items()})
-    return found
+        choices[label] = Choice(saved["rate"], {float(rate): loss for rate, loss in saved["losses"].items()})
+    return choices
 
 
-def chosen_rates(found: Mapping[str, Choice]) -> list[str]:
+def chosen_rates(choices: Mapping[str, Choice]) -> list[str]:
     """Line on the chosen rates; empty for a study with one rate."""
-    each = [f"{named(label)} {choice.rate:g}" for label, choice in found.items() if choice.rate is not None]
-    return [f"learning rates, by the loss on text held out for this choice: {', '.join(each)}"] if each else []
+    rates = [f"{named(label)} {choice.rate:g}" for label, choice in choices.items() if choice.rate is not None]
+    return [f"learning rates, by the loss on text held out for this choice: {', '.join(rates)}"] if rates else []
 
 
-def edges(found: Mapping[str, Choice]) -> list[str]:
+def edges(choices: Mapping[str, Choice]) -> list[str]:
     """Lines on labels without a chosen rate, and on labels with a rate at an end of the sweep."""
-    groups = {"diverged at every learning rate": [label for label, each in found.items() if each.rate is None]}
+    groups = {"diverged at every learning rate": [label for label, choice in choices.items() if choice.rate is None]}
     for end in ("lowest", "highest"):
-        at_end = [label for label, each in found.items() if each.edge == end]
+        at_end = [label for label, choice in choices.items() if choice.edge == end]
         groups[f"widen the sweep, the {end} learning rate is the best"] = at_end
-    return [f"{words}: {', '.join(map(named, labels))}" for words, labels in groups.items() if labels]
+    return [f"{where}: {', '.join(map(named, labels))}" for where, labels in groups.items() if labels]
 
 
 def models_trained(config: StudyConfig) -> int:
@@ -92,18 +92,18 @@ def choices(statuses: Mapping[Trial, Status]) -> dict[str, Choice]:
         if is_candidate(statuses[trial]):
             losses.setdefault(trial.label, {})[trial.rate] = statuses[trial].selection
     missing = {trial.label for trial in swept if not is_candidate(statuses[trial])}
-    return {label: choose(each) for label, each in losses.items() if label not in missing}
+    return {label: choose(of_label) for label, of_label in losses.items() if label not in missing}
 
 
-def chosen(trials: Sequence[Trial], found: Mapping[str, Choice]) -> list[Trial]:
+def chosen(trials: Sequence[Trial], choices: Mapping[str, Choice]) -> list[Trial]:
     """Trials at the chosen rate of their label; all trials of a study with one rate."""
-    one = len({trial.rate for trial in trials}) == 1
-    return [trial for trial in trials if one or trial.label in found and found[trial.label].rate == trial.rate]
+    single = len({trial.rate for trial in trials}) == 1
+    return [trial for trial in trials if single or trial.label in choices and choices[trial.label].rate == trial.rate]
 
 
-def shown(statuses: Mapping[Trial, Status], found: Mapping[str, Choice]) -> list[Trial]:
+def shown(statuses: Mapping[Trial, Status], choices: Mapping[str, Choice]) -> list[Trial]:
     """One trial for each label and seed: at the chosen rate; if none is chosen, at the lowest rate without a loss."""
-    rates = {trial.label: trial.rate for trial in chosen([*statuses], found)}
+    rates = {trial.label: trial.rate for trial in chosen([*statuses], choices)}
     for trial in sorted(candidates([*statuses]), key=lambda trial: (statuses[trial].selection is not None, trial.rate)):
         rates.setdefault(trial.label, trial.rate)
     return [trial for trial in statuses if rates.get(trial.label) == trial.rate]

@@ -107,7 +107,7 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
     run, criterion = analysis.run, analysis.criterion
     if not analysis.findings:
         return Table(title="measured by position only: the report shows it", title_justify="left", box=None)
-    columns, labels = criterion.columns("terminal"), [each.label for each in ranked(analysis)]
+    columns, labels = criterion.columns("terminal"), [finding.label for finding in ranked(analysis)]
     lengths = [f"{length} (trained)" if length == run.train_length else str(length) for length in run.lengths]
     heads = ["encoding", *lengths, *(column.head for column in columns)]
 
@@ -121,12 +121,12 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
     title = f"{which}{criterion.title()} {_over(analysis, halves)}"
     lines = []
     for label, row in zip(labels, rows(halves), strict=True):
-        verdicts = [each.verdict for each in analysis.of(label)]
+        verdicts = [finding.verdict for finding in analysis.of(label)]
         styles = [None, *verdicts, *verdicts[-1:] * len(columns)]
         lines.append(
             [Text(cell, VERDICTS[verdict].color if verdict else "") for cell, verdict in zip(row, styles, strict=True)]
         )
-    lines += [[Text(words, "dim") for words in line] for line in floor_lines(run)]
+    lines += [[Text(text, "dim") for text in line] for line in floor_lines(run)]
     made = plain_table(*heads, rows=lines, title=title, fold=True, padding=(0, gap - 1 if halves else 1, 0, 0))
     made.columns[0].min_width = min(16, max(map(len, labels)))
     return made
@@ -134,26 +134,26 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
 
 def summary_lines(analysis: Analysis, width: int = 80) -> str:
     """Lines below the table: result, best, caution, notes, and the legend."""
-    heads = [*conclude(analysis).lines.items(), *(("Note", words) for words in notes(analysis))]
+    heads = [*conclude(analysis).lines.items(), *(("Note", sentence) for sentence in notes(analysis))]
     if analysis.criterion.less_is_better and analysis.run.beyond:
         heads.append(("Note", f"A stable loss does not show that distant {analysis.run.task.unit} are used"))
-    text = [headed(head, f"{words}.", width) for head, words in heads]
+    text = [headed(head, f"{sentence}.", width) for head, sentence in heads]
     key = [headed(line[:HEADED].strip(), line[HEADED:], width) for line in analysis.criterion.key()]
     return "\n".join(["", *text, *([""] if key else []), *key])
 
 
-def headed(head: str, words: str, width: int = 80) -> str:
+def headed(head: str, sentence: str, width: int = 80) -> str:
     """A line with its head, broken at the width."""
     indent = " " * HEADED
-    return textwrap.fill(f"{head:<{HEADED}}{words}", width, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.fill(f"{head:<{HEADED}}{sentence}", width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _over(analysis: Analysis, halves: bool) -> str:
     """Sentence on the seeds that values average over, and the documents they are measured on."""
-    found = [each for each in analysis.main if each.value is not None]
-    if not found:
+    measured = [finding for finding in analysis.main if finding.value is not None]
+    if not measured:
         return "Nothing was measured."
-    seeds, things = max(each.seeds for each in found), f"{found[0].documents} {analysis.criterion.things}"
+    seeds, things = max(finding.seeds for finding in measured), f"{measured[0].documents} {analysis.criterion.things}"
     half = " ± half the 95% interval" if halves else ""
     if seeds == 1:
         return f"One seed{half}, on {things}."
@@ -169,9 +169,9 @@ def _marked(analysis: Analysis, label: str) -> str:
 def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
     """The cells of a label after its name."""
     lines, criterion = analysis.of(label), analysis.criterion
-    cells = [criterion.short(each, halves) for each in lines]
+    cells = [criterion.short(finding, halves) for finding in lines]
     states = [trial.status for trial in analysis.run.of(label)]
-    if "done" not in states and all(each.value is None for each in lines):
+    if "done" not in states and all(finding.value is None for finding in lines):
         cells[0] = "diverged" if "diverged" in states else states[0]
     shown = (column.cell(lines) for column in criterion.columns("terminal"))
     # [+41, +43] in place of [+41 to +43%]: a terminal of 80 columns has room for the intervals of values, too
@@ -192,7 +192,7 @@ def _table(analysis: Analysis, method: str) -> dict[str, Any]:
     frame = findings(analysis, method).dropna(axis="columns", how="all")
     if "verdict" in frame:  # in the words of the page: `longitude report --csv` has the same for every task
         frame["verdict"] = frame["verdict"].map(analysis.criterion.word)
-    rows = [analysis.of(each.label, method) for each in ranked(analysis, method)]
+    rows = [analysis.of(finding.label, method) for finding in ranked(analysis, method)]
     return {"method": method, "rows": rows, "csv": csv(frame)}
 
 
@@ -201,7 +201,7 @@ def _comparisons(analysis: Analysis) -> dict[str, Any]:
     run, criterion = analysis.run, analysis.criterion
     every = next(iter(analysis.comparisons.values()), [])
     at = dict.fromkeys((run.reference, run.lengths[-1]))
-    lines = [each._asdict() | in_words(each, criterion, 1) for each in every if each.length in at]
+    lines = [finding._asdict() | in_words(finding, criterion, 1) for finding in every if finding.length in at]
     matrices = {length: matrix for length in at if (matrix := _matrix(analysis, length))}
     return {"lines": lines, "matrices": matrices, "csv": pd.DataFrame(every).to_csv(index=False)}
 
@@ -209,8 +209,8 @@ def _comparisons(analysis: Analysis) -> dict[str, Any]:
 def _matrix(analysis: Analysis, length: int) -> dict[str, list[dict[str, Any]]]:
     """Label -> its cells, one for each label, the best first: the difference of the row to the column, and who is better."""
     criterion, pairs = analysis.criterion, analysis.compared(length)
-    of = {(each.better, each.worse): each for each in pairs} | {(each.worse, each.better): each for each in pairs}
-    labels = [each.label for each in ranked(analysis) if any(each.label in pair for pair in of)]
+    of = {(pair.better, pair.worse): pair for pair in pairs} | {(pair.worse, pair.better): pair for pair in pairs}
+    labels = [finding.label for finding in ranked(analysis) if any(finding.label in pair for pair in of)]
 
     def cell(row: str, column: str) -> dict[str, Any]:
         if (pair := of.get((row, column))) is None:
@@ -230,15 +230,15 @@ def _learned(analysis: Analysis) -> list[dict[str, Any]]:
         return []
     return [
         {
-            "label": each.label,
-            "gap": (0, "the best", "") if each.label == each.best else _estimate(each.gap, percent),
-            "gain": _estimate(each.gain, lambda x: _signed(x, ".3f")),
-            "floor": _estimate(each.floor, lambda x: _signed(x, "+.3f")),
-            "loss": each.loss or "",
-            "context": each.context or "",
+            "label": level.label,
+            "gap": (0, "the best", "") if level.label == level.best else _estimate(level.gap, percent),
+            "gain": _estimate(level.gain, lambda x: _signed(x, ".3f")),
+            "floor": _estimate(level.floor, lambda x: _signed(x, "+.3f")),
+            "loss": level.loss or "",
+            "context": level.context or "",
         }
-        for each in analysis.criterion.learned.values()
-        if each.best is not None
+        for level in analysis.criterion.learned.values()
+        if level.best is not None
     ]
 
 
@@ -246,7 +246,7 @@ def _training(run: Run) -> dict[str, Any]:
     """Training of each label and its cost: heads, and lines of (number, text, small text)."""
     columns = {name: values for name, values in training(run).items() if any(values.values())}
     if "flops_per_token" in columns:
-        millions = {label: each and each / 1e6 for label, each in columns.pop("flops_per_token").items()}
+        millions = {label: flops and flops / 1e6 for label, flops in columns.pop("flops_per_token").items()}
         columns["MFLOPs_per_token"] = millions
     lines = {label: [(values[label], number(values[label]), "") for values in columns.values()] for label in run.labels}
     for label, choice in run.choices.items():
@@ -256,12 +256,12 @@ def _training(run: Run) -> dict[str, Any]:
     return {"heads": heads, "lines": lines}
 
 
-def _estimate(found: Estimate | None, form: Callable[[float], str]) -> tuple[float | str, str, str]:
+def _estimate(estimate: Estimate | None, form: Callable[[float], str]) -> tuple[float | str, str, str]:
     """The value, in words, and its interval."""
-    if found is None or found.value is None:
+    if estimate is None or estimate.value is None:
         return "", "–", ""
-    ends = "" if found.low is None or found.high is None else f"{form(found.low)} to {form(found.high)}"
-    return found.value, form(found.value), ends
+    ends = "" if estimate.low is None or estimate.high is None else f"{form(estimate.low)} to {form(estimate.high)}"
+    return estimate.value, form(estimate.value), ends
 
 
 def _signed(number: float, form: str) -> str:
@@ -278,11 +278,13 @@ def _described(label: str) -> list[dict[str, Any]]:
     kinds = [ENCODINGS] * len(parsed.encodings) + [MIXERS] * len(parsed.mixers)
     for part, kind in zip([*parsed.encodings, *parsed.mixers], kinds, strict=True):
         first, _, rest = (inspect.getdoc(kind[part["name"]]) or "It has no description.").partition("\n\n")
-        words = " ".join(first.split())
-        formula = " ".join(rest.partition("\n\n")[0].split()) if words.endswith(":") else ""
+        first_sentence = " ".join(first.split())
+        formula = " ".join(rest.partition("\n\n")[0].split()) if first_sentence.endswith(":") else ""
         options = ", ".join(f"{name} = {value}" for name, value in part.items() if name != "name")
         papers = re.findall(r"([^;]+?), (https://\S+?)(?:;|$)", getattr(kind[part["name"]], "source", None) or "")
-        parts.append({"name": part["name"], "words": words, "formula": formula, "options": options, "papers": papers})
+        parts.append(
+            {"name": part["name"], "words": first_sentence, "formula": formula, "options": options, "papers": papers}
+        )
     return parts
 
 
@@ -292,8 +294,8 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     seconds = sum((trial.training_seconds or 0) + (trial.measuring_seconds or 0) for trial in run.trials)
     time = [("time of all models", f"{seconds / 60:.1f} minutes")]
     machine = {name: value for name, value in study["machine"].items() if value is not None}
-    recorded = [dict(each) for each in study.get("plugins", [])]
-    plugins = {each.pop("name"): ", ".join(each.values()) for each in recorded}
+    recorded = [dict(plugin) for plugin in study.get("plugins", [])]
+    plugins = {plugin.pop("name"): ", ".join(plugin.values()) for plugin in recorded}
     whole = [
         ("Models and training", legible(asdict(run.config))),
         ("Recipe", legible(study["recipe"])),
@@ -309,19 +311,19 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _chosen(run: Run, choice: Choice) -> str:
     """The learning rate of a label, and the loss of each candidate."""
-    each = [f"{rate:g}: " + ("diverged" if loss is None else f"{loss:.3f}") for rate, loss in choice.losses.items()]
+    rates = [f"{rate:g}: " + ("diverged" if loss is None else f"{loss:.3f}") for rate, loss in choice.losses.items()]
     rate = "none" if choice.rate is None else f"{choice.rate:g}"
-    return f"{rate} ({', '.join(each)}; nats per {run.task.loss_unit} at {run.train_length} on the selection text)"
+    return f"{rate} ({', '.join(rates)}; nats per {run.task.loss_unit} at {run.train_length} on the selection text)"
 
 
 def _command(run: Run) -> str:
     """The command line that was given; for a study begun in Python, one with the options that differ from the defaults."""
-    if given := run.study.get("command"):
-        return str(given)
+    if command := run.study.get("command"):
+        return str(command)
     defaults = asdict(of_task(run.task.name)) | {"task": "text", "device": run.config.device}
-    words = ["longitude", "study"]
+    arguments = ["longitude", "study"]
     for name, value in asdict(run.config).items():
         if value == defaults[name]:
             continue
-        words += [option(name), *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    return shlex.join([*words, "--out", str(run.path)])
+        arguments += [option(name), *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return shlex.join([*arguments, "--out", str(run.path)])

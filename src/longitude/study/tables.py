@@ -39,36 +39,45 @@ def every_finding(analysis: Analysis) -> pd.DataFrame:
 
 def findings(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
     """Findings of every label at every length, by one method or all, with effective lengths and training."""
-    every = [each for name, own in analysis.findings.items() for each in own if method in (None, name)]
+    every = [
+        finding for name, of_method in analysis.findings.items() for finding in of_method if method in (None, name)
+    ]
     if not every:
         return pd.DataFrame()
     frame = pd.DataFrame(every, columns=pd.Index(Finding._fields), dtype=object)
     for name in (LOSS, CONTEXT):
         frame[name] = frame[name].map(lambda verdict: VERDICTS[verdict].learned, na_action="ignore").astype(object)
-    effective = {(each.method, each.label): analysis.effective(each.label, each.method) for each in every}
+    effective = {
+        (finding.method, finding.label): analysis.effective(finding.label, finding.method) for finding in every
+    }
     for name in Effective._fields:
-        of_row = [getattr(effective[each.method, each.label], name) for each in every]
+        of_row = [getattr(effective[finding.method, finding.label], name) for finding in every]
         frame[f"effective_length_{name}".removesuffix("_value")] = pd.Series(of_row, dtype=object)
     for name, values in training(analysis.run).items():
-        frame[name] = pd.Series([values[each.label] for each in every], dtype=object)
+        frame[name] = pd.Series([values[finding.label] for finding in every], dtype=object)
     return frame
 
 
 def training(run: Run) -> dict[str, dict[str, Any]]:
     """Column of a row -> label -> its value for training, the mean for seconds; None if no row has it."""
     rows = {label: [row for row in run.rows if row.label == label] for label in run.labels}
-    found = {
-        name: {label: getattr(each[0], name) if each else None for label, each in rows.items()} for name in TRAINING
+    by_name = {
+        name: {label: getattr(of_label[0], name) if of_label else None for label, of_label in rows.items()}
+        for name in TRAINING
     }
-    for label, each in rows.items():
-        seconds = {row.seed: row.train_seconds for row in each if row.train_seconds is not None}
-        found["train_seconds"][label] = sum(seconds.values()) / len(seconds) if seconds else None
-    return found
+    for label, of_label in rows.items():
+        seconds = {row.seed: row.train_seconds for row in of_label if row.train_seconds is not None}
+        by_name["train_seconds"][label] = sum(seconds.values()) / len(seconds) if seconds else None
+    return by_name
 
 
 def every_comparison(analysis: Analysis) -> pd.DataFrame:
     """A row for each pair of labels at each length by each method: the fields of `Comparison`."""
-    rows = [{"method": method} | each._asdict() for method, every in analysis.comparisons.items() for each in every]
+    rows = [
+        {"method": method} | comparison._asdict()
+        for method, every in analysis.comparisons.items()
+        for comparison in every
+    ]
     return pd.DataFrame(rows, columns=["method", *Comparison._fields], dtype=object)
 
 
@@ -95,9 +104,9 @@ def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
     columns = criterion.columns("paper")
     heads = ["encoding", *map(str, run.lengths), "verdict", *(column.head for column in columns)]
     lines = []
-    for label in (each.label for each in ranked(analysis)) if analysis.findings else ():
+    for label in (finding.label for finding in ranked(analysis)) if analysis.findings else ():
         part = analysis.of(label)
-        cells = [with_ends(criterion.number(each), criterion.bounds(each)) for each in part]
+        cells = [with_ends(criterion.number(finding), criterion.bounds(finding)) for finding in part]
         last = [criterion.verdict_cell(part), *(column.cell(part) for column in columns)]
         lines.append([label, *cells, *(in_brackets(cell.text, cell.interval) for cell in last)])
     lines += [[name, *cells, "", *("" for _ in columns)] for name, *cells in floor_lines(run, 3)]
@@ -123,7 +132,9 @@ def comparison_lines(pairs: Sequence[Comparison], criterion: Criterion) -> tuple
     """Comparisons of one length in words: heads and lines."""
     by = f"by, {criterion.points}"
     heads = ["better", "worse", by, "95% interval", "over", "p (Holm)", "q (BH)", "distinguished"]
-    return heads, [[each.better, each.worse, *in_words(each, criterion).values()] for each in pairs]
+    return heads, [
+        [comparison.better, comparison.worse, *in_words(comparison, criterion).values()] for comparison in pairs
+    ]
 
 
 def in_words(pair: Comparison, criterion: Criterion, more: int = 0) -> dict[str, str]:
@@ -166,35 +177,37 @@ def tables_of_parts(run: Run) -> list[Lines]:
     """Tables of ceilings, of values by size, and of the orders that are kept, if the study has them."""
     if not run.others:
         return []
-    criterion, found, sizes = CRITERIA[run.task.kind](run), [], by_size(run)
+    criterion, tables, sizes = CRITERIA[run.task.kind](run), [], by_size(run)
     if rows := ceilings(run):
         trained = "Ceiling: the same encoding trained at the tested length, on as many tokens"
         title = f"{trained}. {run.task.words.capitalize()}; differences are unpaired over seeds"
         size = ["size"] * (len(sizes) > 1)
         heads = ["at", f"trained at {run.train_length}", "trained there", "difference", "p (Holm)", "verdict"]
         lines = []
-        for each in rows:
-            ends = criterion.span(each.gap.low, each.gap.high, 1)
-            value, ceiling, gap = (criterion.amount(one.value or 0, 1) for one in (each.value, each.ceiling, each.gap))
-            compared = [value, ceiling + " *" * (not each.learned), with_ends(gap, ends), p_words(each.p), each.verdict]
-            lines.append([each.label, *(each.size for _ in size), str(each.length), *compared])
-        found.append((title, ["encoding", *size, *heads], lines))
+        for row in rows:
+            ends = criterion.span(row.gap.low, row.gap.high, 1)
+            value, ceiling, gap = (
+                criterion.amount(number.value or 0, 1) for number in (row.value, row.ceiling, row.gap)
+            )
+            compared = [value, ceiling + " *" * (not row.learned), with_ends(gap, ends), p_words(row.p), row.verdict]
+            lines.append([row.label, *(row.size for _ in size), str(row.length), *compared])
+        tables.append((title, ["encoding", *size, *heads], lines))
     if len(sizes) > 1:
         criteria = [CRITERIA[run.task.kind](part) for part in sizes.values()]
         lines = [
-            [label, str(length), *(_value(each, label, length, run.methods[0]) for each in criteria)]
+            [label, str(length), *(_value(criterion_of_size, label, length, run.methods[0]) for criterion_of_size in criteria)]
             for length in run.lengths for label in run.labels
         ]  # fmt: skip
-        found.append((f"Sizes, width x layers. {run.task.words.capitalize()}", ["encoding", "at", *sizes], lines))
+        tables.append((f"Sizes, width x layers. {run.task.words.capitalize()}", ["encoding", "at", *sizes], lines))
         lines = [
-            [f"{each.smaller} to {each.larger}", str(each.length), f"{each.kept} of {each.pairs}"]
-            for each in agreement(run)
+            [f"{pair.smaller} to {pair.larger}", str(pair.length), f"{pair.kept} of {pair.pairs}"]
+            for pair in agreement(run)
         ]
         title = (
             "Pairs of encodings whose order stays the same at the next size. Without those that learned too little (*)"
         )
-        found.append((title, ["size", "at", "pairs"], lines))
-    return found
+        tables.append((title, ["size", "at", "pairs"], lines))
+    return tables
 
 
 def _value(criterion: Criterion, label: str, length: int, method: str) -> str:

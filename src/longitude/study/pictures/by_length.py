@@ -26,8 +26,8 @@ def by_length(analysis: Analysis) -> Iterator[Figure]:
     """One figure per method."""
     draw = answers_by_length if analysis.run.task.kind == "answers" else losses_by_length
     for method, findings in analysis.findings.items():
-        if found := [each for each in findings if each.value is not None]:
-            yield draw(analysis, found, method)
+        if measured := [finding for finding in findings if finding.value is not None]:
+            yield draw(analysis, measured, method)
 
 
 def name_of(run: Run, method: str) -> str:
@@ -35,12 +35,12 @@ def name_of(run: Run, method: str) -> str:
     return MAIN if method == run.task.methods[0] else f"{MAIN}-{method}"
 
 
-def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> Figure:
+def losses_by_length(analysis: Analysis, findings: list[Finding], method: str) -> Figure:
     """Figure of losses, with bands for the 95% intervals over seeds, if there are several."""
     run = analysis.run
-    points = [_point(each) for each in found]
-    seeds, floors = of_seeds(found), {ngrams_named(order): bits for order, bits in run.floor.items()}
-    lengths = sorted({each.length for each in found})
+    points = [_point(finding) for finding in findings]
+    seeds, floors = of_seeds(findings), {ngrams_named(order): bits for order, bits in run.floor.items()}
+    lengths = sorted({finding.length for finding in findings})
     bounds = [point[name] for point in points for name in ("from", "value", "to") if point[name] is not None]
     domain = lines.domain_of([*bounds, *(point["value"] for point in seeds), *floors.values()])
     fields = {
@@ -66,11 +66,11 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
         windows += f". Beyond {run.train_length}, the {method} method extends the model to the length, without training"
     # documents differ alike for every label, so bands over both, as in the table, would hide the order of the lines
     spread = "Circles: single seeds. Bands: 95% intervals over seeds." if seeds else "There is one seed."
-    counts = and_([f"{words} ({bits:.2f})" for words, bits in floors.items()])
+    counts = and_([f"{name} ({bits:.2f})" for name, bits in floors.items()])
     floor = f" Dotted: {counts} of the training text." if floors else ""
     return Figure(
         name=name_of(run, method),
-        title=finding(analysis, found) + which,
+        title=finding(analysis, findings) + which,
         caption=f"Each {run.task.loss_unit} is scored once, in {windows}. {spread} Dashed: the training length.{floor}",
         alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} {run.task.unit}, one line "
         "for each encoding; the table below has the numbers.",
@@ -79,46 +79,51 @@ def losses_by_length(analysis: Analysis, found: list[Finding], method: str) -> F
     )
 
 
-def finding(analysis: Analysis, found: list[Finding]) -> str:
+def finding(analysis: Analysis, findings: list[Finding]) -> str:
     """Summary of the verdicts at the longest length: "Loss at 1024 bytes: holds for ALiBi; rises for RoPE"."""
     run, criterion = analysis.run, analysis.criterion
     sign = 1 if criterion.less_is_better else -1
-    last = [each for each in found if each.length == run.lengths[-1] and each.verdict]
-    last.sort(key=lambda each: sign * (each.value or 0.0))
+    last = [finding for finding in findings if finding.length == run.lengths[-1] and finding.verdict]
+    last.sort(key=lambda finding: sign * (finding.value or 0.0))
     what = "Loss" if criterion.less_is_better else run.task.name.capitalize()
     if not last:
         return f"{what} by length"
     names, groups = papers(run.labels), {}
-    for each in last:
-        groups.setdefault(criterion.word(each.verdict), []).append(names[each.label])
+    for finding in last:
+        groups.setdefault(criterion.word(finding.verdict), []).append(names[finding.label])
     parts = [f"{word} for {and_(of) if len(of) <= NAMED else len(of)}" for word, of in groups.items()]
     return f"{what} at {run.lengths[-1]} {run.task.unit}: {'; '.join(parts)}"
 
 
-def _point(found: Finding) -> dict[str, Any]:
+def _point(finding: Finding) -> dict[str, Any]:
     """A finding with its band over seeds; no band over documents, since documents differ more than encodings do."""
-    words = {
-        "interval": lines.between(found.low, found.high),
-        "change": percent(found.change) or "–",
-        "span": span(found) or "–",
-        "failed": ", ".join(found.failed) or "–",
+    texts = {
+        "interval": lines.between(finding.low, finding.high),
+        "change": percent(finding.change) or "–",
+        "span": span(finding) or "–",
+        "failed": ", ".join(finding.failed) or "–",
     }
-    low, high = found.seed_low, found.seed_high  # text is the same for every line
-    return found._asdict() | words | {"from": low, "to": high}
+    low, high = finding.seed_low, finding.seed_high  # text is the same for every line
+    return finding._asdict() | texts | {"from": low, "to": high}
 
 
-def of_seeds(found: list[Finding]) -> list[dict[str, Any]]:
+def of_seeds(findings: list[Finding]) -> list[dict[str, Any]]:
     """A point for every seed of a finding with several seeds."""
-    several = [each for each in found if len(each.values) > 1]
-    return [{"label": each.label, "length": each.length, "value": v} for each in several for v in each.values]
+    several = [finding for finding in findings if len(finding.values) > 1]
+    return [
+        {"label": finding.label, "length": finding.length, "value": v} for finding in several for v in finding.values
+    ]
 
 
-def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> Figure:
+def answers_by_length(analysis: Analysis, findings: list[Finding], method: str) -> Figure:
     """Figure of the share of right answers, with bands for its 95% intervals, and the score of a rule without positions."""
     run, bounds = analysis.run, analysis.criterion.bounds
-    points = [each._asdict() | {"interval": bounds(each), "from": each.low, "to": each.high} for each in found]
-    seeds = of_seeds(found)
-    lengths, task, domain = sorted({each.length for each in found}), run.task, [-0.03, 1.03]
+    points = [
+        finding._asdict() | {"interval": bounds(finding), "from": finding.low, "to": finding.high}
+        for finding in findings
+    ]
+    seeds = of_seeds(findings)
+    lengths, task, domain = sorted({finding.length for finding in findings}), run.task, [-0.03, 1.03]
     fields = {
         "label:N": ("encoding",),
         "length:Q": (task.unit, "d"),
@@ -134,11 +139,11 @@ def answers_by_length(analysis: Analysis, found: list[Finding], method: str) -> 
     guessing = [{"length": length, "value": run.guessing[length]} for length in lengths if run.guessing.get(length)]
     rule = alt.Chart(alt.Data(values=guessing)).mark_line(strokeDash=[1, 3], color=GREY, strokeWidth=1.4).encode(x, y)
     floor = f" The dotted line is what a {RULE} reaches." if guessing else ""
-    over = "examples and seeds" if any(each.seeds > 1 for each in found) else "examples"
+    over = "examples and seeds" if any(finding.seeds > 1 for finding in findings) else "examples"
     rings = ", rings single seeds" if seeds else ""
     return Figure(
         name=name_of(run, method),
-        title=finding(analysis, found),
+        title=finding(analysis, findings),
         caption=f"{task.words.capitalize()} by length. {counted(task)} "
         f"Bands are 95% intervals over {over}{rings}; the dashed line marks the longest training "
         f"examples, the level line {SOLVED:.0%}, from where a length is solved.{floor}",

@@ -16,17 +16,17 @@ from longitude.study.pictures.by_length import STYLE, length_axis
 def change(analysis: Analysis) -> Iterator[Figure]:
     """Figure of the change of loss by the first method, with the 95% intervals that verdicts are based on."""
     run = analysis.run
-    found = [each for each in analysis.main if each.change is not None]
-    if not found:
+    changes = [finding for finding in analysis.main if finding.change is not None]
+    if not changes:
         return
-    points: list[dict[str, Any]] = [each._asdict() for each in found]
-    for point, each in zip(points, found, strict=True):
-        point |= {"value": each.change, "from": each.change_low, "to": each.change_high}
-        point |= {"interval": span(each) or "none", "words": percent(each.change)}
+    points: list[dict[str, Any]] = [finding._asdict() for finding in changes]
+    for point, finding in zip(points, changes, strict=True):
+        point |= {"value": finding.change, "from": finding.change_low, "to": finding.change_high}
+        point |= {"interval": span(finding) or "none", "words": percent(finding.change)}
     bounds = [point[name] for point in points for name in ("from", "value", "to") if point[name] is not None]
-    last = [each for each in found if each.length == max(each.length for each in found)]
-    within = [each for each in last if each.holding == HOLDS]
-    lengths = sorted({each.length for each in found} | {run.reference})
+    last = [finding for finding in changes if finding.length == max(finding.length for finding in changes)]
+    within = [finding for finding in last if finding.holding == HOLDS]
+    lengths = sorted({finding.length for finding in changes} | {run.reference})
     x = length_axis(run, lengths, f"Window length in {run.task.unit}{lines.LOG}", type="log", base=2)
     domain = lines.domain_of([*bounds, TOLERANCE, 0])
     y = lines.y_axis(f"Change of {run.task.words}, lower is better", domain, format="+%")
@@ -48,5 +48,5 @@ def change(analysis: Analysis) -> Iterator[Figure]:
         f"{run.task.unit}, one line for each encoding; the table below has the numbers.",
         chart=lines.line_chart(run, points, x, y, fields, *level, **STYLE),
         axes=("x",),
-        table=lines.table_of(points, "label", "length", lambda each: f"{each['words']} ({each['interval']})"),
+        table=lines.table_of(points, "label", "length", lambda row: f"{row['words']} ({row['interval']})"),
     )
