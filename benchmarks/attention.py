@@ -31,6 +31,7 @@ from torch import Tensor
 from fill_numbers import RESULTS
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.errors import UsageError
+from longitude.models import LongitudeForCausalLM
 from longitude.positions.composed import Composed
 from longitude.runs.files import write_json
 from longitude.runs.progress import Progress
@@ -134,7 +135,7 @@ def rows(run: Run, labels: list[str], texts: int) -> Iterator[dict[str, Any]]:
     documents = task.prepare(run.config).validation
     for label in labels:
         for trial in run.of(label):
-            model = task.model.from_pretrained(trial.folder).eval()
+            model = LongitudeForCausalLM.from_pretrained(trial.folder).eval()
             own = {"label": label, "seed": trial.seed}
             for length in run.lengths:
                 if means := reach(model, windows(documents, length, texts), run.train_length):

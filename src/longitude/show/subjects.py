@@ -139,13 +139,15 @@ def facts(made: Built) -> Facts:
     """Plain data about a label: {"label", "encodings": [...], "mixers": [...], "backends"}; backends only of encodings."""
     from longitude.catalogue import of_mixer, properties, takers
 
-    shape, whole = made.shape, made.encoding
-    runs = {} if whole is None else {"training": True, "inference": False}
+    shape, whole, backends = made.shape, made.encoding, Facts()
+    if whole is not None:
+        for when, training in (("training", True), ("inference", False)):
+            backends[when] = takers(whole, training, shape.length, shape.known)
     return {
         "label": made.label,
         "encodings": [properties(p.module, p.factory, shape.dim) | _of_part(p) for p in made.encodings],
         "mixers": [of_mixer(p.name, p.factory) | _of_part(p) for p in made.mixers],
-        "backends": {when: takers(whole, training, shape.length, shape.known) for when, training in runs.items()},
+        "backends": backends,
     }
 
 
