@@ -93,7 +93,6 @@ test_wrong_use = refused_calls([
     (lambda: interval([], []), "[documents]", "0"),
     (lambda: interval(1.0, 1.0), "documents"),
     (lambda: interval(*sums(2), metric="perplexty"), "'perplexty'", "'perplexity'"),
-    (lambda: interval(*sums(2), confidence=95), "0.95"),
     (lambda: interval(*sums(2), resamples=0), "resamples", "1", "0"),
     (lambda: paired_difference(sums(10), sums(11)), "[documents]", "10", "11"),
     (lambda: interval(np.ones((3, 10)), np.ones((3, 10))), "[documents]", "3", "10"),

@@ -106,7 +106,6 @@ def test_spreads_are_pooled_only_where_they_are_alike():
 test_wrong_use = refused_calls([
     (lambda: t_interval([]), "0"),
     (lambda: t_interval([[1.0]]), "[seeds]", "1"),
-    (lambda: t_interval([1.0], 95), "0.95"),
     (lambda: seed_difference([1.0, 2.0], [1.0]), "2", "1"),
     (lambda: holm([0.5, 1.5]), "0", "1"),
     (lambda: benjamini_hochberg([-0.1]), "0", "1"),

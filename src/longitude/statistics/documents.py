@@ -25,6 +25,7 @@ METRICS: dict[str, Callable] = {
     "perplexity": np.exp,  # weights: tokens
     "mean": lambda ratio: ratio,
 }
+RESAMPLES = 2000
 Sums = tuple[ArrayLike, ArrayLike]
 """(nats, weights), each [documents]."""
 
@@ -65,21 +66,14 @@ class Difference(NamedTuple):
 
 
 def interval(
-    nats: ArrayLike,
-    weights: ArrayLike,
-    *,
-    metric: str = "bits_per_byte",
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    nats: ArrayLike, weights: ArrayLike, *, metric: str = "bits_per_byte", resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
-    """metric(sum of nats / sum of weights) with its bootstrap interval over documents.
+    """metric(sum of nats / sum of weights) with its 95% bootstrap interval over documents.
 
     Args:
         nats: [documents].
         weights: Same shape as nats.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        confidence: Confidence level of the interval, between 0 and 1.
         resamples: Number of bootstrap resamples.
         seed: Random seed of the resampling.
 
@@ -87,69 +81,26 @@ def interval(
         The value with its percentile interval.
 
     Raises:
-        ValueError: For shapes that differ, unknown metrics, resamples < 1, confidence outside (0, 1).
+        ValueError: For shapes that differ, unknown metrics, resamples < 1.
 
     Source:
         Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
-    return _bootstrap([(nats, weights)], lambda cell: cell, metric, confidence, resamples, seed).interval
+    return _bootstrap([(nats, weights)], lambda cell: cell, metric, seed, resamples).interval
 
 
-def paired_difference(
-    a: Sums, b: Sums, *, metric: str = "bits_per_byte", confidence: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> Interval:
-    """metric(a) - metric(b) on the same documents: negative if a is better.
-
-    Args:
-        a: (nats, weights), each [documents].
-        b: (nats, weights) of the other model, in the same order of documents. Each resample draws documents once for both.
-        metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        confidence: Confidence level of the interval, between 0 and 1.
-        resamples: Number of bootstrap resamples.
-        seed: Random seed of the resampling.
-
-    Returns:
-        The difference with its percentile interval.
-
-    Raises:
-        ValueError: As `interval`.
-    """
-    return document_difference(a, b, metric=metric, confidence=confidence, resamples=resamples, seed=seed).interval
+def paired_difference(a: Sums, b: Sums, *, metric: str = "bits_per_byte", seed: int = 0) -> Interval:
+    """`document_difference` without its p-value."""
+    return document_difference(a, b, metric=metric, seed=seed).interval
 
 
-def document_difference(
-    a: Sums, b: Sums, *, metric: str = "bits_per_byte", confidence: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> Difference:
-    """`paired_difference` with the share of resamples on the other side of zero, doubled, as its p-value.
-
-    Args:
-        a: (nats, weights), each [documents].
-        b: (nats, weights) of the other model, in the same order of documents. Each resample draws documents once for both.
-        metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        confidence: Confidence level of the interval, between 0 and 1.
-        resamples: Number of bootstrap resamples; no p-value is below 2 / (resamples + 1).
-        seed: Random seed of the resampling.
-
-    Returns:
-        The difference with its percentile interval and p-value.
-
-    Raises:
-        ValueError: As `interval`.
-
-    Source:
-        Davison and Hinkley 1997, Bootstrap Methods and their Application, chapter 4
-    """
-    return _bootstrap([a, b], lambda a, b: a - b, metric, confidence, resamples, seed)
+def document_difference(a: Sums, b: Sums, *, metric: str = "bits_per_byte", seed: int = 0) -> Difference:
+    """metric(a) - metric(b) on the same documents, negative if a is better; arguments as of `document_contrast`."""
+    return document_contrast([a, b], (1, -1), metric=metric, seed=seed)
 
 
 def document_contrast(
-    sums: Sequence[Sums],
-    signs: Sequence[int],
-    *,
-    metric: str = "bits_per_byte",
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    sums: Sequence[Sums], signs: Sequence[int], *, metric: str = "bits_per_byte", seed: int = 0
 ) -> Difference:
     """The signed sum of a metric of several models, such as a difference of two differences, on the same documents.
 
@@ -157,50 +108,33 @@ def document_contrast(
         sums: Each (nats, weights), each [documents], in the same order of documents.
         signs: 1 or -1 for each.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        confidence: Confidence level of the interval, between 0 and 1.
-        resamples: Number of bootstrap resamples. Each draws documents once for all.
-        seed: Random seed of the resampling.
+        seed: Random seed of the resampling, which draws documents once for all.
 
     Returns:
-        The signed sum with its percentile interval and p-value.
+        The signed sum with its 95% percentile interval, and as its p-value the share of resamples on the other side of zero,
+        doubled: never below 2 / (RESAMPLES + 1).
 
     Raises:
         ValueError: As `interval`.
+
+    Source:
+        Davison and Hinkley 1997, Bootstrap Methods and their Application, chapter 4
     """
 
     def signed(*values: Any) -> Any:
         return sum(sign * value for sign, value in zip(signs, values, strict=True))
 
-    return _bootstrap(list(sums), signed, metric, confidence, resamples, seed)
+    return _bootstrap(sums, signed, metric, seed)
 
 
-def paired_ratio(
-    a: Sums, b: Sums, *, metric: str = "bits_per_byte", confidence: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> Interval:
-    """metric(a) / metric(b) on the same documents.
-
-    Args:
-        a: (nats, weights), each [documents].
-        b: (nats, weights) of the other model, in the same order of documents. Each resample draws documents once for both.
-        metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        confidence: Confidence level of the interval, between 0 and 1.
-        resamples: Number of bootstrap resamples.
-        seed: Random seed of the resampling.
-
-    Returns:
-        The ratio with its percentile interval.
-
-    Raises:
-        ValueError: As `interval`.
-    """
-    return _bootstrap([a, b], lambda a, b: a / b, metric, confidence, resamples, seed).interval
+def paired_ratio(a: Sums, b: Sums, *, metric: str = "bits_per_byte", seed: int = 0) -> Interval:
+    """metric(a) / metric(b) on the same documents; arguments and errors as of `document_contrast`."""
+    return _bootstrap([a, b], lambda a, b: a / b, metric, seed).interval
 
 
-def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Difference:
+def _bootstrap(cells, combine, metric, seed, resamples=RESAMPLES) -> Difference:
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS, "They are in longitude.statistics.documents.METRICS.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95%), got {confidence}")
     check_sizes("interval", resamples=resamples)
     sums = _sums(cells)
     documents = sums.shape[-1]
@@ -222,7 +156,6 @@ def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Differenc
         vectorized=True,
         n_resamples=resamples,
         batch=max(1, 2**21 // documents),  # bounds the resampled indices to 16 MiB
-        confidence_level=confidence,
         method="percentile",
         rng=np.random.default_rng(seed),
     )

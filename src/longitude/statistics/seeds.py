@@ -18,32 +18,30 @@ from scipy import stats
 from longitude.statistics.documents import Difference, Interval
 
 
-def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
-    """The mean of one value per seed with its t-interval.
+def t_interval(values: ArrayLike) -> Interval:
+    """The mean of one value per seed with its 95% t-interval.
 
     Args:
         values: [seeds].
-        confidence: Confidence level of the interval, between 0 and 1.
 
     Returns:
         The mean with its interval; no ends with one seed.
 
     Raises:
-        ValueError: For no values, and for confidence outside (0, 1).
+        ValueError: For no values.
 
     Source:
         Student 1908, https://doi.org/10.1093/biomet/6.1.1
     """
-    return _t(values, confidence).interval
+    return _t(values).interval
 
 
-def seed_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Difference:
+def seed_difference(a: ArrayLike, b: ArrayLike) -> Difference:
     """The mean of a - b over seeds, paired: negative if a is smaller.
 
     Args:
         a: One value per seed, [seeds].
         b: One value per seed of the other model, in the same order; each seed trained both on the same data.
-        confidence: Confidence level of the interval, between 0 and 1.
 
     Returns:
         The mean difference with its t-interval and p-value; neither with one seed.
@@ -57,16 +55,15 @@ def seed_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Dif
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape:
         raise ValueError(f"a and b must have a value for each of the same seeds, got shapes {a.shape} and {b.shape}")
-    return _t(a - b, confidence)
+    return _t(a - b)
 
 
-def unpaired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> tuple[Difference, float]:
+def unpaired_difference(a: ArrayLike, b: ArrayLike) -> tuple[Difference, float]:
     """The mean of a minus the mean of b, over seeds that did not see the same data: negative if a is smaller.
 
     Args:
         a: One value per seed, [seeds].
         b: One value per seed of the other model, [other seeds].
-        confidence: Confidence level of the interval, between 0 and 1.
 
     Returns:
         The difference with its t-interval and p-value, and the degrees of freedom. With one seed of either there is neither
@@ -79,7 +76,7 @@ def unpaired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) ->
         Welch 1947, https://doi.org/10.1093/biomet/34.1-2.28
     """
     values = [np.asarray(losses, np.float64) for losses in (a, b)]
-    of_a, of_b = (_t(losses, confidence) for losses in values)
+    of_a, of_b = (_t(losses) for losses in values)
     if of_a.value is None or of_b.value is None:
         return Difference(None, None, None, None), 0.0
     value = of_a.value - of_b.value
@@ -88,7 +85,7 @@ def unpaired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) ->
     if all(np.ptp(losses) == 0 for losses in values):  # seeds that change nothing
         return Difference(value, value, value, float(value == 0)), float(sum(map(len, values)) - 2)
     test: Any = stats.ttest_ind(*values, equal_var=False)
-    low, high = test.confidence_interval(confidence)
+    low, high = test.confidence_interval()
     return Difference(value, float(low), float(high), float(test.pvalue)), float(test.df)
 
 
@@ -162,13 +159,11 @@ def _sorted(p: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     return values, np.argsort(values, kind="stable")
 
 
-def _t(values: ArrayLike, confidence: float) -> Difference:
+def _t(values: ArrayLike) -> Difference:
     """t-test and t-interval of the mean of a sample, against zero."""
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not len(values):
         raise ValueError(f"values must be one number per seed, [seeds], got shape {values.shape}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95%), got {confidence}")
     value = float(values.mean())
     if not math.isfinite(value):
         return Difference(None, None, None, None)
@@ -177,5 +172,5 @@ def _t(values: ArrayLike, confidence: float) -> Difference:
     if np.ptp(values) == 0:  # seeds that change nothing
         return Difference(value, value, value, float(value == 0))
     test: Any = stats.ttest_1samp(values, 0.0)
-    low, high = test.confidence_interval(confidence)
+    low, high = test.confidence_interval()
     return Difference(value, float(low), float(high), float(test.pvalue))
