@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from longitude.measure import read_rows
-from longitude.runs import files, training
-from longitude.runs.training import LossLog
-from longitude.study import ngrams, run_trial, runner, train
+from longitude.runs import files
+from longitude.study import ngrams, resume, run_trial, runner, train
 from longitude.study.executors import InProcess, Workers
 from longitude.study.results import read_run
+from longitude.study.resume import LossLog
 from longitude.study.tasks import text
 from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, run, trial_of, units_in
 
@@ -38,7 +38,7 @@ FAULTS: dict[str, tuple[Any, str, int | str, BaseException]] = {
     "while the weights of a checkpoint are saved": (torch, "save", 3, FULL),
     "before a checkpoint is declared complete": (train, "seal", 3, ERROR),
     "as a checkpoint is declared complete": (os, "replace", "complete.json", FULL),
-    "while files go to the disk": (training, "flush", 9, BROKEN),
+    "while files go to the disk": (resume, "flush", 9, BROKEN),
     "before the trained model is saved": (run_trial, "save", 1, INTERRUPT),
     "while a unit goes to the disk": (files, "flush", 5, BROKEN),
     "as the training is moved in": (os, "rename", 1, INTERRUPT),

@@ -99,3 +99,11 @@ def test_on_the_command_line(capsys, tmp_path):
         require_words(capsys.readouterr().err, *words)
     assert main(["study", "--preset=classic", "--help"]) == 0
     assert "2048" in capsys.readouterr().out
+
+
+def test_a_study_is_refused_under_a_launcher(monkeypatch, tmp_path, capsys):
+    """Two processes would write one folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert main(["study"]) == 2
+    assert "torchrun" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 import longitude.models  # noqa: F401  the Auto classes know the model
 from longitude.measure import losses_by_length, read_rows
 from longitude.measure.rows import from_frame
-from longitude.runs.training import LossLog, newest, seal
 from longitude.study import run_trial, train
 from longitude.study.data import WINDOWS, Windows
 from longitude.study.plan import checked
+from longitude.study.resume import LossLog, newest, seal
 from longitude.study.tasks.base import of_task, sampler_of, task_of
 from longitude.study.train import build_model
 from tests.study.conftest import COPY, SHAPE, TINY, OneTrial, dying

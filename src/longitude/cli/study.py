@@ -1,5 +1,6 @@
 """`longitude study`."""
 
+import os
 import re
 import shlex
 import sys
@@ -12,7 +13,6 @@ import tyro
 from longitude.cli.report import show
 from longitude.cli.shared import FAILURES, keep_threads_from_spinning, waiting
 from longitude.errors import UsageError
-from longitude.runs.distributed import launched
 from longitude.study.config import StudyConfig
 
 GROUPS = {
@@ -92,7 +92,7 @@ def study(
             machine, from a few steps of each model. If this machine lacks the --device, there are no times.
     """
     keep_threads_from_spinning()
-    if launched():
+    if "LOCAL_RANK" in os.environ:  # two processes would write one folder
         raise ValueError(
             "a study trains each model in one process: expected the command without torchrun or accelerate launch, got a "
             "launched process; --workers N trains N models side by side, and several machines may share --out"

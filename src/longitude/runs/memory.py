@@ -1,6 +1,5 @@
 """Memory: how much is free, and by how much a call raises the peak of this process."""
 
-import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,10 +29,10 @@ def available_memory(device: str = "cpu") -> int:
 
 
 def total_memory(device: str = "cpu") -> int:
-    """Bytes of the device or of the machine, for each of the processes that `accelerate launch` started on it."""
+    """Bytes of the device or of the machine."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info()[1]
-    return psutil.virtual_memory().total // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return psutil.virtual_memory().total
 
 
 def require_memory(needed: float, free: float, what: str, remedy: str) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import longitude
-from longitude.runs.distributed import processes
 
 PACKAGES = ("longitude", "torch", "transformers", "accelerate", "numpy", "scipy", "pandas")
 
@@ -49,7 +48,6 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        **({"processes": processes()} if processes() > 1 else {}),
     }
 
 

@@ -18,11 +18,11 @@ from longitude.report.wording import count
 from longitude.runs.files import atomic, read_bytes, read_json, write_json
 from longitude.runs.memory import available_memory
 from longitude.runs.store import QUESTION, RESULT, Store
-from longitude.runs.training import LOSSES, LossLog
 from longitude.statistics.estimates import Sums
 from longitude.study.config import StudyConfig
 from longitude.study.copies import COPIES, FAR, NEAR
 from longitude.study.rates import Choice, choices, recorded, shown
+from longitude.study.resume import LOSSES, LossLog
 from longitude.study.tasks.base import Task, task_for
 from longitude.study.trial import Status, Trial
 from longitude.study.units import Keys

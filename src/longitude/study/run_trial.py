@@ -20,10 +20,10 @@ from longitude.runs.costs import TRAINING
 from longitude.runs.device import device_of, threads
 from longitude.runs.files import atomic, out_of_space, write_json
 from longitude.runs.store import Store, Unit
-from longitude.runs.training import drop_unfinished, remove_checkpoints
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
 from longitude.study.results import DOCUMENTS, FAILURE, NOTHING_MEASURED, ROWS, STATUS, WINDOW, read_status
+from longitude.study.resume import drop_unfinished, remove_checkpoints
 from longitude.study.tasks.base import Measuring, OnProgress, Task, task_for
 from longitude.study.tokens import reader
 from longitude.study.train import (

@@ -25,10 +25,10 @@ from longitude.models.loss import IGNORED
 from longitude.positions.base import Encoding
 from longitude.runs.costs import TRAINING, products_per_token
 from longitude.runs.files import flush
-from longitude.runs.training import LOSSES, LossLog, newest, seal, step_of
 from longitude.study.blocks import block_options, in_block
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData
+from longitude.study.resume import LOSSES, LossLog, newest, seal, step_of
 from longitude.study.tasks.base import task_of
 from longitude.study.trial import Trial
 from longitude.training import RULE
