@@ -192,7 +192,9 @@ def attend_tokens(
         near, lse = attend_near(rule, q, stream, encoding, counted)
         far, state = attend_far(rule, q, stream, encoding, counted or traced, state, inputs.cached)
         out = near if far is None else rule.combined((near, lse), far, gate).to(dtype)
-    return out if order is None else picked(out, order.argsort(1).masked_fill(~inputs.valid, -1)), state
+    if order is not None and inputs.valid is not None:
+        out = picked(out, order.argsort(1).masked_fill(~inputs.valid, -1))
+    return out, state
 
 
 class Stream(NamedTuple):
@@ -209,7 +211,7 @@ class Stream(NamedTuple):
     places: Int[Tensor, "#B 1 S 1"]
     there: Bool[Tensor, "#B S"]
     begins: Bool[Tensor, "#B S"]
-    count: Int[Tensor, "#B S"]  # tokens of its document up to each
+    number: Int[Tensor, "#B S"]  # of each in its document, from 1 on
     slot: Int[Tensor, "#B S"]
     first_slot: Int[Tensor, "#B S"]  # of its document
 
@@ -292,10 +294,10 @@ def attend_far(
     static: whether shapes alone decide which blocks are computed.
     """
     size, window, held, length, there = stream.size, rule.window, stream.held, q.shape[2], stream.there
-    prefix = (stream.count - window).clamp(min=0)[:, held:]
+    prefix = (stream.number - window).clamp(min=0)[:, held:]
     end = (stream.slot - (stream.slot - stream.first_slot).clamp(max=window - 1))[:, held:]  # slot after the prefix
     newest = (there.byte().argmax(1, keepdim=True) + there.sum(1, keepdim=True) - 1).clamp(min=0)
-    seen = stream.count.gather(1, newest) * there.any(1, keepdim=True)
+    seen = stream.number.gather(1, newest) * there.any(1, keepdim=True)
     complete = (seen - window).clamp(min=0) // size  # chunks that the state keeps as blocks
     if static:
         some, slots, first = length > window, length if size == 1 else length - window + 1, 0
