@@ -50,8 +50,8 @@ class AnswerCriterion(Criterion):
         sums = self.run.sums(label, length, method, ("exact", "exact"))
         return sums and sums._replace(over=np.ones_like(sums.of))
 
-    def within(self, found: Finding) -> tuple[bool, str | None]:
-        return found.value is not None and found.value >= SOLVED, found.verdict
+    def within(self, finding: Finding) -> tuple[bool, str | None]:
+        return finding.value is not None and finding.value >= SOLVED, finding.verdict
 
     def learned_too_little(self, label: str) -> bool:
         return not self.learned(label, next(iter(self.run.methods), ""))
