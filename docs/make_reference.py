@@ -21,7 +21,7 @@ INTERFACES = (
     "study.tasks.base.register_task", "study.tasks.base.Task", "study.tasks.base.Measuring", "study.analysis.Analysis",
     "study.criterion.Finding", "statistics.comparisons.Comparison", "statistics.estimates.Estimate", "report.figure.Figure",
     "recurrent.base.RecurrentMixer", "registry.Registry", "attention.mixer.MixerInputs",
-    "attention.request.Request", "attention.operation.Verdict", "testing.engine.Measurement", "models.streams.Packed",
+    "attention.request.Request", "attention.operation.Verdict", "testing.engine.Measurement", "attention.documents.Packed",
     "checkpoints.source.Source", "measure.windows.Reader", "extend.plan.Target",
 )  # fmt: skip
 
