@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import longitude as lg
+from longitude.models.blocks import MLP
 from longitude.positions.scaling import YaRN
 from tests.support import close, random as numbers
 
@@ -154,6 +155,23 @@ def test_scores_are_not_symmetric() -> None:
     assert differs.abs().max() > 0.1
 
 
+def test_masked_scores_are_infinite() -> None:
+    near(torch.tensor([1.0, 0.0, 0.0]).softmax(0), [0.5761169, 0.2119416, 0.2119416], 1e-5)
+    q, k = torch.tensor([[1.0], [0.0], [0.0]])[None, None], torch.tensor([[1.0], [2.0], [3.0]])[None, None]
+    assert lg.attend(q, k, k, return_weights=True)[1][0, 0, 0].tolist() == [1, 0, 0]
+
+
+def test_heads_split_what_is_projected() -> None:
+    layer, x = lg.MultiHeadAttention(8, 2).double(), numbers(1, 3, 8).requires_grad_()
+    layer.q_proj(x)[..., :4].sum().backward()  # the first head's queries
+    assert x.grad is not None and bool((x.grad != 0).all())
+
+
+def test_attention_without_biases() -> None:
+    assert lg.MultiHeadAttention(8, 2).q_proj.bias is None
+    assert lg.MultiHeadAttention(8, 2, bias=True).q_proj.bias is not None
+
+
 def test_sinusoids_leave_what_was_seen() -> None:
     table = lg.Sinusoidal(512).table(torch.arange(4096))
     seen, later = table[:512], table[512:]
@@ -162,4 +180,11 @@ def test_sinusoids_leave_what_was_seen() -> None:
     assert int(outside.any(0).sum()) > 200
 
 
-# ---- between original sources ----------------------------------------------------------------------------------------
+def test_swiglu_has_three_matrices() -> None:
+    def mlp(kind: str) -> MLP:
+        return MLP(lg.LongitudeConfig(vocab_size=8, hidden_size=96, num_attention_heads=2, hidden_act=kind))
+
+    sizes = {kind: [tuple(w.shape) for w in mlp(kind).parameters()] for kind in ("swiglu", "gelu")}
+    assert sizes["swiglu"] == [(256, 96), (256, 96), (96, 256)] and sizes["gelu"] == [(384, 96), (96, 384)]
+    counts = {kind: sum(w.numel() for w in mlp(kind).parameters()) for kind in sizes}
+    assert counts["swiglu"] == counts["gelu"]

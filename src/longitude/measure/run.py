@@ -98,10 +98,12 @@ def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False)
         ValueError: The directory has other files, a unit of it is damaged, or the only checkpoint cannot be loaded.
     """
     store, question = Store(out), _question(plan)
+    run, only = Run(plan, store, watcher), plan.subjects[0]
+    if len(plan.subjects) == 1 and (fresh or run.missing(only)):
+        run.last = run.opened(only)  # before anything is written: one that cannot be loaded leaves no directory
     store.ask(VERB, question)
     if fresh:
         store.remove(unit for subject in plan.subjects for unit in plan.units(subject).values())
-    run = Run(plan, store, watcher)
     try:
         run.all()
     finally:
@@ -166,8 +168,6 @@ class Run:
             try:
                 self.last = self.opened(subject)
             except ValueError as error:
-                if len(self.plan.subjects) == 1:
-                    raise
                 self.fail(f"{subject.label} was not measured: {one_line_of(error)}", *missing.values())
                 return
         if part.task != PERPLEXITY and not self.last.reading.finite:  # 0% would be no answer
