@@ -4,13 +4,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import loops
 import numpy as np
 import recurrences
 import torch
 from torch import Tensor
 
 import longitude as lg
-import loops
 from longitude import testing
 from longitude.attention.backends import BACKENDS
 from longitude.testing.battery.random_calls import draw
