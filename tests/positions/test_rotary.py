@@ -97,6 +97,15 @@ def test_frequencies_of_ones_own_are_made_each_time() -> None:
         close(rope.rotate(x, torch.arange(5)), lg.Rotary(4, "half").rotate(x, int(rope.speed) * torch.arange(5)))
 
 
+def test_angles_follow_an_option_that_is_changed() -> None:
+    rope, x, positions = lg.Rotary(4, "half"), torch.randn(5, 4, dtype=torch.float64), torch.arange(5)
+    with torch.inference_mode():
+        rope.rotate(x, positions)
+    rope.base = 50.0
+    close(rope.rotate(x, positions), lg.Rotary(4, "half", base=50.0).rotate(x, positions))
+    assert not rope.rotate(x, positions).is_inference()
+
+
 # ---- axial_rope and mrope --------------------------------------------------------------------------------------------
 def angles_of(rope: lg.Rotary, *coordinates: int) -> list[float]:
     """The angles at one position, up to whole rotations."""

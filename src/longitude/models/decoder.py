@@ -81,8 +81,9 @@ class LongitudePreTrainedModel(PreTrainedModel):
 
     def also_returned(self, inputs: Any) -> tuple[bool, bool]:
         """Whether to return hidden states and attentions, from the call's arguments, else from the config."""
-        names = "output_hidden_states", "output_attentions"
-        states, weights = (getattr(self.config, name) if inputs.get(name) is None else inputs[name] for name in names)
+        states, weights = inputs.get("output_hidden_states"), inputs.get("output_attentions")
+        states = self.config.output_hidden_states if states is None else states
+        weights = self.config.output_attentions if weights is None else weights
         return bool(states), bool(weights)
 
     @torch.no_grad()
@@ -278,9 +279,8 @@ class LongitudeModel(LongitudePreTrainedModel):
     def _call_of(self, x: Tensor, input_ids: Tensor | None, inputs: DecoderInputs, output_attentions: bool) -> Call:
         """Arguments of `forward` -> a Call, with a new cache if one is asked for."""
         batch, length = x.shape[:2]
-        position_ids, memories, cache, use_cache = (
-            inputs.get(name) for name in ("position_ids", "memories", "cache", "use_cache")
-        )
+        position_ids, memories = inputs.get("position_ids"), inputs.get("memories")
+        cache, use_cache = inputs.get("cache"), inputs.get("use_cache")
         # position_ids that start over mark documents in decoders of one stream, as in transformers
         restarts = isinstance(self.mask, Causal) and not self.cross
         documents = documents_in(inputs, batch, length, restarts)

@@ -87,7 +87,7 @@ def documents_in(inputs: Mapping[str, Any], batch: int, length: int, restarts: b
 
     restarts: whether position_ids that start over mark documents; never with memories, whose positions nobody passes.
     """
-    ids, positions, mask = (inputs.get(name) for name in ("document_ids", "position_ids", "attention_mask"))
+    ids, positions, mask = inputs.get("document_ids"), inputs.get("position_ids"), inputs.get("attention_mask")
     memories = inputs.get("memories") is not None
     alone = inputs.get("cache") is None and not inputs.get("use_cache") and not memories
     packed = {name: marks for name, marks in inputs.items() if name not in DECLARED}

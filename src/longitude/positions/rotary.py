@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from longitude.errors import Positive, Share, UsageError
+from longitude.native.tensors import needs_operator
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import by_axis, constants, require_positions, wide
 from longitude.positions.rotation import Layout, RotaryTable, apply_rotary, by_heads, inverse, rotated, table_of
@@ -66,6 +67,7 @@ class Rotary(Encoding):
     full_precision = ("alpha",)  # positions multiply it: in bfloat16 angles would be wrong by radians
     axis_of_pair: Sequence[int] = ()
     """With several axes: the one that each pair reads."""
+    _kept: Any = None
 
     def __init__(
         self,
@@ -142,14 +144,27 @@ class Rotary(Encoding):
         self, positions: Tensor, length: int | None, dtype: torch.dtype, center: Tensor | None = None
     ) -> RotaryTable:
         """Cos and sin of checked positions."""
-        theta, factor, _ = self.frequencies(length, positions.device)
-        theta = theta.to(torch.float32 if self.angle_dtype == "float32" else wide(positions.device))
+        theta, factor = self._theta(length, positions.device)
         coordinates = by_axis(positions, self.axes, self.registered_name)
         angles = self.angles(coordinates, theta)
         if center is not None:  # zeros, whose gradient is that of theta
             offsets = coordinates - by_axis(center, self.axes, self.registered_name)
             angles = angles.detach() + self.angles(offsets, theta - theta.detach())
         return table_of(angles, dtype, factor)
+
+    def _theta(self, length: int | None, device: torch.device) -> tuple[Tensor, float]:
+        """Theta of each pair, and the factor of cos and sin; kept on the CPU if no length changes them, for single tokens."""
+        dtype = torch.float32 if self.angle_dtype == "float32" else wide(device)
+        fixed = length is None and self.alpha is None and type(self).frequencies is Rotary.frequencies
+        if not fixed or device.type != "cpu" or needs_operator():
+            theta, factor, _ = self.frequencies(length, device)
+            return theta.to(dtype), factor
+        options = dtype, self.head_dim, self.base, self.rotary_dim, self.scaling, self.proportion
+        if self._kept is None or self._kept[0] != options:
+            with torch.inference_mode(False):  # backward cannot save a tensor made in it
+                theta, factor, _ = self.frequencies(None, device)
+                self._kept = options, (theta.to(dtype), factor)
+        return self._kept[1]
 
     def angles(self, coordinates: Tensor, theta: Tensor) -> Tensor:
         """Angles [L, pairs] or [B, 1, L, pairs] of coordinates [.., L, 1 or axes], each pair's by its axis."""

@@ -114,7 +114,7 @@ class MultiHeadAttention(AttentionLayer):
         if cache is not None:
             k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
             k_positions = cache.positions
-            call = call.over_kept(cache)
+            call = call if cache.kept is None else call.over_kept(cache)
         if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may store keys in a wider dtype
             q, v = q.to(k.dtype), v.to(k.dtype)
         if call.remembered:
