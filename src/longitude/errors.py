@@ -160,7 +160,8 @@ def bound_of(annotation: Any) -> tuple[Any, Within | None, bool]:
     while (origin := get_origin(annotation)) in (Annotated, Union, UnionType):
         if origin is Annotated:
             annotation, *metadata = get_args(annotation)
-            declared = next((bound for bound in metadata if isinstance(bound, Within)), declared)
+            for part in metadata:
+                declared = part if isinstance(part, Within) else declared
         else:
             kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
             if len(kinds) > 1:  # a number or another type: the class that takes both checks them
@@ -213,7 +214,7 @@ def check_choice(who: str, kind: Any, **options: Any) -> None:
 def bounds_of(options: type) -> dict[str, Any]:
     """The annotations of a dataclass of options that declare bounds, by field."""
     hints = get_type_hints(options, include_extras=True)
-    return {name: hint for name, hint in hints.items() if any(isinstance(part, Within) for part in get_args(hint))}
+    return {name: hint for name, hint in hints.items() if Within in map(type, get_args(hint))}
 
 
 def check_bounds(options: Any) -> None:

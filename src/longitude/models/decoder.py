@@ -354,7 +354,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         caches = [cache for cache in (call.cache, source.cache) if cache is not None]
         offloaded = [cache for cache in caches if cache.offloading]
         weighs = [mixer.has_weights for mixer in self.mixers] if output_attentions else None
-        with unchanged_if_refused(*(layer for cache in caches for layer in cache.layers)):
+        with unchanged_if_refused(*[layer for cache in caches for layer in cache.layers]):
             if call.cache is not None and self.encoding_of_layer[0].reads_ids:
                 vars(call.cache.layers[0])["ids"] = call.ids
             for i, layer in enumerate(self.layers):
@@ -407,7 +407,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     @property
     def cache_layers(self) -> list[Callable[[], Any]]:
         """For each block, a function that returns an empty cache layer for it."""
-        return [mixer.cache_layer for mixer in self.mixers]
+        return [block.mixer.cache_layer for block in self.layers]  # type: ignore[misc, union-attr]
 
     @property
     def mixers(self) -> list[Mixer]:

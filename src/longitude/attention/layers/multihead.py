@@ -104,7 +104,7 @@ class MultiHeadAttention(AttentionLayer):
         q, k = self.heads_placed(x, q, k)
         tables = None
         if encoding.stable_keys and encoding.transforms:
-            tables = tables_of(encoding, call, inputs, q)
+            tables = inputs.tables or tables_of(encoding, call, inputs, q)
             q, k = encoding.queries_and_keys(q, k, tables)
             v = encoding.transform_values(v, tables) if encoding.rotate_values else v
         columns, carry = (

@@ -68,7 +68,7 @@ class Scaling(Checked):
         """The scheme for `factor` times a training length; None if it needs more than these two."""
         known = {"factor": factor, "original_max_length": original_length}
         options = {field.name: field.default for field in dataclasses.fields(cls)}
-        if any(default is MISSING and name not in known for name, default in options.items()):
+        if MISSING in [default for name, default in options.items() if name not in known]:
             return None
         return cls(**{name: value for name, value in known.items() if name in options})
 
