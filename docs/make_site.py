@@ -6,7 +6,8 @@ python docs/make_site.py            # build/docs/index.html
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 import make_claims
 import make_pages
@@ -122,14 +123,20 @@ def titled(name: str) -> str:
     return f"{SHORT[name]} <{name}>" if name in SHORT else name
 
 
+def counted(page: str) -> list[Any]:
+    """A key that sorts claim 2a before claim 10a."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", page)]
+
+
 def sections(made: set[str]) -> Iterator[tuple[str, str]]:
     """(page of the first level, its text at the end); made: all pages."""
-    for name, below in SECTIONS.items():
-        there = [each for each in below if any(Path(page).match(each) for page in made)]
-        if name not in made and there:
-            yield name, f"# {name.capitalize()}\n\n{LEADS[name]}\n\n{toctree(there, ':glob:', ':maxdepth: 1')}\n"
-        elif there:
-            yield name, f"\n{toctree(there, ':glob:', ':hidden:')}\n"
+    ordered = sorted(made, key=counted)
+    for name, patterns in SECTIONS.items():
+        below = [page for pattern in patterns for page in ordered if PurePath(f"/{page}").match(f"/{pattern}")]
+        if name not in made and below:
+            yield name, f"# {name.capitalize()}\n\n{LEADS[name]}\n\n{toctree(below, ':maxdepth: 1')}\n"
+        elif below:
+            yield name, f"\n{toctree(below, ':hidden:')}\n"
 
 
 def stage(source: Path) -> None:

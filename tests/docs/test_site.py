@@ -27,6 +27,12 @@ def test_links_are_those_of_the_site() -> None:
     assert make_site.to_claim("[2a](/claims.md#2a-alibi-holds)") == "[2a](/claims/2a-alibi-holds.md)"
 
 
+def test_claims_are_listed_by_their_numbers() -> None:
+    made = {"claims", "claims/protocol", "claims/10a-x", "claims/2b-x", "claims/2a-x", "claims/11b-x"}
+    listed = [line for line in dict(make_site.sections(made))["claims"].split("\n") if line.startswith("claims/")]
+    assert listed == [f"claims/{page}" for page in ("2a-x", "2b-x", "10a-x", "11b-x", "protocol")]
+
+
 # ---- what a page is made of --------------------------------------------------------------------------------------------
 def test_laws_that_are_kept_are_those_of_today() -> None:
     """docs/make_laws.py tries what is lacking; what is kept has its name still, and none is broken."""
