@@ -34,14 +34,14 @@ napoleon_use_ivar = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 add_module_names = False
 nitpick_ignore_regex = [
     ("py:.*", r"(?!longitude|lg\.).*"),  # other libraries have sites of their own
     (
         "py:class",
-        r"longitude\..*\.(Factory|Test|Scheme|Kind|Module|Model|Options|Selection|Layers|Unused)",
-    ),  # type variables, and names of one module
+        r"longitude\..*\.(Factory|Test|Scheme|Kind|Module|Model|Options|Selection|Layers|Unused"
+        r"|Method|Running|\w+Inputs)",
+    ),  # type variables, names of one module, and dicts of keywords
 ]
 
 # ---- the theme ---------------------------------------------------------------------------------------------------------

@@ -23,6 +23,10 @@ INTERFACES = (
     "recurrent.base.RecurrentMixer", "registry.Registry", "attention.mixer.MixerInputs",
     "attention.request.Request", "attention.operation.Verdict", "testing.engine.Measurement", "attention.documents.Packed",
     "checkpoints.source.Source", "measure.windows.Reader", "extend.plan.Target",
+    "checkpoints.load.Checkpoint", "extend.plan.ExtendPlan", "extend.extend.Extension", "testing.engine.Result",
+    "testing.engine.Law", "testing.examples.Example", "positions.layers.LayerPositions", "recurrent.mamba3.Mamba3State",
+    "positions.scaling.base.Frequencies", "extend.search.SearchResult", "extend.short_contexts.ShortContextLoss",
+    "extend.fine_tune.Training", "statistics.documents.Interval",
 )  # fmt: skip
 
 

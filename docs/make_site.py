@@ -53,8 +53,8 @@ LEADS = {
 }
 """What a page says that nobody wrote."""
 GALLERY = "The [gallery](/gallery.md) shows all of them side by side, to sort.\n"
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)|(?<=\]\()([^)#:\s]+)(?=[)#])")
-"""A whole link; or the target of a picture, or of a link to a heading."""
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)(#[^)\s]+)?\)|(?<=\]\()([^)#:\s]+)(?=[)#])")
+"""A whole link; or the target of a picture."""
 PICTURE = re.compile(r"<picture>.*?<img src=\"([^\"]+)\" alt=\"([^\"]+)\">\s*</picture>", re.DOTALL)
 """Of GitHub's two colorings; the site makes its own."""
 
@@ -75,12 +75,13 @@ def linked(text: str, page: Path, places: dict[Path, Path]) -> str:
     """A page's text with its relative links, which are to files of the repository, as the site has them."""
 
     def moved(found: re.Match[str]) -> str:
-        target = (page.parent / (found[2] or found[3])).resolve()
+        label, path, heading, bare = found.groups()
+        target = (page.parent / (path or bare)).resolve()
         if target in places:
-            words = f"[{found[1]}](" if found[1] else ""
-            return f"{words}/{places[target].as_posix()}" + ")" * bool(words)
-        if found[1] and target.exists():  # code: its page here, if it has one, is not a file of the repository
-            return f"{found[1]} (`{target.relative_to(ROOT).as_posix()}`)"
+            address = f"/{places[target].as_posix()}{heading or ''}"
+            return f"[{label}]({address})" if label else address
+        if label and target.exists():  # code: its page here, if it has one, is not a file of the repository
+            return f"{label} (`{target.relative_to(ROOT).as_posix()}`)"
         return found[0]
 
     return LINK.sub(moved, PICTURE.sub(r"![\2](\1)", text))

@@ -167,8 +167,8 @@ def _sizes(each: Judged, evidence: Evidence) -> str:
 def _size(statements: Sequence[Statement], evidence: Evidence) -> str:
     """Size of the largest model that was read, such as "0.1 million parameters"; empty for none."""
     read = {(each.study, each.label) for statement in statements for each in statement.reads}
-    found = [training(evidence.run(study))["parameters"].get(label) for study, label in read if study in evidence.there]
-    return f"{max(filter(None, found)) / 1e6:.2g} million parameters" if any(found) else ""
+    sizes = [training(evidence.run(study))["parameters"].get(label) for study, label in read if study in evidence.there]
+    return f"{max(filter(None, sizes)) / 1e6:.2g} million parameters" if any(sizes) else ""
 
 
 def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[Outcome], chances: Iterator[str]) -> str:
@@ -181,7 +181,11 @@ def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[O
         ]
         for statement, outcome in zip(statements, outcomes, strict=True)
     ]
-    return markdown([head, "number, 95% interval", "q", "verdict"], lines)
+    columns = [head, "number, 95% interval", "q", "verdict"]
+    if not any(line[2] for line in lines):  # statements of levels have intervals alone
+        for row in (columns, *lines):
+            del row[2]
+    return markdown(columns, lines)
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------

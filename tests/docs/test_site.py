@@ -20,6 +20,7 @@ def test_links_are_those_of_the_site() -> None:
     for text, expected in {
         "[part](../../CONTRIBUTING.md#laws) ![a](../a.svg)": "[part](/CONTRIBUTING.md#laws) ![a](/a.svg)",
         "[code](../../pyproject.toml)": "code (`pyproject.toml`)",
+        "[why](../../DECISIONS.md#mixers)": "why (`DECISIONS.md`)",
         "[lost](nowhere.md) [web](https://a.b/c)": "[lost](nowhere.md) [web](https://a.b/c)",  # Sphinx refuses the first
         '<picture>\n<source srcset="../b.svg">\n<img src="../a.svg" alt="Costs.">\n</picture>': "![Costs.](/a.svg)",
     }.items():
