@@ -14,12 +14,13 @@ from torch import Tensor
 from longitude.attention.masks import Ago, AllOf, Mask
 from longitude.attention.merge import merge_attention
 from longitude.attention.request import Request, transformed
+from longitude.attention.spans import Cut, assembled, pieces
 from longitude.attention.terms import with_sinks
 from longitude.errors import UsageError
 from longitude.native.derivatives import readable, recomputed, tracing
 from longitude.positions.base import Region, RowBias, Transport
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import Positions, explicit, part_of
+from longitude.positions.coordinates import Positions, as_int, explicit, part_of
 
 Answer = tuple[Tensor, Any]
 
@@ -37,16 +38,17 @@ class Part:
     rows: slice
     request: Request
     transform: Callable[[Request], Request] | None = None
-    regions: tuple[Request, ...] = ()
+    regions: tuple[Cut, ...] = ()
 
     @property
     def requests(self) -> list[Request]:
         """Requests that backends compute."""
-        return list(self.regions) or [self.request]
+        return [request for cut in self.regions for *_, request in cut] or [self.request]
 
     def with_lse(self) -> Part:
         """Return a copy that requests the logsumexp of the scores."""
-        return replace(self, request=self.request.with_lse(), regions=tuple(r.with_lse() for r in self.regions))
+        regions = tuple([(*places, r.with_lse()) for *places, r in cut] for cut in self.regions)
+        return replace(self, request=self.request.with_lse(), regions=regions)
 
 
 def parted(r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions) -> list[Part]:
@@ -173,10 +175,12 @@ class InRegion(Mask):
         return replace(self, q_positions=i, k_positions=j)
 
 
-def in_regions(r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions) -> tuple[Request, ...]:
-    """The request of each region that may have pairs, for queries and keys of r that are raw.
+def in_regions(
+    r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions, whole: bool = False
+) -> tuple[Cut, ...]:
+    """The requests of each region that has pairs, for queries and keys of r that are raw.
 
-    They return their logsumexp if there is something to merge.
+    They return their logsumexp if there is something to merge. whole: one request for each region, and none left out.
     """
     for term in r.terms:
         if isinstance(term, RowBias | Transport):
@@ -184,41 +188,80 @@ def in_regions(r: Request, encoding: Composed, q_positions: Positions, k_positio
                 f"the encoding moves positions, for which attention runs in parts, and {type(term).__name__} reads whole rows "
                 "of scores; use one of them"
             )
+    whole = whole or r.weights or tracing()  # slices with bounds would be constants of a graph
     i, j = _of_one_axis(q_positions), _of_one_axis(k_positions)
-    shift = r.order_gap - (i - j) if isinstance(i, int) and isinstance(j, int) else None
-    requests = []
+    cut = [] if whole or r.rows == 1 or len(r.beyond_band) == 0 else pieces(r)  # positions count up within documents
+    dense = [(slice(None), slice(0, r.rows), r)] if isinstance(cut, str) or not cut else cut
+    regions = []
     for region in encoding.regions():
-        first, last = (None if end is None or shift is None else end + shift for end in (region.first, region.last))
-        if shift is not None and region.block == 1:
-            inside: Mask = Ago(first, last)
-        else:
-            places = explicit(i, r.rows, r.q.device), explicit(j, r.length, r.q.device)
-            inside = InRegion(region, *places, r.q_order, r.k_order)
-        part, places = replace(r, mask=AllOf((*r.mask.parts(), inside)), sinks=None), (i, j)
-        if not (r.weights or tracing()):  # slices with bounds would be constants of a graph
+        requests = []
+        for batch, rows, part in dense:
+            start, places = part.k_order - r.k_order, (i, j)
+            if not whole:
+                keys = slice(start, start + part.length)
+                places = as_int(part_of(i, batch, rows)), as_int(part_of(j, batch, keys))
+            for of_rows, request in _of_region(replace(part, sinks=None), encoding, region, *places, whole):
+                moved = slice(None) if whole else slice(rows.start + of_rows.start, rows.start + of_rows.stop)
+                requests.append((batch, moved, request))
+        regions += [requests] if requests else []
+    if not regions:
+        return in_regions(r, encoding, q_positions, k_positions, whole=True)
+    several = not r.weights and (r.lse or r.sinks is not None or len(regions) > 1)
+    return tuple([(*places, replace(part, lse=several)) for *places, part in requests] for requests in regions)
+
+
+def _of_region(
+    r: Request, encoding: Composed, region: Region, i: Positions, j: Positions, whole: bool
+) -> Iterator[tuple[slice, Request]]:
+    """Queries of a request and their rotated request in a region, which has an interval of keys for each block of them.
+
+    i, j: positions of queries and keys.
+    """
+    size, rows, keys = region.block, slice(0, r.rows), slice(0, r.length)
+    boxes: list[tuple[slice, slice, Mask | None]]
+    if isinstance(i, int) and isinstance(j, int) and size == 1:
+        shift = r.order_gap - (i - j)  # order and position may count from different tokens
+        boxes = [(rows, keys, Ago(*(None if end is None else end + shift for end in (region.first, region.last))))]
+    elif isinstance(i, int) and isinstance(j, int) and not whole:
+        boxes = []
+        for block in range(i // size, (i + r.rows - 1) // size + 1):
+            first = 0 if region.last is None else max((block - region.last) * size - j, 0)
+            last = r.length if region.first is None else min((block - region.first + 1) * size - j, r.length)
+            block_rows = slice(max(block * size - i, 0), min((block + 1) * size - i, r.rows))
+            boxes += [(block_rows, slice(first, last), None)] if first < last else []
+    else:
+        places = explicit(i, r.rows, r.q.device), explicit(j, r.length, r.q.device)
+        boxes = [(rows, keys, InRegion(region, *places, r.q_order, r.k_order))]
+    for rows, keys, inside in boxes:
+        part = r if inside is None else replace(r, mask=AllOf((*r.mask.parts(), inside)))
+        places = i, j
+        if not whole:
+            part = part.piece(rows, keys)
             low, high = part.mask.reach
-            beyond = low is not None and low > r.order_gap + r.rows - 1
-            if requests and (beyond or (high is not None and high < r.order_gap - r.length + 1)):
+            beyond = low is not None and low > part.order_gap + part.rows - 1
+            if beyond or (high is not None and high < part.order_gap - part.length + 1):
                 continue
-            keys = part.reachable(0, r.rows)
-            part = part.piece(slice(0, r.rows), keys)
-            places = i, part_of(j, slice(None), keys)
-        requests.append(transformed(part, encoding, *places, region=region))
-    several = r.lse or r.sinks is not None or len(requests) > 1
-    return tuple(replace(part, lse=several and not r.weights) for part in requests)
+            reached = part.reachable(0, part.rows)
+            part = part.piece(slice(0, part.rows), reached)
+            keys = slice(keys.start + reached.start, keys.start + reached.stop)
+            places = part_of(i, slice(None), rows), part_of(j, slice(None), keys)
+        yield rows, transformed(part, encoding, *places, region=region)
 
 
-def merged(r: Request, regions: Sequence[Request], run: Callable[[Request], Answer]) -> Answer:
+def merged(r: Request, regions: Sequence[Cut], run: Callable[[Request], Answer]) -> Answer:
     """The output, and what else r requests, of attention over all regions.
 
     Weights of each region are multiplied by its share; the logsumexps then need a second call, because a backend returns one of
     both.
     """
-    answers = [run(part) for part in regions]
-    if len(answers) == 1 and not r.lse and r.sinks is None and not r.weights:
+    several = not r.weights and (r.lse or r.sinks is not None or len(regions) > 1)
+    answers = [_in_places(replace(r, lse=several), cut, run) for cut in regions]
+    if not several and not r.weights:
         return answers[0]
     outs, seconds = map(list, zip(*answers, strict=True))
-    lses = [run(replace(part, weights=False, dropout=0.0, lse=True))[1] for part in regions] if r.weights else seconds
+    lses = seconds
+    if r.weights:
+        lses = [run(replace(part, weights=False, dropout=0.0, lse=True))[1] for ((*_, part),) in regions]
     out, lse = merge_attention(outs, lses)
     total = lse
     if r.sinks is not None:
@@ -228,6 +271,13 @@ def merged(r: Request, regions: Sequence[Request], run: Callable[[Request], Answ
     total = total.masked_fill(total == -math.inf, 0.0)
     shares = [(lse_of - total).exp()[..., None] for lse_of in lses]
     return out, torch.stack([part * share.to(part.dtype) for part, share in zip(seconds, shares, strict=True)]).sum(0)
+
+
+def _in_places(r: Request, cut: Cut, run: Callable[[Request], Answer]) -> Answer:
+    """The answer of a region for all queries."""
+    batch, rows, part = cut[0]
+    alone = len(cut) == 1 and batch == slice(None) and rows in (slice(None), slice(0, r.rows))
+    return run(part) if alone else assembled(r, cut, run)
 
 
 def _of_one_axis(positions: Positions) -> Positions:

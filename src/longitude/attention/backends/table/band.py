@@ -242,7 +242,7 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends
     outputs = [Out.of(t) for t in (of_q, of_k, of_v)]
     of_table = at(of_terms.get("table"))
     run.backward(shape, *inputs, at(table), step, ends.data_ptr(), at(grad_lse), *outputs, of_table, working.data_ptr())
-    summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (of_q, of_k, of_v))
+    summed = (t[0] if splits == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (of_q, of_k, of_v))
     of_q, of_k, of_v = [t.to(x.q.dtype) for t in summed]
     of_terms = {name: copies.sum_to_size(getattr(terms, name).shape) for name, copies in of_terms.items()}
     return Gradients(of_q, of_k, of_v, Terms(**of_terms))
@@ -293,7 +293,7 @@ def table_of(table: Tensor | None) -> tuple[Tensor | None, int]:
     if table is None:
         return None, 0
     table = table if table.stride(1) == 1 else table.contiguous()
-    return table, table.stride(0) if len(table) > 1 else 0
+    return table, table.stride(0) if table.shape[0] > 1 else 0
 
 
 def at(x: Tensor | None) -> int | None:
