@@ -191,7 +191,8 @@ def in_regions(
     whole = whole or r.weights or tracing()  # slices with bounds would be constants of a graph
     i, j = _of_one_axis(q_positions), _of_one_axis(k_positions)
     cut = [] if whole or r.rows == 1 or len(r.beyond_band) == 0 else pieces(r)  # positions count up within documents
-    dense = [(slice(None), slice(0, r.rows), r)] if isinstance(cut, str) or not cut else cut
+    everything = slice(None) if whole else slice(0, r.rows)
+    dense = [(slice(None), everything, r)] if isinstance(cut, str) or not cut else cut
     regions = []
     for region in encoding.regions():
         requests = []
@@ -217,7 +218,9 @@ def _of_region(
 
     i, j: positions of queries and keys.
     """
-    size, rows, keys = region.block, slice(0, r.rows), slice(0, r.length)
+    size, rows, keys = region.block, slice(None), slice(None)
+    if not whole:
+        rows, keys = slice(0, r.rows), slice(0, r.length)
     boxes: list[tuple[slice, slice, Mask | None]]
     if isinstance(i, int) and isinstance(j, int) and size == 1:
         shift = r.order_gap - (i - j)  # order and position may count from different tokens
