@@ -58,8 +58,8 @@ def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     parts = (
         [*zip(outs, lses, strict=False)] if isinstance(outs, list | tuple) and isinstance(lses, list | tuple) else []
     )
-    kinds = {_kind(out, lse) for out, lse in parts}
-    if not parts or len(outs) != len(lses) or len(kinds) > 1 or None in kinds:
+    kinds = [_kind(out, lse) for out, lse in parts]  # no set: the hash of a length makes it a constant of a graph
+    if not parts or len(outs) != len(lses) or None in kinds or any(kind != kinds[0] for kind in kinds):
         raise UsageError(
             "merge_attention",
             "a list of floating-point outputs [B, H, Lq, Dv] and a list of as many logsumexps [B, H, Lq], all alike",
