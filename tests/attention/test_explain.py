@@ -1,5 +1,6 @@
 """explain(): each backend's verdict in words, its memory, and the one that runs."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,13 @@ def test_what_runs_slowly_says_so(capsys):
     lg.explain(Q, K, V)
     slow, plain = (line for line in capsys.readouterr().out.splitlines() if line.startswith("->"))
     assert "times the time of plain attention" in slow and "times the time" not in plain
+
+
+def test_calls_of_regions_are_counted(capsys):
+    """Two regions in each of four documents."""
+    rerope = lg.encoding("rerope", head_dim=16, layout="half", window=8)
+    lg.explain(Q, K, V, encoding=rerope, mask=REQUESTS["packed"]["mask"])
+    assert re.findall(r"\d+", capsys.readouterr().out.splitlines()[0]) == ["8", "2"]
 
 
 def test_an_argument_that_attend_does_not_have():

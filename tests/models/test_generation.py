@@ -183,13 +183,16 @@ def test_offloaded_and_static_caches(mixers, build, ids, monkeypatch):
 
 
 def test_offloaded_numbers_come_back():
-    """By device alone: a state and keys on "meta" stand for those of an accelerator."""
+    """By device alone: "meta" stands for an accelerator. Positions and ids never leave: a call reads them before its layers."""
     state, keys = StateLayer(), LongitudeCacheLayer()
-    state.state = (torch.zeros(2, 3),)
-    new = torch.zeros(1, 2, 3, 4)
-    keys.extend(new, new, 0, {"c": new}, (new[:, 0],))
+    places = torch.arange(3).repeat(2, 1)
+    state.state, state.newest = (torch.zeros(2, 3), torch.zeros(2, 3).cfloat()), places[:, -1:]
+    new = torch.zeros(2, 2, 3, 4)
+    keys.extend(new, new, places, {"c": new}, (new[:, 0],))
     for layer in (state, keys):
-        layer.device = torch.device("meta")
+        layer.ids, layer.device = places, torch.device("meta")
         layer.prefetch()
-    found = state.state[0], keys.keys, keys.values, keys.columns["c"], keys.carry[0]
-    assert {x.device.type for x in found} == {"meta"}
+    numbers = *state.state, keys.keys, keys.values, keys.columns["c"], keys.carry[0]
+    assert {x.device.type for x in numbers} == {"meta"}
+    integers = state.ids, state.newest, keys.ids, keys.positions, keys.max_position
+    assert {x.device.type for x in integers} == {"cpu"}

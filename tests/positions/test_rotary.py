@@ -1,5 +1,6 @@
 """rope, axial_rope, mrope and xpos: published numbers, ports of others, closed forms, and what scaling does to a rotation."""
 
+import io
 import math
 
 import numpy as np
@@ -104,6 +105,23 @@ def test_angles_follow_an_option_that_is_changed() -> None:
     rope.base = 50.0
     close(rope.rotate(x, positions), lg.Rotary(4, "half", base=50.0).rotate(x, positions))
     assert not rope.rotate(x, positions).is_inference()
+    rope.scaling = lg.scaling.Linear(2.0)
+    close(rope.rotate(x, 2 * positions), lg.Rotary(4, "half", base=50.0).rotate(x, positions))
+    rope.rotary_dim = 2
+    want = lg.Rotary(4, "half", base=50.0, rotary_dim=2, scaling=rope.scaling)
+    close(rope.rotate(x, positions), want.rotate(x, positions))
+    rope.proportion = 0.0001
+    close(rope.rotate(x, positions), x)
+
+
+def test_a_model_loaded_on_another_device_rotates_on_the_cpu() -> None:
+    """A pickle may move every tensor; "meta" stands for an accelerator."""
+    rope, x, file = lg.Rotary(4, "half"), torch.randn(5, 4, dtype=torch.float64), io.BytesIO()
+    want = rope.rotate(x, torch.arange(5))
+    torch.save(rope, file)
+    file.seek(0)
+    loaded = torch.load(file, map_location="meta", weights_only=False)
+    assert torch.equal(loaded.rotate(x, torch.arange(5)), want)
 
 
 # ---- axial_rope and mrope --------------------------------------------------------------------------------------------

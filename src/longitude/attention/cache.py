@@ -46,16 +46,20 @@ class CropsTogether:
         self._map(lambda x: x[indices])
 
     def offload(self) -> None:
-        """Move all tensors to the CPU's memory; `prefetch` moves them back."""
+        """Move its numbers to the CPU's memory; `prefetch` moves them back."""
 
-        def moved(x: Tensor) -> Tensor:
+        def away(x: Tensor) -> str:
             self.device = self.device if x.is_cpu else x.device
-            return x.to("cpu")
+            return "cpu"
 
-        self._map(moved)
+        self._move(away)
 
     def prefetch(self) -> None:
-        self._map(lambda x: x.to(self.device or x.device))
+        self._move(lambda x: self.device or x.device)
+
+    def _move(self, device_of: Callable[[Tensor], Any]) -> None:
+        # Integers stay: the next call reads positions and ids of a layer before it is back.
+        self._map(lambda x: x.to(device_of(x)) if x.is_floating_point() or x.is_complex() else x)
 
     def require_crop(self, tokens_to_remove: int) -> None:
         """Raise ValueError if this layer cannot be cropped; by default it can."""

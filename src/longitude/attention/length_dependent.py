@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.masks import Ago, AllOf, Mask
+from longitude.attention.masks import Ago, AllOf, Mask, for_heads, of_rows
 from longitude.attention.merge import merge_attention
 from longitude.attention.request import Request, transformed
 from longitude.attention.spans import Cut, assembled, pieces
@@ -167,11 +167,10 @@ class InRegion(Mask):
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         i, j = self.q_positions[..., q_order - self.q_first], self.k_positions[..., k_order - self.k_first]
-        inside = self.region.holds(i[..., :, None], j[..., None, :])
-        return inside[:, None] if inside.dim() == 3 else inside
+        return for_heads(self.region.holds(i[..., :, None], j[..., None, :]))
 
     def of(self, batch: slice | list[int]) -> Mask:
-        i, j = (p[batch] if p.dim() == 2 and len(p) > 1 else p for p in (self.q_positions, self.k_positions))
+        i, j = of_rows(self.q_positions, batch), of_rows(self.k_positions, batch)
         return replace(self, q_positions=i, k_positions=j)
 
 
@@ -201,8 +200,8 @@ def in_regions(
             if not whole:
                 keys = slice(start, start + part.length)
                 places = as_int(part_of(i, batch, rows)), as_int(part_of(j, batch, keys))
-            for of_rows, request in _of_region(replace(part, sinks=None), encoding, region, *places, whole):
-                moved = slice(None) if whole else slice(rows.start + of_rows.start, rows.start + of_rows.stop)
+            for part_rows, request in _of_region(replace(part, sinks=None), encoding, region, *places, whole):
+                moved = slice(None) if whole else slice(rows.start + part_rows.start, rows.start + part_rows.stop)
                 requests.append((batch, moved, request))
         regions += [requests] if requests else []
     if not regions:
@@ -257,7 +256,7 @@ def merged(r: Request, regions: Sequence[Cut], run: Callable[[Request], Answer])
     Weights of each region are multiplied by its share; the logsumexps then need a second call, because a backend returns one of
     both.
     """
-    several = not r.weights and (r.lse or r.sinks is not None or len(regions) > 1)
+    several = regions[0][0][-1].lse
     answers = [_in_places(replace(r, lse=several), cut, run) for cut in regions]
     if not several and not r.weights:
         return answers[0]

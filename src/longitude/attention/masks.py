@@ -17,7 +17,7 @@ from torch import Tensor
 from longitude.errors import UsageError, check_sizes, nearest
 from longitude.native.derivatives import assert_later, numbers_of
 from longitude.native.tensors import in_memory
-from longitude.positions.coordinates import floor_divide
+from longitude.positions.coordinates import floor_divide, within
 
 Reach = tuple[int | None, int | None]
 """Smallest and largest allowed (query order - key order); None: unbounded."""
@@ -98,9 +98,7 @@ class _Offsets(Mask):
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         i, j = (q_order, k_order) if self.order is None else (self.order[q_order], self.order[k_order])
-        ago, (first, last) = i[:, None] - j, self.limits
-        inside = torch.ones_like(ago, dtype=torch.bool) if first is None else ago >= first
-        return inside if last is None else inside & (ago <= last)
+        return within(i[:, None] - j, *self.limits)
 
 
 class _Ordered(_Offsets):
@@ -641,7 +639,7 @@ def from_tensor(tensor: Tensor, batch: int, rows: int, keys: int) -> Mask:
         ValueError: It has another shape, differs between heads, or adds numbers other than 0 and -inf.
     """
     shape = f"bool [{rows}, {keys}] or [{batch}, 1, {rows}, {keys}], for all heads"
-    seen = tensor[:, None] if tensor.dim() == 3 else tensor
+    seen = for_heads(tensor)
     fits = tensor.dim() in (2, 3, 4) and seen.shape[-2] == rows and seen.shape[-1] == keys
     if not fits or tensor.dim() > 2 and (not one_or(seen.shape[0], batch) or seen.shape[1] != 1):
         raise UsageError("mask", f"{shape}, or a mask such as lg.Causal()", kind_of(tensor))

@@ -405,8 +405,10 @@ def explain(
     largest = max(requested, key=lambda r: r.rows * r.length)
     if len(parts) > 1:
         print(f"tables follow {len(parts)} lengths, each in a call of its own; memory is of the largest")
-    if len(parts[0].regions) > 1:
-        print(f"positions move by pairs: calls in {len(requested)} regions are merged; memory is of the largest")
+    if (regions := len(parts[0].regions)) > 1:
+        print(
+            f"positions move by pairs: {len(requested)} calls in {regions} regions are merged; memory is of the largest"
+        )
     if largest.q.is_cpu:
         print(load.route())
     require_backend(name)

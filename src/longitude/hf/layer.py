@@ -44,7 +44,7 @@ def attach(attention: nn.Module, encoding: Composed) -> None:
 class PositionEmbeddings:
     """Position embeddings that a model passes to its layers: (cos, sin) of the identity rotation, with positions and tables.
 
-    No tuple, though layers unpack it: hooks of DeepSpeed and accelerate make every tuple anew, from its members alone.
+    No tuple, though layers unpack it: hooks of DeepSpeed and accelerate make every tuple again, from its members alone.
 
     cos_sin: each [1, 1, 1]. positions: those of the call's tokens. tables: those of each encoding for these positions.
     """

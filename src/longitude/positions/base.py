@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from longitude.errors import UsageError
-from longitude.positions.coordinates import Positions, canonical, explicit, floor_divide, require_positions
+from longitude.positions.coordinates import Positions, canonical, explicit, floor_divide, require_positions, within
 from longitude.positions.linear import FullPrecision
 from longitude.positions.terms import (
     Drift as Drift,
@@ -64,8 +64,7 @@ class Region:
     def holds(self, i: Tensor, j: Tensor) -> Tensor:
         """Whether pairs of positions, broadcast against each other, are in the region."""
         ago = i - j if self.block == 1 else floor_divide(i, self.block) - floor_divide(j, self.block)
-        inside = torch.ones_like(ago, dtype=torch.bool) if self.first is None else ago >= self.first
-        return inside if self.last is None else inside & (ago <= self.last)
+        return within(ago, self.first, self.last)
 
 
 # ---- the contract ----------------------------------------------------------------------------------------------------

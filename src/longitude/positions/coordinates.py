@@ -140,6 +140,12 @@ def require_width(who: str, x: Tensor, dim: int) -> None:
         raise UsageError(who, f"tokens x [B, L, {dim}]", list(x.shape))
 
 
+def within(numbers: Tensor, first: int | None, last: int | None) -> Tensor:
+    """Which numbers [...] are first .. last; None: unbounded."""
+    inside = torch.ones_like(numbers, dtype=torch.bool) if first is None else numbers >= first
+    return inside if last is None else inside & (numbers <= last)
+
+
 # ---- text, images and videos -------------------------------------------------------------------------------------------
 NextText = Literal["max", "extent"]
 

@@ -160,7 +160,8 @@ class Rotary(Encoding):
             theta, factor, _ = self.frequencies(length, device)
             return theta.to(dtype), factor
         options = dtype, self.head_dim, self.base, self.rotary_dim, self.scaling, self.proportion
-        if self._kept is None or self._kept[0] != options:
+        # Loading a pickled module may have moved theta to another device.
+        if self._kept is None or self._kept[0] != options or self._kept[1][0].device != device:
             with torch.inference_mode(False):  # backward cannot save a tensor made in it
                 theta, factor, _ = self.frequencies(None, device)
                 self._kept = options, (theta.to(dtype), factor)

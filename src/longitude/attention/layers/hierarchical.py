@@ -200,7 +200,7 @@ def attend_tokens(
 class Stream(NamedTuple):
     """The tokens that a state kept, then those of a call, before all padding.
 
-    Slots are places in chunks of tokens. Documents are there one after the other, each from the begin of a chunk on.
+    Slots are places in chunks of tokens. Documents are there one after the other, each from the start of a chunk on.
     """
 
     size: int  # tokens of a chunk
@@ -224,7 +224,7 @@ def stream_of(
     window: int,
     size: int,
 ) -> Stream:
-    """tokens: keys, values and places of a call."""
+    """The tokens of a state, if there is one, then those of a call: their keys, values and places."""
     (keys, values, places), held = tokens, 0
     rows = len(keys) if state is not None or reset is not None or real is not None else 1
     before = empty = torch.zeros(rows, 1, dtype=torch.long, device=keys.device)
@@ -379,14 +379,13 @@ def larger_blocks(
     carried: the blocks of the `before` chunks before the first one. begin: chunk 0 of the document of each prefix.
     """
     across = mapped(lambda x: x[:, :, :1], chunks)  # the block with the first chunk in it, which may begin before it
-    needed = []
-    if carried is not None and not bool(
-        (number != before).any()
-    ):  # as for most single tokens: no new chunk is complete
+    # As for most single tokens: no new chunk is complete.
+    if carried is not None and bool((number == before).all()):
         return [
             mapped(lambda x, level=level: x[:, :, level, None].expand(-1, -1, number.shape[1], -1), carried)
             for level in range(levels)
         ]
+    needed = []
     for level in range(levels):
         digit = (before >> level & 1 == 1).view(-1, 1, 1, 1)
         after = ((((before >> level) + 1) << level) - before).clamp(max=chunks.keys.shape[2] - 1)
@@ -450,12 +449,8 @@ def state_after(
             values.new_zeros(batch, heads, 0, values.shape[3], dtype=dtype),
             places.new_zeros(batch, 1, 0, 2),
         )
-    seen, places, ends = (
-        seen.expand(batch, 1)[:, 0],
-        places.expand(batch, -1, -1, -1),
-        blocks.ends.expand(batch, -1, -1, -1),
-    )
-    return State(seen, keys, values, places, blocks.keys, blocks.values, ends)
+    places, ends = (x.expand(batch, -1, -1, -1) for x in (places, blocks.ends))
+    return State(seen.expand(batch, 1)[:, 0], keys, values, places, blocks.keys, blocks.values, ends)
 
 
 def weighted(

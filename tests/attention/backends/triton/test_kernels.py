@@ -153,8 +153,8 @@ def fire_with_ends(rows, keys, *, future=False, **options):
 def test_ends_of_pieces(rows, keys, future):
     """Several in a block, none, and more queries in front of the keys than behind; all gradients."""
     r, wanted = fire_with_ends(rows, keys, future=future, dv=24)
-    inputs = backend.inputs_of(r)
-    assert inputs.rates.unique().numel() >= min(rows, 20) and inputs.curves.shape[2] == 33
+    terms = backend.inputs_of(r).terms
+    assert terms.rates.unique().numel() >= min(rows, 20) and terms.curves.shape[2] == 33
     compare(run, r, wanted, tolerance=3e-5)
 
 

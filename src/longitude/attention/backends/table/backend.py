@@ -323,15 +323,11 @@ class DecodingStep:
         run = band.functions(x.q.dtype)
         assert run is not None
         (batch, heads, _, dim), (shared, keys), width, table = x.q.shape, x.k.shape[1:3], x.v.shape[3], x.terms.table
-        self.shapes, self.dtype = (
-            ((batch, heads, 1, dim), (batch, shared, keys, dim), (batch, shared, keys, width)),
-            x.q.dtype,
-        )
+        self.shapes = (batch, heads, 1, dim), (batch, shared, keys, dim), (batch, shared, keys, width)
+        self.dtype = x.q.dtype
         alone = table is None or (table.shape in ((heads, keys), (1, keys)) and table.dtype == x.wide and table.is_cpu)
         if heads % shared or not alone:
-            band.require(
-                x
-            )  # its message tells what does not fit; each call holds the layer's q, k and v against the shapes
+            band.require(x)  # its message says what does not fit; each call compares q, k and v with the shapes
         threads = torch.get_num_threads() if x.k.numel() > SMALL else 1
         shape, (self.table, step) = band.shape_of(x, threads), band.table_of(table)
         self.space = x.q.new_empty(threads * run.decode_space(shape), dtype=x.wide)

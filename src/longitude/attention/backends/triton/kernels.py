@@ -151,10 +151,11 @@ def _rates(rates, first, i, real, rows, Q: tl.constexpr, ENDS: tl.constexpr):
     """Rates of a block of queries: the greatest and the smallest, at the block's ends, and all of them."""
     if ENDS:
         newest = tl.minimum(first + Q, rows) - 1
-        found = tl.load(rates + first), tl.load(rates + newest), tl.load(rates + i, mask=real, other=1.0)
+        fast, slow = tl.load(rates + first), tl.load(rates + newest)
+        rate = tl.load(rates + i, mask=real, other=1.0)
     else:
-        found = 0.0, 0.0, i
-    return found
+        fast, slow, rate = 0.0, 0.0, i
+    return fast, slow, rate
 
 
 @triton.jit
@@ -184,11 +185,11 @@ def pieces_of(ends, distances, column, nearest, fast, slow, Q: tl.constexpr, K: 
         left, right = column - (K - 1), column + (Q - 1)
         near = tl.load(distances + tl.minimum(tl.maximum(nearest, left), right))
         far = tl.maximum(tl.load(distances + left), tl.load(distances + right))
-        low, high = tl.minimum(near * slow, near * fast), tl.maximum(far * slow, far * fast)
-        found = tl.sum((ends < low).to(tl.int32)), tl.sum((ends < high).to(tl.int32))
+        least, most = tl.minimum(near * slow, near * fast), tl.maximum(far * slow, far * fast)
+        low, high = tl.sum((ends < least).to(tl.int32)), tl.sum((ends < most).to(tl.int32))
     else:
-        found = 0, 0
-    return found
+        low, high = 0, 0
+    return low, high
 
 
 @triton.jit
@@ -229,10 +230,10 @@ def unbend(s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes
         of_t, of_y, piece = tl.zeros_like(of_t), tl.zeros_like(of_y), low
         for m in range(low + 1, high + 1):
             within = (t > tl.load(curve + 2 * pieces + m - 1)) & ((t <= tl.load(curve + 2 * pieces + m)) | (m == high))
-            own = tl.where(within, s, 0.0)
+            part = tl.where(within, s, 0.0)
             of_s = tl.where(within, tl.load(curve + m) * s, of_s)
-            own_t, own_y = tl.sum(own * t, 1), tl.sum(own, 1)
-            of_rate, of_slopes, of_levels = add_piece(m, own_t, own_y, of_rate, of_slopes, of_levels, curve, PIECES)
+            part_t, part_y = tl.sum(part * t, 1), tl.sum(part, 1)
+            of_rate, of_slopes, of_levels = add_piece(m, part_t, part_y, of_rate, of_slopes, of_levels, curve, PIECES)
             s = tl.where(within, 0.0, s)
     of_t += tl.sum(s * t, 1)
     of_y += tl.sum(s, 1)
