@@ -35,11 +35,29 @@ FORMER = {
     "longrope2": "the search of LongRoPE2 is gone; use 'longrope'.",
     "--convert-layout": "conversion of files is gone; lg.positions.convert_layout reorders the rows of a weight.",
     "explore": "the page to explore encodings is gone; use `longitude show`.",
-    "--attention": "pictures of attention weights are gone; use output_attentions=True of transformers.",
+    "show --attention": "pictures of attention weights are gone; use output_attentions=True of transformers.",
     "--executor": "Ray is gone; use --workers, or type the command on each machine with --out on a shared folder.",
     "--gguf": "copies of GGUF files are gone; use the options in serve.md, or llama.cpp's converter.",
-}
-"""Names of what was removed: the sentence that every error for an unknown name has about them."""
+    "show --text": "texts colored by attention are gone; use `longitude measure --text-figure`.",
+    "extend --allow-pickle": "pickled weights are not extended; save them as safetensors, with save_pretrained.",
+    "--split-length": "the split of a text depends on no length; leave it out.",
+    "--no-peers": "other libraries are measured by `make bench` alone; leave it out.",
+    "masked": "studies of encoders are gone; train lg.LongitudeForMaskedLM with the Trainer of transformers.",
+    "copy": "it is gone; use the task 'copy-decoder' in a study, 'passkey' in a measurement.",
+    **dict.fromkeys(
+        ("addition", "addition-hints", "reverse-decoder", "sort-decoder", "modular-sum", "z60", "a5", "s5", "dyck",
+         "induction", "selective-copy"),
+        "the task is an example now; add --plugin examples/tasks.py, a file of the repository.",
+    ),
+    **dict.fromkeys(
+        ("add", "reverse", "sort"), "it is gone; use 'addition', 'reverse-decoder' or 'sort-decoder' of examples/tasks.py.",
+    ),
+    **dict.fromkeys(
+        ("key-value", "nth-request", "graph-parents", "graph-bfs", "label-count", "label-most-common"),
+        "tasks with records are gone; use those of RULER, which `longitude measure --help` lists.",
+    ),
+}  # fmt: skip
+"""What was removed: the sentence that every error for such a name has. An option of one command has the command before it."""
 
 
 class UsageError(ValueError):

@@ -22,7 +22,7 @@ import make_families
 from longitude.check import check, recorder
 from longitude.check.laws.images import Piece, published, text
 from longitude.check.run import laws, subject_of
-from longitude.check.subject import computing_in
+from longitude.check.subject import Unused, computing_in
 from longitude.checkpoints.config import from_hugging_face
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import load
@@ -496,6 +496,19 @@ def test_a_model_is_left_as_it_was():
     after = dict([*model.named_parameters(), *model.named_buffers()])
     for name, tensor in before.items():
         assert tensor.dtype == after[name].dtype and torch.equal(tensor, after[name])
+
+
+def test_what_a_pass_leaves_is_found_and_undone():
+    """A slot that is filled in place, too, which changes neither the list nor its length."""
+    module = torch.nn.Identity()
+    module.slots, module.table, module.seen = [None, None], {"key": None}, {1}
+    unused = Unused(module)
+    assert unused.left() == []
+    module.slots[1], module.table["key"], module.new = torch.ones(2), torch.ones(2), 3
+    module.seen |= {2}
+    assert unused.left() == [f"Identity.{name}" for name in ("new", "seen", "slots", "table")]
+    unused.restore()
+    assert (module.slots, module.table, module.seen) == ([None, None], {"key": None}, {1}) and unused.left() == []
 
 
 def test_lengths():

@@ -77,6 +77,9 @@ def test_broken_files(spoil, words, save, refused) -> None:
         ([*TO, "base", "--base", 500], "below the base"),
         ([*TO, "yarn", "--text", "/nowhere"], "/nowhere"),
         ([*YARN, "--steps", 3], "--fine-tune"),
+        ([*TO, "yarn", "--budget", 3], "--budget"),
+        ([*YARN, "--seed", 3], "--seed"),
+        ([*YARN, "--cost-minutes", 3], "--no-measure"),
         (TUNE, "--steps"),
     ],
 )

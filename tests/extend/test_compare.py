@@ -207,6 +207,7 @@ def test_a_method_that_does_not_fit_is_a_row(checkpoint, longer, compared, text)
         ("llama", [*ALL, "--no-measure"]),
         ("llama", [*ALL, "--dry-run"]),
         ("llama", [*ALL, "--budget", 9]),
+        ("llama", [*ALL, "--seed", 9]),
         ("llama", [*ALL, "--out", "longer"]),
         ("llama", [*ALL, "--text", "/nowhere"]),
         ("llama", [*ALL, "--cost-minutes", 1e-9]),

@@ -28,7 +28,7 @@ from tests.measure.conftest import write
 
 TASKS = ["perplexity", "passkey", "needle-single", "needle-filler"]
 ROUTES = ("/completions", "/chat/completions", "/tokenize", "/detokenize")
-SIZES = ["--lengths", 320, 600, "--device", "cpu"]
+SIZES = ["--lengths", 320, 600]
 
 
 class Model:
@@ -150,6 +150,7 @@ def measured(command, text, tmp_path):
         given += ["--text", text, "--documents", 2] if "perplexity" in tasks else []
         given += ["--trials", 2] if {*tasks} != {"perplexity"} else []
         given += ["--depths", 0.5] if "passkey" in tasks else []
+        given += [] if "--endpoint" in arguments else ["--device", "cpu"]
         code, printed, error = command("measure", *arguments, *given)
         return code, json.loads(printed) if printed else None, error.strip().rpartition("\n")[2]
 
@@ -350,6 +351,7 @@ def test_a_message_holds_the_start_of_the_answer() -> None:
         ["{folder}", "--endpoint", "{url}", "--model", "m"],
         ["{folder}", "--model", "m"],
         ["--endpoint", "{url}", "--model", "m", "--dtype", "float32"],
+        ["--endpoint", "{url}", "--model", "m", "--chunk", 8],
         ["--endpoint", "{url}", "--model", "m", "--plan"],
         ["--endpoint", "{url}", "--model", "m", "--thinking", 9, "--no-chat"],
         ["--endpoint", "{url}", "--model", "m", "--bos", "never"],

@@ -68,6 +68,7 @@ def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, c
             for name, value in (("documents", 3), ("tokens", 99), ("methods", ("sliding",)))
         ),
         *(({name: value}, [f"--{name}", "perplexity"]) for name, value in (("depths", (0.3,)), ("trials", 3))),
+        ({"chat": False}, ["--no-chat", "perplexity"]),
         ({"depths": (0.3,), "tasks": ("common-words",)}, ["--depths", "passkey", "common-words"]),
         ({"lengths": (33, 48), "tasks": ("passkey",)}, ["passkey", "33"]),
     ],

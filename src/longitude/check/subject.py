@@ -49,6 +49,12 @@ PLAIN = {*vars(nn.Module()), "config"}
 """Attributes of a module that are no state of its own."""
 
 
+def held_by(container: dict | list | set) -> list[int]:
+    """The objects in a container by identity: a slot of it may be filled without a change of its length."""
+    ids = [id(entry) for entry in ([*container, *container.values()] if isinstance(container, dict) else container)]
+    return sorted(ids) if isinstance(container, set) else ids
+
+
 class Unused:
     """Attributes of a model's modules before its first pass, besides weights, to find and undo what passes change."""
 
@@ -70,7 +76,7 @@ class Unused:
             now = self.state_of(module)
             for name in sorted(before.keys() | now.keys()):
                 (was, content), (value, _) = before.get(name, (PLAIN, None)), now.get(name, (PLAIN, None))
-                if value is not was or (type(was) in (dict, list, set) and len(was) != len(content)):
+                if value is not was or (type(was) in (dict, list, set) and held_by(was) != held_by(content)):
                     yield module, name
             yield from ((module, name) for name in sorted(module._buffers.keys() - buffers))
 

@@ -28,7 +28,7 @@ import tyro
 
 from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
-from longitude.errors import MissingPackage, UnsupportedVersion, Within, require_torch, unknown
+from longitude.errors import FORMER, MissingPackage, UnsupportedVersion, Within, require_torch, unknown
 from longitude.runs.terminal import Cleaned
 
 PLUGIN = Parameter(
@@ -132,7 +132,10 @@ def _require_known(arguments: list[str]) -> None:
     for argument in arguments[1:]:
         name = argument.partition("=")[0].replace("_", "-")
         if argument.startswith("--") and name not in valid:
-            raise unknown("option", argument, valid, f"`longitude {verb} --help` shows them.")
+            of_verb = f"{verb} {name}"
+            raise unknown(
+                "option", of_verb if of_verb in FORMER else argument, valid, f"`longitude {verb} --help` shows them."
+            )
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -167,7 +170,7 @@ def _dispatch(arguments: list[str]) -> int:
             ):
                 print(f"examples:\n{examples}")
             return DONE
-        raise ValueError(_one_line(box.getvalue())) from None
+        raise ValueError(_one_line(box.getvalue(), arguments[0])) from None
     return run()
 
 
@@ -249,8 +252,8 @@ def _arguments(verb: Callable[..., int], named: Mapping[str, Any]) -> dict[str, 
     return flat
 
 
-def _one_line(box: str) -> str:
-    """The first message in a box of tyro's, without the help that follows."""
+def _one_line(box: str, verb: str) -> str:
+    """The first message in a box of tyro's, without the help that follows; for a choice that was removed, what to use."""
     lines = [re.sub(r"[╭╮╰╯│]", " ", line).strip() for line in box.splitlines()[1:]]
     first: list[str] = []
     for line in lines:
@@ -258,4 +261,8 @@ def _one_line(box: str) -> str:
             first.append(line)
         elif first:
             break
-    return " ".join(" ".join(first).split()) + "; see longitude --help"
+    message = " ".join(" ".join(first).split())
+    if (choice := re.search(r"invalid choice '(.+?)' for argument '(.+?)'", message)) and choice[1] in FORMER:
+        raise unknown(f"value of {choice[2]}", choice[1], (), "")
+    message = message.replace("Unrecognized options:", f"`longitude {verb}` takes no further argument, got")
+    return f"{message}; see longitude {verb} --help"

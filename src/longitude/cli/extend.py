@@ -81,8 +81,12 @@ class ExtendOptions:
             raise ValueError("expected --to, the length in tokens, and --method; got neither --to nor --fine-tune")
         if self.to is not None and self.method is None:
             raise ValueError("expected --method with --to, got none; `longitude extend --help` lists the methods")
+        searches = self.method not in (None, ALL) and _method(str(self.method)).searched
+        self._require("a method that searches, such as longrope", searches or None, ("budget",))
+        self._require("--fine-tune or a method that searches", searches or self.fine_tune or None, ("seed",))
+        self._require("a measured cost, without --no-measure", not self.no_measure or None, ("text", "cost_minutes"))
         if self.method == ALL:
-            refused = ("fine_tune", "base", "no_measure", "budget", "dry_run")
+            refused = ("fine_tune", "base", "no_measure", "dry_run")
             for name in (name for name in refused if getattr(self, name) != getattr(type(self), name)):
                 refused_option = f"--{name.replace('_', '-')}"
                 raise UsageError("--method all", "no option but those of measuring", refused_option, COMPARES)
@@ -97,6 +101,12 @@ class ExtendOptions:
         for name in names:
             if value is None and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"--{name.replace('_', '-')} needs {what}, got none")
+
+
+def _method(name: str) -> Any:
+    from longitude.positions.scaling.base import method_of  # it loads torch
+
+    return method_of(name)
 
 
 GROUPS = {

@@ -33,8 +33,13 @@ def report(
     from longitude.measure.run import is_measured, read_results
 
     if run.is_dir() and is_measured(run):
-        if csv or markdown or latex:
-            raise UsageError("--csv, --markdown and --latex", "a study", f"measurements in {run}", "--json prints rows")
+        if csv or markdown or latex or comparisons:
+            raise UsageError(
+                "--csv, --markdown, --latex and --comparisons",
+                "a study",
+                f"measurements in {run}",
+                "--json prints rows",
+            )
         from longitude.cli import measure
 
         measure.show(read_results(run), json)

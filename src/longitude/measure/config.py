@@ -23,7 +23,7 @@ Task = Literal[
 ]  # fmt: skip
 OF_PERPLEXITY = ("text", "documents", "tokens", "methods", "stride", "targets", "text_figure")
 """Options that only perplexity uses."""
-OF_QUESTIONS = ("trials", "depths", "thinking")
+OF_QUESTIONS = ("trials", "depths", "thinking", "chat")
 """Options that only tasks of retrieval use."""
 PERPLEXITY, ONE_TEXT = "perplexity", "one-text"
 """The task of losses, and the unit of the text that is colored by them."""
@@ -102,7 +102,8 @@ def require_consistent(config: MeasureConfig) -> None:
     if config.tokens is not None and config.tokens < config.lengths[-1]:
         raise UsageError("--tokens", f"{config.lengths[-1]} or more, the longest of --lengths", config.tokens)
     served = ("model", "tokenizer", "concurrency", "thinking")
-    for name in served if config.endpoint is None else ("dtype", "allow_pickle"):
+    local = ("dtype", "device", "batch", "chunk", "allow_pickle")
+    for name in served if config.endpoint is None else local:
         if (value := getattr(config, name)) != getattr(MeasureConfig, name):
             needed = "a checkpoint, without --endpoint" if config.endpoint else "--endpoint, a server"
             raise UsageError(f"--{name.replace('_', '-')}", f"this option only with {needed}", value, "leave it out")
@@ -124,7 +125,8 @@ def require_read(config: MeasureConfig) -> None:
         unread |= dict.fromkeys(OF_QUESTIONS, "a task with questions among --tasks, such as passkey")
     for name, expected in unread.items():
         if getattr(config, name) != getattr(MeasureConfig, name):
-            raise UsageError(f"--{name.replace('_', '-')}", expected, listed(config.tasks), "add it, or leave this out")
+            option = f"--{'no-' * (name == 'chat')}{name.replace('_', '-')}"
+            raise UsageError(option, expected, listed(config.tasks), "add it, or leave this out")
 
 
 def check_ascending(name: str, values: Sequence[float], low: float, high: float = math.inf) -> None:
