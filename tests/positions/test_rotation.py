@@ -178,6 +178,31 @@ def test_tables_of_another_length_are_refused(layout: str) -> None:
             rope.queries_and_keys(*pair, table)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_batches_and_no_heads(route: str, layout: str) -> None:
+    """Of queries than of keys: each is rotated as alone, and C reads neither beyond its end."""
+    rope = lg.Rotary(8, layout)
+    table = rope.prepare(torch.arange(5))
+    for q_batch, k_batch in ((64, 1), (1, 3)):
+        q, k = torch.randn(q_batch, 2, 5, 8), torch.randn(k_batch, 1, 5, 8)
+        for rotated, x in zip(rope.queries_and_keys(q, k, table), (q, k), strict=True):
+            close(rotated, rotate_by_formula(x, table, layout), 1e-6)
+    for none in (torch.randn(2, 0, 5, 8), torch.randn(2, 5, 0, 8).transpose(1, 2)):
+        assert rope.queries_and_keys(none, none, table)[0].shape == (2, 0, 5, 8)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tables_that_broadcast(route: str, layout: str) -> None:
+    """One position for all tokens, rows for a single one: the formula's, whatever the shapes."""
+    x, positions = torch.randn(2, 2, 5, 4, dtype=torch.float64), torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
+    single, rows = (lg.Rotary(4, layout).prepare(p, dtype=torch.float64) for p in (torch.tensor([3]), positions))
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        y = x.to(dtype)
+        close(apply_rotary(y, single.to(dtype), layout).double(), textbook(x, torch.full((5,), 3), layout, 4), tolerance)
+        wanted = textbook(x[:1].expand(2, -1, -1, -1), positions, layout, 4)
+        close(apply_rotary(y[:1], rows.to(dtype), layout).double(), wanted, tolerance)
+
+
 def test_a_subclass_keeps_its_own_rotation() -> None:
     class Keyless(lg.Rotary):
         def keys(self, k: torch.Tensor, prepared: RotaryTable) -> torch.Tensor:
