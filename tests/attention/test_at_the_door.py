@@ -108,3 +108,20 @@ def test_documents_that_come_back_are_not_contiguous(ids):
     with refused("contiguous=True"):
         lg.Documents(torch.tensor(ids), contiguous=True)
     lg.Documents(torch.tensor([[5, 5, 1], [2, 3, 4]]), contiguous=True)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(9, 8, dtype=torch.bool),
+        torch.ones(2, 4, 9, 9, dtype=torch.bool),
+        torch.ones(3, 1, 9, 9, dtype=torch.bool),
+        torch.ones(9, 9, dtype=torch.long),
+        random(9, 9),
+    ],
+    ids=["keys", "heads", "batch", "numbers", "biases"],
+)
+def test_refused_tensors(mask):
+    """Nothing is read by a part of its shape, nor are numbers taken for truth."""
+    with refused("mask", str([*mask.shape])):
+        lg.attend(*heads(9), mask=mask)

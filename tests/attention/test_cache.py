@@ -241,3 +241,14 @@ def test_a_buffer_made_in_inference_mode_is_left_there(grown):
         k, _ = cache.update(*kv(1, seed=2))
         cache.update(*kv(1, seed=3))
     assert torch.equal(k, torch.cat([kv(n, seed)[0] for seed, n in enumerate([3, 1, 1])], 2))
+
+
+@torch.no_grad()
+def test_other_dtypes_and_batches_are_not_squeezed_in(grown):
+    cache, rows = LongitudeCacheLayer(), LongitudeCacheLayer()
+    cache.update(*kv(3, dtype=torch.float32))
+    k, _ = cache.update(*kv(1, seed=1))
+    assert k.dtype == torch.float64 and torch.equal(k[:, :, 3:], kv(1, seed=1)[0])
+    rows.update(*kv(3, batch=2))
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        rows.update(*kv(1))

@@ -20,7 +20,7 @@ from longitude.recurrent import (
     selective_scan,
     ssd,
 )
-from tests.support import random
+from tests.support import random, refused
 
 EXACT = torch.float64
 BATCH, HEADS, KEYS, VALUES = 2, 4, 6, 5
@@ -214,6 +214,24 @@ def test_strong_decays_in_float32(case, strength, mode):
     for given, exact in zip(everything(function, single, mode=mode), wanted, strict=True):
         assert torch.isfinite(given).all()
         torch.testing.assert_close(given.to(EXACT), exact, rtol=1e-4, atol=1e-4 * float(exact.detach().abs().max()))
+
+
+def test_bad_input(case):
+    """Flags of another length, states of another call, tokens that are no floats: none is broadcast, or read as it is."""
+    function, inputs, axes = case(7, 1.0)
+    tokens = next(n for n, axis in enumerate(axes) if axis is not None)
+    wrong = [(*inputs[:tokens], x, *inputs[tokens + 1 :]) for x in (inputs[tokens][0], inputs[tokens].long())]
+    options = (
+        {"chunk_size": 0},
+        {"mode": "chunk"},
+        {"state": torch.zeros(3, 3)},
+        {"reset": torch.zeros(1, 7, dtype=torch.bool)},
+        {"reset": torch.zeros(BATCH, 1, dtype=torch.bool)},
+        {"valid": torch.ones(BATCH, 7, dtype=torch.long)},
+    )
+    for arguments, named in (*((x, {}) for x in wrong), *((inputs, x) for x in options)):
+        with refused(function.__name__):
+            function(*arguments, **named)
 
 
 @pytest.mark.parametrize("name", ["mamba", "s4d", "rwkv4"])
