@@ -198,7 +198,9 @@ def test_tables_that_broadcast(route: str, layout: str) -> None:
     single, rows = (lg.Rotary(4, layout).prepare(p, dtype=torch.float64) for p in (torch.tensor([3]), positions))
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         y = x.to(dtype)
-        close(apply_rotary(y, single.to(dtype), layout).double(), textbook(x, torch.full((5,), 3), layout, 4), tolerance)
+        close(
+            apply_rotary(y, single.to(dtype), layout).double(), textbook(x, torch.full((5,), 3), layout, 4), tolerance
+        )
         wanted = textbook(x[:1].expand(2, -1, -1, -1), positions, layout, 4)
         close(apply_rotary(y[:1], rows.to(dtype), layout).double(), wanted, tolerance)
 
