@@ -1,9 +1,9 @@
 """A real checkpoint, whole: check, perplexity by position under every method, retrieval with its answers, some steps of training.
 
-    python examples/real_checkpoint.py SmolLM2-135M-Instruct.Q4_1.gguf notes/ --to 16384 --out real.json
+    python examples/real_checkpoint.py smollm2 notes/ --to 16384 --out real.json
 
 Each step is one command of `longitude`, which is printed with the time that it took: type the same ones for your model. MODEL is
-a GGUF file, a folder or a name on the hub. The same call continues after a kill: steps whose results are in --runs are not run
+a folder or a name on the hub. The same call continues after a kill: steps whose results are in --runs are not run
 again. With two cores, 135 million parameters and 16,384 tokens that is half an hour of a processor; `--to 4096` is shorter.
 """
 

@@ -312,3 +312,24 @@ def test_the_command(checkpoint, tmp_path, command):
     wrong_use = ((checkpoint, "--against", right, "--length", 20), ("alibi", "--against", right))
     for arguments in (*wrong_use, (checkpoint, "--against", tmp_path)):
         assert command("check", *arguments)[0] == 2
+
+
+def text_of(content: bytes) -> bytes:
+    return len(content).to_bytes(8, "little") + content
+
+
+@pytest.mark.parametrize(
+    "key",
+    [b"".join((bytes([9, 0, 0, 0, kind, 0, 0, 0]), (2**40).to_bytes(8, "little"))) for kind in (0, 4, 8, 9, 12)]
+    + [bytes([8, 0, 0, 0]) + (2**62).to_bytes(8, "little"), bytes([99, 0, 0, 0])]
+    + [bytes([9, 0, 0, 0]) + (bytes([9, 0, 0, 0, 1]) + bytes(7)) * 9000],
+)
+def test_sizes_in_a_file_are_not_believed(key, tmp_path) -> None:
+    """A list of 2^40 values in a file of 60 bytes would be read one by one, until the memory ends."""
+    header = b"GGUF" + (3).to_bytes(4, "little") + (0).to_bytes(8, "little") + (1).to_bytes(8, "little")
+    (file := tmp_path / "a.gguf").write_bytes(header + text_of(b"general.architecture") + key)
+    with pytest.raises(ValueError, match=r"a\.gguf: no GGUF file"):
+        GGUF(file)
+    file.write_bytes(header[:8] + (2**40).to_bytes(8, "little") + bytes(8))
+    with pytest.raises(ValueError, match="tensors"):
+        GGUF(file)

@@ -372,7 +372,9 @@ def local_folder(path: str) -> Path | None:
         require_own_files(folder)
         return folder
     if folder.exists():
-        made = "; longitude.check.unpack.unpack writes one of a GGUF file" if folder.suffix == ".gguf" else ""
+        made = "; make one of it with from_pretrained(..., gguf_file=...) and save_pretrained" * (
+            folder.suffix == ".gguf"
+        )
         raise ValueError(f"{path} is a file; expected the folder of a checkpoint, with config.json{made}")
     if not path or path[0] in "./~" or path.count("/") > 1 or "\\" in path or ("/" in path and folder.parent.is_dir()):
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, UNTRIED, checkpoint_of, keep_threads_from_spinning, print_json
+from longitude.cli.shared import DONE, FAILURES, UNTRIED, keep_threads_from_spinning, print_json
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
 COLORS = ("green", "bold red", "dim", "yellow")
@@ -72,7 +72,7 @@ def check(
     Exit code: 0 every test ran and passed, 1 a test failed, 2 wrong use, 3 something could not be judged.
 
     Args:
-        model_or_part: A folder, .gguf file or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
+        model_or_part: A folder or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
             ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
         options: How.
         json: Print JSON instead of the table.
@@ -80,7 +80,6 @@ def check(
     keep_threads_from_spinning()
     from longitude.runs.progress import Progress
 
-    model_or_part = checkpoint_of(model_or_part)
     target = part_of(model_or_part)
     if target is not None:
         options.refuse(
@@ -122,7 +121,7 @@ def check_model(model: str, options: CheckOptions, progress: Any) -> tuple[dict[
         how: dict[str, Any] = {name: getattr(options, name) for name in ("dtype", "device", "allow_pickle")}
         return load(name, tokenizer=False, images=True, **how)
 
-    reference = None if options.reference is None else checkpoint_of(options.reference)
+    reference = options.reference
     laws, inputs = options.laws, {"length": options.length, "seed": options.seed}
     if options.quick:
         options.refuse("is for weights, and --quick reads none", "reference", "dtype", "allow_pickle")

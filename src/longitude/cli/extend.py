@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from longitude.cli.shared import DONE, checkpoint_of, print_json
+from longitude.cli.shared import DONE, print_json
 from longitude.errors import UsageError, Within, check_bounds
 
 TARGET = ("to", "method", "factor", "base", "original")
@@ -128,7 +128,7 @@ def extend(
     """Write a checkpoint for longer texts; show changes and the cost on short ones.
 
     Args:
-        model: Folder of a Hugging Face checkpoint, a .gguf file, or a name on the hub.
+        model: Folder of a Hugging Face checkpoint, or a name on the hub.
         config: How.
         out: Folder of the new checkpoint; it must not exist. By default one in runs/extend, named after the model, the
             method and the length.
@@ -139,7 +139,6 @@ def extend(
         raise ValueError("expected MODEL, the folder of a checkpoint or a name on the hub, got an empty one")
     if config.method == ALL and out is not None:
         raise UsageError("--method all", "no --out", f"--out {out}", COMPARES)
-    model = checkpoint_of(model)
     if config.method == ALL:
         return _compare(model, config, json)
     if config.plan:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, checkpoint_of, print_json
+from longitude.cli.shared import DONE, FAILURES, print_json
 from longitude.errors import UsageError
 from longitude.measure.config import MeasureConfig
 
@@ -33,7 +33,7 @@ def measure(
     The same command continues where it stopped; nothing is measured twice.
 
     Args:
-        models: Folders of Hugging Face causal models, .gguf files, or names on the hub; none with --endpoint.
+        models: Folders of Hugging Face causal models, or names on the hub; none with --endpoint.
         config: What to measure.
         out: Directory of the run. It may have the measurements of many questions; its report is of the last one.
         fresh: Measure again what this question needs.
@@ -42,7 +42,6 @@ def measure(
     """
     from longitude.runs.progress import Progress
 
-    models = tuple(map(checkpoint_of, models))
     if plan and config.endpoint is not None:
         raise UsageError("--plan", "checkpoints, whose cost is known", "--endpoint", "leave one of them out")
     if plan:

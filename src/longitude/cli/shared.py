@@ -49,15 +49,6 @@ def _in_plain_signs(error: UnicodeError) -> tuple[str, int]:
     return "".join(PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 
 
-def checkpoint_of(name: str) -> str:
-    """The folder of a checkpoint: that of a GGUF file is made by its first command. Other names stay as they are."""
-    if not name.lower().endswith(".gguf"):
-        return name
-    from longitude.check.unpack import unpacked
-
-    return unpacked(name, lambda sentence: print(f"longitude: {sentence}", file=sys.stderr, flush=True))
-
-
 @contextmanager
 def waiting(message: str) -> Iterator[None]:
     """Shows what is being loaded or read, on a terminal."""

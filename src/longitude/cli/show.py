@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, checkpoint_of, print_json
+from longitude.cli.shared import DONE, print_json
 from longitude.errors import UsageError
 
 SUFFIXES = (".svg", ".html", ".png")
@@ -35,8 +35,8 @@ def show(
     """Draw what an encoding, mixer, study, checkpoint or config does with position.
 
     Args:
-        name: Model specs (alibi, rope:base=500000, alibi+window:size=64), folders of studies, checkpoints, config.json and
-            .gguf files. Several are drawn side by side.
+        name: Model specs (alibi, rope:base=500000, alibi+window:size=64), folders of studies, checkpoints, and
+            config.json. Several are drawn side by side.
         encoding: Draw only these trained models of a study; all by default.
         clocks: Draw a dial for each rotary pair: angles seen in training, and new ones at a longer length.
         log: Draw distances on a logarithmic axis.
@@ -52,7 +52,6 @@ def show(
         raise ValueError("expected a name: longitude show alibi; `longitude list` lists them")
     if out is not None:
         _require_place(out)
-    name = tuple(map(checkpoint_of, name))
     from longitude.show.subjects import subjects
 
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
