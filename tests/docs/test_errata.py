@@ -8,6 +8,7 @@ from torch import Tensor
 
 import longitude as lg
 from longitude.models.blocks import MLP
+from longitude.positions.rotation import Angles
 from longitude.positions.scaling import YaRN
 from tests.support import close, random as numbers
 
@@ -31,14 +32,13 @@ def test_values_are_not_rotated() -> None:
 def test_slow_pairs_of_fope_count_twice() -> None:
     """Cos and sin of 1 are sqrt 2 times a rotation by 45 degrees; with cos 1 and sin 0, frequency zero, the score is q.k."""
     q, k = numbers(2, 1, 1, 1, 8)
-    options = {"head_dim": 8, "num_heads": 1, "layout": "half", "max_length": 7, "deviation": 0.0}  # one pair turns
-    scores = {}
-    for zero in ("paper", "code"):
-        fope = lg.encoding("fope", **options, zero=zero)
-        scores[zero] = (fope.rotate(q, 0) * fope.rotate(k, 0)).sum()
+    fope = lg.encoding("fope", head_dim=8, num_heads=1, layout="half", max_length=7, deviation=0.0)  # one pair turns
+    cos, sin = fope.prepare(torch.tensor([0]), dtype=torch.float64)
+    padded = torch.cat([sin[..., :1], torch.ones_like(sin[..., 1:])], -1)
+    ours, code = ((fope.queries(q, t) * fope.keys(k, t)).sum() for t in (Angles(cos, sin), Angles(cos, padded)))
     turning = (q * k)[..., [0, 4]].sum()  # at position 0 all the same
-    near(scores["paper"], (q * k).sum())
-    near(scores["code"], turning + 2 * ((q * k).sum() - turning))
+    near(ours, (q * k).sum())
+    near(code, turning + 2 * ((q * k).sum() - turning))
 
 
 def test_rotation_blocks_absorption() -> None:

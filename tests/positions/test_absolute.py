@@ -84,27 +84,22 @@ def read(encoding: lg.Learned, *positions: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("row_offset", [0, 2])
-@pytest.mark.parametrize(
-    ("align", "want"), [("end", [0, 6, 12, 18, 24, 30]), ("start", [0, 20 / 3, 40 / 3, 20, 80 / 3, 30])]
-)
-def test_interpolated_rows(align: str, want: list[float], row_offset: int) -> None:
-    encoding = columns(0, 10, 20, 30, beyond="interpolate", length=6, align=align, row_offset=row_offset)
+def test_interpolated_rows(row_offset: int) -> None:
+    encoding = columns(0, 10, 20, 30, beyond="interpolate", length=6, row_offset=row_offset)
     assert encoding.max_length == 6 and encoding.table.shape == (4 + row_offset, 1)
-    close(read(encoding, *range(6)), float64(*want))
-    close(read(encoding, 5, 1, 1), float64(30.0, want[1], want[1]))
+    close(read(encoding, *range(6)), float64(0, 6, 12, 18, 24, 30))
+    close(read(encoding, 5, 1, 1), float64(30, 6, 6))
     with refused("Learned", "0", "5", "6"):
         read(encoding, *range(7))
 
 
-def test_interpolated_from_the_end_by_default() -> None:
-    assert read(columns(0, 10, beyond="interpolate", length=3), 0, 1, 2).tolist() == [0, 5, 10]
+def test_a_table_of_one_row_is_that_row_everywhere() -> None:
     assert read(columns(7, beyond="interpolate", length=3), 0, 1, 2).tolist() == [7, 7, 7]
 
 
-@pytest.mark.parametrize("align", ["end", "start"])
-def test_interpolation_is_exact_for_whole_rows_and_a_long_table(align: str) -> None:
+def test_interpolation_is_exact_for_whole_rows_and_a_long_table() -> None:
     """Rows that are read whole are the table's very numbers, where p (M-1)/(L-1) in floating point may fall short."""
-    encoding = lg.Learned(4096, 3, beyond="interpolate", length=8191 if align == "end" else 8192, align=align)
+    encoding = lg.Learned(4096, 3, beyond="interpolate", length=8191)
     assert torch.equal(encoding.embed(torch.zeros(1, 4096, 3), torch.arange(0, 8191, 2))[0], encoding.table)
 
 
@@ -114,9 +109,8 @@ def test_interpolation_of_far_int32_positions_does_not_overflow() -> None:
     assert torch.equal(encoding.codes(torch.tensor([131_072], dtype=torch.int32)), encoding.table[-1:])
 
 
-@pytest.mark.parametrize("align", ["end", "start"])
-def test_interpolated_gradients(align: str) -> None:
-    encoding = lg.Learned(4, 3, row_offset=1, beyond="interpolate", length=9, align=align).double()
+def test_interpolated_gradients() -> None:
+    encoding = lg.Learned(4, 3, row_offset=1, beyond="interpolate", length=9).double()
     x, positions = torch.randn(2, 9, 3, dtype=torch.float64), torch.arange(9)
     assert torch.autograd.gradcheck(lambda table: encoding.embed(x, positions), [encoding.table])  # moves it in place
 
@@ -136,29 +130,6 @@ def test_clamped() -> None:
         read(encoding, 4, -1)
 
 
-def test_truncated() -> None:
-    encoding, x = columns(1, 2, 3, beyond="truncate"), torch.randn(2, 5, 1, dtype=torch.float64)
-    want = x[:, :3] + torch.tensor([[1], [2], [3]])
-    for positions in (torch.arange(5), torch.arange(5).expand(2, 5)):
-        close(encoding.embed(x, positions), want)
-    close(encoding.embed(x[:, :2], torch.arange(2)), want[:, :2])
-    with refused("Learned", "0", "2", "3"):
-        encoding.embed(x[:, :2], torch.arange(2, 4))
-
-
-INTERPOLATED = {"max_length": 2, "beyond": "interpolate", "length": 3}
-
-
-@pytest.mark.parametrize("options", [{"max_length": 3}, {"max_length": 3, "beyond": "truncate"}, INTERPOLATED])
-def test_truncate_cuts_what_belongs_to_the_tokens(options: dict) -> None:
-    encoding, ids, vectors = lg.Learned(dim=2, **options), torch.arange(10).view(2, 5), torch.randn(2, 5, 4)
-    for side, kept in (("first", slice(0, 3)), ("last", slice(2, 5))):
-        cut = encoding.truncate(ids, vectors, side=side)
-        assert torch.equal(cut[0], ids[:, kept]) and torch.equal(cut[1], vectors[:, kept])
-        assert torch.equal(encoding.truncate(ids[:, :2], side=side)[0], ids[:, :2])
-    assert torch.equal(encoding.truncate(ids)[0], ids[:, :3])
-
-
 X, AT = torch.zeros(1, 2, 4), torch.tensor
 test_wrong_options = refused_calls(
     [
@@ -167,13 +138,8 @@ test_wrong_options = refused_calls(
         (lambda: lg.Sinusoidal(4).embed(X, AT([5])), "Sinusoidal", "[2]", "[1, 2]", "[1]"),
         (lambda: lg.Learned(8, 4, length=9), "beyond='interpolate'", "length=9"),
         (lambda: lg.Learned(8, 4, beyond="clamp", length=9), "beyond='clamp'"),
-        (lambda: lg.Learned(8, 4, beyond="truncate", align="start"), "align='start'", "beyond='truncate'"),
         (lambda: lg.Learned(8, 4, beyond="interpolate"), "Learned", "None"),
         (lambda: lg.Learned(8, 4, beyond="interpolate", length=8), "max_length=8"),
         (lambda: lg.Learned(8, 4).embed(X, AT([7, 8])), "Learned", "0", "7", "8"),
-        (lambda: lg.Learned(8, 4).truncate(X, side="left"), "'first'", "'last'", "'left'"),
-        (lambda: lg.Learned(8, 4).truncate(X, X[:, 1:]), "[1, 2, 4]", "[1, 1, 4]"),
-        (lambda: lg.Learned(8, 4).truncate(X[0, 0]), "[B, L, ...]", "[4]"),
-        (lambda: lg.Learned(8, 4, beyond="clamp").truncate(X), "beyond='clamp'"),
     ]
 )

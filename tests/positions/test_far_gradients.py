@@ -15,7 +15,6 @@ from tests.support import close
 
 FREQUENCIES: dict[str, Example] = {
     "rope": testing.example("rope", learned_frequencies=True, layout="half"),
-    "axial_rope": testing.example("axial_rope", learned_frequencies=True),
     "axial_rope mixed": testing.example("axial_rope", mixed=True),
 }
 OTHERS = {name: testing.example(name) for name in lg.list_encodings() if testing.example(name)().learned}

@@ -217,7 +217,6 @@ def test_written_forms() -> None:
         *[rope for rope in ROPES if rope.scaling is not None or rope.proportion != 1],
         RopeConfig(1e4, NTKByParts(4.0, 2048, 16, 2)),
         RopeConfig(1e4, NTKByParts(4.0, 2048, truncate=False), 0.5),
-        RopeConfig(1e4, NTKByParts(4.0, 2048, 8, 2, ramp="rotations")),
         RopeConfig(1e4, NTK(4.0)),
         RopeConfig(1e4, NTK(4.0), 0.5),
         RopeConfig(1e4, BaseChange(5e5), 0.5),
@@ -306,7 +305,6 @@ test_wrong_configs = refused_calls(
         (write(RopeConfig(1e4), style="old"), "'rope_parameters'", "'rope_scaling'", "'old'"),
         (write({"a": RopeConfig(1e4)}, style="rope_scaling"), "'rope_parameters'"),
         (write(RopeConfig(1e4, NTK(2.0))), "NTK", "head_dim"),
-        (write(RopeConfig(1e4, YaRN(2.0, 9, ramp="rotations"))), "rope_type"),
         (write(RopeConfig(1e4, NTK(2.0), proportion=0.5)), "RoPE"),
         (write(RopeConfig(1e4, None, 0.5, 0.5)), "RoPE"),
         (

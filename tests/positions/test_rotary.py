@@ -337,19 +337,9 @@ def test_alpha_of_zero_changes_nothing_and_multiplies_what_is_scaled(scaling):
     assert learned.learned and not learned.shared and plain.shared and not plain.state_dict()
 
 
-def test_learned_frequencies_of_axes_are_separate():
-    grid = lg.AxialRotary(16, "half", learned_frequencies=True)
-    with torch.no_grad():
-        grid.alpha[4:] = math.log(2.0)  # of the second axis
-    once, twice = grid.prepare(torch.tensor([[3, 0], [0, 3]])).cos.double(), lg.AxialRotary(16, "half")
-    close(once, twice.prepare(torch.tensor([[3, 0], [0, 6]])).cos.double(), 1e-6)
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-def test_gradients_of_frequencies_count_from_the_middle_of_a_grid(mixed):
+def test_gradients_of_frequencies_count_from_the_middle_of_a_grid():
     """They are those of the angles p theta, whatever the center: scores depend on offsets alone."""
-    heads = {"mixed": True, "num_kv_heads": 2} if mixed else {"learned_frequencies": True}
-    grid = lg.AxialRotary(16, "half", axes=2, **heads).double()
+    grid = lg.AxialRotary(16, "half", mixed=True, num_kv_heads=2).double()
     places = torch.tensor([[0, 0], [0, 9], [2, 0], [7, 3], [5, 5]])[None] + 100
     q, k = random(1, 2, 5, 16), random(1, 2, 5, 16, seed=1)
     (learned,) = grid.parameters()
@@ -399,7 +389,7 @@ def test_mixed_frequencies_start_as_those_of_the_axes_turned() -> None:
 
 
 def test_mixed_options_that_do_not_go_together() -> None:
-    for options in ({"axes": 4}, {"learned_frequencies": True}, {"kv_heads": None}):
+    for options in ({"axes": 4}, {"kv_heads": None}):
         with refused(what="axial_rope"):
             mixed(**options)
     with refused(what="axial_rope", got="[1, 3, 5, 16]"):

@@ -23,7 +23,6 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     elif compiled(torch.float32) is None:
         pytest.skip("no C compiler here")
     monkeypatch.setattr(rotation, "WORTH_THREADS", 0)
-    monkeypatch.setattr(rotation, "IN_CACHE", 64)
     return request.param
 
 
@@ -124,8 +123,7 @@ def test_gradients_of_every_order(layout: str) -> None:
 def test_compiled_equals_the_formula_to_the_bit(layout: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grouped heads in one call, a part of the head that rests, blocks that end early, one thread and several."""
     monkeypatch.setattr(rotation, "WORTH_THREADS", threads)
-    for name in ("rotate_neighbours", "rotate_halves"):
-        monkeypatch.setattr(rotation, name, None)
+    monkeypatch.setattr(rotation, "one_by_one", None)
     for length, width in ((1, 24), (37, 30), (300, 24)):
         rope = lg.Rotary(width, layout, rotary_dim=24)
         table = rope.prepare(torch.randint(0, 9999, (3, length)))

@@ -81,7 +81,10 @@ ROPES = {
     **{f"proportion {share}": ({"proportion": share}, {}) for share in (0.0, 0.5, 1.0)},
     "yarn": ({"scaling": S.YaRN(4.0, 64, beta_fast=4)}, {"scheme": loops.yarn, "numbers": (4.0, 64, 4, 1)}),
     "dynamic": ({"scaling": S.DynamicNTK(4.0, 8, follow="row")}, BY_ROW),
-    "dynamic by 3": ({"scaling": S.DynamicNTK(4.0, 8, follow="row", step=3)}, BY_ROW | {"step": 3}),
+    "dynamic by 2": (
+        {"scaling": S.DynamicNTK(4.0, 32, follow="row")},
+        BY_ROW | {"trained": 32, "numbers": (4.0, 32), "step": 2},
+    ),
     "declared": ({"scaling": S.DynamicNTK(4.0, 8, max_length=24, follow="declared")}, BY_ROW | {"follow": 24}),
     "sequence": ({"scaling": S.DynamicNTK(4.0, 8, follow="sequence")}, BY_ROW | {"follow": "sequence"}),
     "longrope": (

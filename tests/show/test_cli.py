@@ -30,7 +30,7 @@ def test_the_first_picture_and_fact_unless_all_are_asked_for(command):
     whole = json.loads(command("show", "alibi", *SMALL, "--json")[1])["drawings"]
     titles = [each["title"] for each in whole]
     assert [each in few for each in titles] == [True] + [False] * (len(titles) - 1)
-    assert all(each in every for each in titles) and "slopes=paper" in every and "slopes=paper" not in few
+    assert all(each in every for each in titles) and "future=symmetric" in every and "future=symmetric" not in few
     assert few.endswith("\n1 more picture, options and backends: longitude show alibi --all\n") and len(titles) == 2
 
 

@@ -37,16 +37,11 @@ from longitude.positions.config_keys import (
     SHARES,
     WIDTH,
     WINDOWED,
-    names_any,
-)
-from longitude.positions.hugging_face import (
-    NotUnderstood,
-    RopeConfig,
     as_mapping,
-    names_rotation,
+    names_any,
     not_understood,
-    read_ropes,
 )
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig, names_rotation, read_ropes
 from longitude.positions.rotary import MultimodalRotary
 from longitude.positions.scaling import Frequencies, rope_frequencies
 from longitude.positions.scaling.base import ROPE_TYPES, Follow, Follows

@@ -11,8 +11,8 @@ from longitude.checkpoints.declared import Ropes, class_of, declared_length, tex
 from longitude.checkpoints.lint import contradictions, two_values, unread_keys
 from longitude.checkpoints.observed import MANY, TOKENS, observe
 from longitude.errors import UsageError, check_choice
-from longitude.positions.config_keys import FULL, WINDOWED
-from longitude.positions.hugging_face import NotUnderstood, as_mapping, not_understood, unread_words
+from longitude.positions.config_keys import FULL, WINDOWED, as_mapping, not_understood
+from longitude.positions.hugging_face import NotUnderstood, unread_words
 from longitude.positions.layers import LayerPositions, layers_of
 from longitude.positions.rotation import Layout
 from longitude.positions.scaling.base import Follow

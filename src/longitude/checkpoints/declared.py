@@ -27,12 +27,13 @@ from longitude.positions.config_keys import (
     SIZES,
     UNDERSTOOD,
     WINDOWED,
+    as_mapping,
     is_foreign,
     names_any,
     of_layers,
     rope_dicts,
 )
-from longitude.positions.hugging_face import RopeConfig, as_mapping, names_rotation, read_ropes, to_hugging_face
+from longitude.positions.hugging_face import RopeConfig, names_rotation, read_ropes, to_hugging_face
 from longitude.runs.quiet import quiet
 
 

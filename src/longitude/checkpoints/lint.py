@@ -52,11 +52,12 @@ from longitude.positions.config_keys import (
     SHARES_BY_LAYER,
     WIDTH,
     names_any,
+    not_understood,
     of_layers,
     rope_dicts,
     value_of,
 )
-from longitude.positions.hugging_face import NotUnderstood, RopeConfig, not_understood, read_ropes, unread_words
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes, unread_words
 from longitude.positions.scaling import DynamicNTK, Llama3, LongRoPE
 from longitude.positions.scaling.base import ROPE_TYPES
 

@@ -86,7 +86,7 @@ def gguf_keys(plan: ExtendPlan) -> dict[str, str | int | float]:
             return keys | {"rope.scaling.type": "linear", "rope.scaling.factor": scheme.factor}
         case NTK() | BaseChange() if plan.base is not None:
             return keys | {"rope.freq_base": plan.base}
-        case NTKByParts(ramp="dimensions", truncate=True):
+        case NTKByParts(truncate=True):
             keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": scheme.factor}
             keys["rope.scaling.original_context_length"] = scheme.original_max_length
             betas = {"rope.scaling.yarn_beta_fast": scheme.beta_fast, "rope.scaling.yarn_beta_slow": scheme.beta_slow}

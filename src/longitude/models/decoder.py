@@ -329,10 +329,6 @@ class LongitudeModel(LongitudePreTrainedModel):
         if first.at_input:
             x = first(partial(first.embed, x, new, places_of_member))
         x = F.dropout(x, self.hidden_dropout) if self.training and self.hidden_dropout else x
-        if x.shape[1] != length:
-            raise ValueError(
-                f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
-            )
         return x, [
             composed(partial(composed.prepare, places, None, x.dtype))
             if composed.stable_keys and not composed.learns_frequencies

@@ -8,15 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import Count, Positive, UsageError, check_choice
+from longitude.errors import Count, Positive, UsageError
 from longitude.positions.base import ENCODINGS, Encoding, register
 from longitude.positions.coordinates import canonical, explicit, require_positions, wide
 from longitude.positions.scaling.linear import Linear
 
 Layout = Literal["interleaved", "half"]
 SinusoidFrequencies = Literal["paper", "tensor2tensor"]
-Beyond = Literal["error", "clamp", "truncate", "interpolate"]
-Align = Literal["end", "start"]
+Beyond = Literal["error", "clamp", "interpolate"]
 
 
 ENCODINGS.aliases["none"] = "nope"
@@ -115,8 +114,8 @@ class Sinusoidal(AtInput):
 class Learned(AtInput):
     """Learned absolute position embeddings: x_p + s P[p], with P [M, dim], M = max_length rows, s = embedding_scale.
 
-    The attribute max_length is the number of valid positions: M, or `length` with "interpolate", or None with "clamp". A model
-    that truncates cannot generate past M. P starts as N(0, 0.02^2).
+    The attribute max_length is the number of valid positions: M, or `length` with "interpolate", or None with "clamp". P starts
+    as N(0, 0.02^2).
 
     Args:
         max_length: M, the rows of the table.
@@ -125,12 +124,10 @@ class Learned(AtInput):
         beyond: what happens to positions of M or more.
             "error": they raise. No other choice is correct without training, so it is the default.
             "clamp": they share the last row, P[M - 1], and cannot be distinguished.
-            "truncate": embed returns the first M tokens only; cut ids, masks and labels with truncate().
-            "interpolate": the table is stretched to `length` positions by linear interpolation between neighbouring rows.
+            "interpolate": the table is stretched to `length` positions by linear interpolation between neighbouring rows:
+            position p reads row p (M-1)/(length-1), so that the last position reads the last row.
         length: with "interpolate", the number of positions. It must be fixed beforehand: it moves every row except the first,
             so keys cached with another length would be stale.
-        align: with "interpolate", position p reads row p (M-1)/(length-1) for "end" (the last position reads the last row),
-            or p M/length, at most M-1, for "start".
         embedding_scale: s, above 0: the factor by which the model multiplies its token embeddings. P gets the same factor, so
             that its rows learn at the pace of the embeddings they are added to. None: the model's factor; 1 without a model.
 
@@ -148,20 +145,18 @@ class Learned(AtInput):
         row_offset: Count = 0,
         beyond: Beyond = "error",
         length: int | None = None,
-        align: Align = "end",
         embedding_scale: Positive | None = None,
     ):
         super().__init__()
         embedding_scale = 1.0 if embedding_scale is None else embedding_scale
-        interpolates = beyond == "interpolate"
-        if interpolates != (length is not None) or align != "end" and not interpolates:
+        if (beyond == "interpolate") != (length is not None):
             # No length by default: rows move with it, and keys cached at another length would be stale.
-            expected = "beyond='interpolate' with length, the number of positions; or neither length nor align"
-            raise UsageError("Learned", expected, f"beyond={beyond!r}, length={length!r}, align={align!r}")
+            expected = "beyond='interpolate' with length, the number of positions; or neither"
+            raise UsageError("Learned", expected, f"beyond={beyond!r}, length={length!r}")
         if length is not None and length <= max_length:
             raise UsageError("Learned", f"length above max_length={max_length}", length, "or leave out beyond")
         self.rows, self.dim, self.row_offset, self.embedding_scale = max_length, dim, row_offset, embedding_scale
-        self.beyond, self.length, self.align = beyond, length, align
+        self.beyond, self.length = beyond, length
         self.max_length = None if beyond == "clamp" else length or max_length
         self.table = nn.Parameter(torch.empty(max_length + row_offset, dim))
         self.reset_parameters()
@@ -177,8 +172,6 @@ class Learned(AtInput):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         positions = self.positions_of(x, positions)
-        if self.beyond == "truncate":
-            x, positions = x[:, : self.rows], positions[..., : self.rows]
         require_positions(positions, self.max_length, "Learned")
         return x + (self.embedding_scale * self.codes(positions)).to(x.dtype)
 
@@ -188,27 +181,8 @@ class Learned(AtInput):
         if self.length is None:
             return self.table[positions.clamp(max=last) + self.row_offset]
         # The fractional row as quotient and remainder of integers, so that no rounding selects a neighboring row.
-        rise, run = (last, self.length - 1) if self.align == "end" else (self.rows, self.length)
-        stretched = positions.long() * rise
+        stretched, run = positions.long() * last, self.length - 1
         below, rest = stretched // run, (stretched % run)[..., None]
         table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
         low, high = (table[row.clamp(max=last) + self.row_offset] for row in (below, below + 1))
         return low + rest.to(table.dtype) / run * (high - low)
-
-    def truncate(self, *tensors: Tensor, side: Literal["first", "last"] = "first") -> tuple[Tensor, ...]:
-        """Cut ids, masks, labels to the tokens that have positions.
-
-        Args:
-            *tensors: [B, L, ...], all with the same L.
-            side: "first" or "last": which max_length tokens stay. Positions then count from 0 again.
-
-        Returns:
-            The tensors [B, at most max_length, ...].
-        """
-        check_choice("Learned.truncate", Literal["first", "last"], side=side)
-        if self.max_length is None:
-            raise UsageError("Learned.truncate", "a largest position", "beyond='clamp', with which all are valid")
-        lengths = {tensor.shape[1] if tensor.dim() > 1 else None for tensor in tensors}
-        if None in lengths or len(lengths) > 1:
-            raise UsageError("Learned.truncate", "tensors [B, L, ...] of one length", [list(t.shape) for t in tensors])
-        return tuple(t[:, : self.max_length] if side == "first" else t[:, -self.max_length :] for t in tensors)

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import Positive, UsageError, Within, check_positive, check_sizes
+from longitude.errors import Positive, UsageError, Within, check_declared, check_sizes
 from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, register
 from longitude.positions.coordinates import constants, wide
 from longitude.positions.formulas import NormalizedOffset
@@ -21,7 +21,6 @@ query's token, with bias 0, its softmax weight is exactly 0 in float32 and bfloa
 lower number would absorb the digits of scores in a row that has only such keys (for example at padding), and two orders of
 summation would disagree."""
 
-Recipe = Literal["paper", "mpt"]
 Future = Literal["symmetric", "one-sided"]
 Kernel = Literal["log", "power"]
 
@@ -44,20 +43,18 @@ class FixedBias:
         return hash(tuple(vars(self).values()))
 
 
-def alibi_slopes(num_heads: int, recipe: str = "paper", bias_max: float = 8) -> list[float]:
+def alibi_slopes(num_heads: int, bias_max: float = 8) -> list[float]:
     """The published slopes: 2^(-8h/H), h = 1 .. H, if H is a power of two.
 
     Otherwise the slopes of the next lower power of two, then every second slope of the next higher one, so they are not sorted.
-    MPT's code takes the slopes of the higher power only: every second from the second on, then every second from the first on.
-    These are the same numbers, so both recipes give one list. bias_max: replaces the 8; alibi_bias_max in MPT's configs.
+    MPT's code takes those of the higher power only, every second from the second on, then every second from the first on: the
+    same numbers. bias_max: replaces the 8; alibi_bias_max in MPT's configs.
     """
 
     def geometric(n: int) -> list[float]:
         return [2.0 ** (-bias_max * h / n) for h in range(1, n + 1)]
 
     check_sizes("ALiBi", num_heads=num_heads)
-    if recipe not in get_args(Recipe):
-        raise UsageError("ALiBi", "slopes 'paper', 'mpt' or one number per head", repr(recipe))
     power = 1 << (num_heads.bit_length() - 1)
     return geometric(power) + geometric(2 * power)[::2][: num_heads - power]
 
@@ -70,17 +67,14 @@ class ALiBi(Encoding):
 
     Args:
         num_heads: heads of queries.
-        slopes: a published recipe, "paper" or "mpt" (the same numbers, see alibi_slopes), or positive numbers, one per biased
-            head.
-        future: bias of keys in the future, for encoders. "symmetric": as above. Numbers: its slopes, one per biased head.
-            "one-sided": the first half of the biased heads attends to the past only, the second half to the future only, each
-            half with the recipe's slopes for its number of heads, as the paper's authors propose; every head attends to the
-            query's own token. The other side has the finite bias FORBIDDEN.
-        biased_heads: number of heads with a bias, the first ones, with the recipe's slopes for that number. The others have
-            exactly 0. None: all have a bias.
+        slopes: numbers of 0 or more, one per head; None: the published ones.
+        future: bias of keys in the future, for encoders. "symmetric": as above. "one-sided": the first half of the heads
+            attends to the past only, the second half to the future only, each half with the published slopes for its number of
+            heads, as the paper's authors propose; every head attends to the query's own token. The other side has the finite
+            bias FORBIDDEN.
 
     Raises:
-        ValueError: another number of slopes than heads, or slopes that are not above 0.
+        ValueError: another number of slopes than heads, or slopes below 0.
 
     Source:
         Press et al. 2022, arXiv 2108.12409, https://arxiv.org/abs/2108.12409
@@ -89,65 +83,46 @@ class ALiBi(Encoding):
     source = "Press et al. 2022, https://arxiv.org/abs/2108.12409"
     shared = True
 
-    def __init__(
-        self,
-        num_heads: int,
-        slopes: Recipe | Sequence[float] = "paper",
-        future: Future | Sequence[float] = "symmetric",
-        biased_heads: int | None = None,
-    ):
+    def __init__(self, num_heads: int, slopes: Sequence[float] | None = None, future: Future = "symmetric"):
         super().__init__()
-        biased = num_heads if biased_heads is None else biased_heads
-        if biased > num_heads:
-            raise UsageError("ALiBi", f"biased_heads of at most num_heads={num_heads}", biased)
-        if isinstance(future, str) and future not in get_args(Future):
-            raise UsageError("ALiBi", "future 'symmetric', 'one-sided' or one slope per head", repr(future))
-        one_sided = isinstance(future, str) and future == "one-sided"
-        if one_sided and biased % 2:
-            raise UsageError("ALiBi", "an even number of biased heads for future='one-sided'", biased)
-
-        self.num_heads, self.biased_heads, self.future = num_heads, biased_heads, future
-        unbiased, half = [0.0] * (num_heads - biased), biased // 2
-        if not isinstance(slopes, str):
-            self.slopes = _numbers("slopes", slopes, biased) + unbiased
-        else:
-            self.slopes = (2 * alibi_slopes(half, slopes) if one_sided else alibi_slopes(biased, slopes)) + unbiased
-        self.future_slopes = self.slopes if isinstance(future, str) else _numbers("future", future, biased) + unbiased
+        one_sided, half = future == "one-sided", num_heads // 2
+        if one_sided and num_heads % 2:
+            raise UsageError("ALiBi", "an even num_heads for future='one-sided'", num_heads)
+        if slopes is None:
+            slopes = 2 * alibi_slopes(half) if one_sided else alibi_slopes(num_heads)
+        self.num_heads, self.future, self.slopes = num_heads, future, _numbers(slopes, num_heads)
         # The sign of the offsets that a head attends to; 0: all.
-        self.sides = [1] * half + [-1] * half + [0] * (num_heads - biased) if one_sided else [0] * num_heads
+        self.sides = [1] * half + [-1] * half if one_sided else [0] * num_heads
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        return (OffsetBias(LinearBias(tuple(self.slopes), tuple(self.future_slopes), tuple(self.sides))),)
+        return (OffsetBias(LinearBias(tuple(self.slopes), tuple(self.sides))),)
 
 
 @dataclass(frozen=True, eq=False)
 class LinearBias(FixedBias):
-    """ALiBi: -m_h |offset|, m_h from `slopes`, or `future_slopes` for offsets below 0; FORBIDDEN where sides_h * offset < 0."""
+    """ALiBi: -slopes_h |offset|; FORBIDDEN where sides_h * offset < 0."""
 
     slopes: tuple[float, ...]
-    future_slopes: tuple[float, ...]
     sides: tuple[int, ...]
 
     def __call__(self, offset: Tensor) -> Tensor:
         def per_head(numbers: Sequence[float]) -> Tensor:
             return constants(numbers, wide(offset.device), offset.device).view(-1, *[1] * offset.dim())
 
-        slopes = per_head(self.slopes)
-        if self.future_slopes != self.slopes:
-            slopes = torch.where(offset < 0, per_head(self.future_slopes), slopes)
-        bias = -slopes * offset.abs()
+        bias = -per_head(self.slopes) * offset.abs()
         return bias.masked_fill(per_head(self.sides) * offset < 0, FORBIDDEN) if any(self.sides) else bias
 
 
-def _numbers(option: str, values: Sequence[float], heads: int) -> list[float]:
-    """One positive number per biased head."""
+def _numbers(slopes: Sequence[float], heads: int) -> list[float]:
+    """Slopes as floats; ValueError unless they are one number of 0 or more per head."""
     try:
-        numbers = [float(m) for m in values]
+        numbers = [float(m) for m in slopes]
     except (TypeError, ValueError):
-        raise UsageError("ALiBi", f"{option} to be a name or a sequence of numbers", repr(values)) from None
+        raise UsageError("ALiBi", "slopes to be a sequence of numbers", repr(slopes)) from None
     if len(numbers) != heads:
-        raise UsageError("ALiBi", f"{heads} numbers as {option}, one per biased head", len(numbers))
-    check_positive("ALiBi", **{f"{option}[{h}]": m for h, m in enumerate(numbers)})
+        raise UsageError("ALiBi", f"{heads} slopes, one per head", len(numbers))
+    named = {f"slopes[{h}]": m for h, m in enumerate(numbers)}
+    check_declared("ALiBi", dict.fromkeys(named, Annotated[float, Within(0)]), named)
     return numbers
 
 
@@ -228,7 +203,6 @@ class Sandwich(Encoding):
     Args:
         num_heads: H, heads of queries.
         dim: width of the two embeddings, even; independent of the model's width.
-        index_start: k counts from 1, as in the paper, or from 0.
 
     Source:
         Chi et al. 2023, arXiv 2212.10356, https://arxiv.org/abs/2212.10356
@@ -237,14 +211,14 @@ class Sandwich(Encoding):
     source = "Chi et al. 2023, https://arxiv.org/abs/2212.10356"
     shared = True
 
-    def __init__(self, num_heads: int, dim: int = 128, index_start: Annotated[int, Within(0, 1)] = 1):
+    def __init__(self, num_heads: int, dim: int = 128):
         super().__init__()
         if dim % 2:
             raise UsageError("Sandwich", "an even dim", dim)
-        self.num_heads, self.dim, self.index_start = num_heads, dim, index_start
+        self.num_heads, self.dim = num_heads, dim
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        return (OffsetBias(CosineBias(self.num_heads, self.dim, self.index_start)),)
+        return (OffsetBias(CosineBias(self.num_heads, self.dim)),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,13 +227,12 @@ class CosineBias(FixedBias):
 
     num_heads: int
     dim: int
-    index_start: int
 
     def __call__(self, offset: Tensor) -> Tensor:
         distance = offset.to(wide(offset.device))
         total = torch.zeros_like(distance)
         # One by one: all cosines at once would take dim/2 times the memory of the bias.
-        for k in range(self.index_start, self.index_start + self.dim // 2):
+        for k in range(1, 1 + self.dim // 2):
             total = total + (distance * 10_000 ** (-2 * k / self.dim)).cos() - 1
         head = torch.arange(1, self.num_heads + 1, dtype=distance.dtype, device=offset.device)
         return total / (8 * head / self.num_heads).view(-1, *[1] * offset.dim())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from longitude.errors import UsageError
 from longitude.positions.scaling.base import ROPE_TYPES
 
 # ---- names at the top of a config ------------------------------------------------------------------------------------
@@ -74,6 +75,20 @@ ZERO_IS_NONE = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "alpha")
 """Keys for which transformers treats 0 as absent."""
 
 
+def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
+    """A config's entries that are not None, and sliding_window, for which None means no windows.
+
+    Attributes with another name in a class (RecurrentGemma's attention_window_size) are included under the usual name, too.
+    """
+    if not isinstance(config, Mapping):
+        if not hasattr(config, "to_dict"):
+            raise UsageError("", "a config as a mapping or an object with to_dict()", repr(config))
+        usual = {name: getattr(config, name, None) for name in getattr(config, "attribute_map", {})}
+        by_layer = {key: value for key in BY_LAYER if isinstance(value := getattr(config, key, None), list | tuple)}
+        config = usual | config.to_dict() | by_layer  # Dory's to_dict() has other entries than its layers
+    return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
+
+
 def is_foreign(key: str) -> bool:
     """Whether a key of rope parameters is neither known nor nearly a known one."""
     return key not in ALL_KEYS and not get_close_matches(key, ALL_KEYS, n=1, cutoff=0.8)
@@ -103,16 +118,22 @@ def names_any(config: Mapping[str, Any], keys: Iterable[str]) -> bool:
     return any(value_of(place, keys) is not None for place in (config, *(rope for _, rope in rope_dicts(config))))
 
 
-def not_understood(config: Mapping[str, Any], by_class: bool = False) -> Iterator[str]:
-    """Keys about position that are unknown here; not misspelt keys of rope parameters, for which reading raises ValueError.
+def not_understood(config: Mapping[str, Any] | Any, by_class: bool = False) -> list[str]:
+    """Keys of a config about position that are unknown here.
+
+    Misspelt keys of rope parameters are not among them: reading them raises ValueError.
 
     by_class: whether the config's class was asked which layers rotate.
     """
+    config = as_mapping(config)
     known = {*UNDERSTOOD, *NOTHING, *(OF_CLASSES if by_class else ())}
     known |= {WIDTH} if config.get(SCHEMAS[0]) else set()  # a share of a rotation that is read
-    for key, value in config.items():
-        plain = value is None or value is False or value in PLAIN  # False: switched off
-        if ABOUT_POSITION.search(key) and not plain and key not in known:
-            yield key
-    for name, rope in rope_dicts(config):
-        yield from (f"{name}.{key}" for key, value in rope.items() if value is not None and is_foreign(key))
+    at_top = [
+        key
+        for key, value in config.items()
+        if ABOUT_POSITION.search(key) and key not in known and value is not False and value not in PLAIN
+    ]
+    ropes = rope_dicts(config)
+    return at_top + [
+        f"{name}.{key}" for name, rope in ropes for key, v in rope.items() if v is not None and is_foreign(key)
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import require_positions, wide
 from longitude.positions.rotation import Angles, Layout, by_heads, rotate_by_formula
 
-Zero = Literal["paper", "code"]
-
 
 @register("fope")
 class FoPE(Encoding):
@@ -25,7 +23,8 @@ class FoPE(Encoding):
 
     over w_j = base^(-2j/head_dim) above 2 pi / max_length, and as many m. Slower pairs have frequency zero: c = 1, s = 0. C and S
     are fixed random matrices for each key head, I plus normal noise, with columns divided by their sums, so that c_m(0) = 1.
-    Scores depend on both positions, not only on their offset, to the extent that C and S differ from I.
+    Scores depend on both positions, not only on their offset, to the extent that C and S differ from I. The published code pads
+    slow pairs with s = 1, so that they count twice, and its noise and columns are others.
 
     Args:
         head_dim: width of a head, even.
@@ -36,10 +35,6 @@ class FoPE(Encoding):
         base: above 0.
         deviation: standard deviation of the noise, times the square root of the number of frequencies. 0: RoPE except for slow
             pairs.
-        zero: "paper"; or "code": slow pairs have c = s = 1, sqrt 2 times a rotation by 45 degrees, and count twice. Only this
-            padding follows the published code. There, columns are not divided by their sums (`fourier_norm` is false in all its
-            configs), the noise is smaller (0.3 sqrt(2 / (m (M + heads))) for M frequencies and m pairs), and at most head_dim /
-            4 pairs turn.
         seed: seed of the random numbers.
 
     Raises:
@@ -63,7 +58,6 @@ class FoPE(Encoding):
         num_kv_heads: int | None = None,
         base: Positive = 10_000.0,
         deviation: Annotated[float, Within(0)] = 0.3,
-        zero: Zero = "paper",
         seed: Seed = 0,
     ):
         super().__init__()
@@ -74,7 +68,7 @@ class FoPE(Encoding):
             raise UsageError("fope", "an even head_dim, whose pairs are rotated", head_dim)
         self.head_dim, self.num_heads, self.num_kv_heads = head_dim, num_heads, num_kv_heads
         self.layout, self.base = layout, base
-        self.trained_length, self.deviation, self.zero, self.seed = max_length, deviation, zero, seed
+        self.trained_length, self.deviation, self.seed = max_length, deviation, seed
         self.series = self._series()
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
@@ -103,7 +97,7 @@ class FoPE(Encoding):
         angles = (positions.to(exact)[..., None] * self.frequencies(positions.device)).unsqueeze(-3)
         slow = self.head_dim // 2 - self.count
         cos = F.pad(angles.cos() @ of_cos, (0, slow), value=1.0)
-        sin = F.pad(angles.sin() @ of_sin, (0, slow), value=1.0 if self.zero == "code" else 0.0)
+        sin = F.pad(angles.sin() @ of_sin, (0, slow), value=0.0)
         dtype = torch.promote_types(dtype, torch.float32)
         return Angles(cos.to(dtype), sin.to(dtype))
 

@@ -7,13 +7,11 @@ from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, cast
 
 from longitude.errors import Positive, Share, UsageError, check_choice, check_declared, check_sizes, unknown
-from longitude.positions import config_keys
 from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.composed import Composed
 from longitude.positions.config_keys import (
     ALL_KEYS,
     BASES,
-    BY_LAYER,
     COMMON,
     EXTRA,
     KEYS,
@@ -27,7 +25,9 @@ from longitude.positions.config_keys import (
     UNDERSTOOD,
     WIDTH,
     ZERO_IS_NONE,
+    as_mapping,
     is_foreign,
+    rope_dicts,
     value_of,
 )
 from longitude.positions.rotary import MultimodalRotary, Rotary
@@ -117,35 +117,16 @@ BOUNDS = {BASES[0]: Positive, SHARE: Share, "alpha": Positive, "llama_4_scaling_
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
-def not_understood(config: Mapping[str, Any] | Any, by_class: bool = False) -> list[str]:
-    """Keys of a config about position that cannot be read here. by_class: see config_keys.not_understood."""
-    return [*config_keys.not_understood(as_mapping(config), by_class)]
-
-
 def unread_words(keys: Sequence[str]) -> str:
     """Error text for keys that `not_understood` found."""
     known = f"{', '.join(UNDERSTOOD)}; inside rope_parameters {', '.join(sorted(ALL_KEYS))}"
     return f"not understood: {', '.join(keys)}; understood are {known}"
 
 
-def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
-    """A config's entries that are not None, and sliding_window, for which None means no windows.
-
-    Attributes with another name in a class (RecurrentGemma's attention_window_size) are included under the usual name, too.
-    """
-    if not isinstance(config, Mapping):
-        if not hasattr(config, "to_dict"):
-            raise UsageError("", "a config as a mapping or an object with to_dict()", repr(config))
-        usual = {name: getattr(config, name, None) for name in getattr(config, "attribute_map", {})}
-        by_layer = {key: value for key in BY_LAYER if isinstance(value := getattr(config, key, None), list | tuple)}
-        config = usual | config.to_dict() | by_layer  # Dory's to_dict() has other entries than its layers
-    return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
-
-
 def lost_type(config: Mapping[str, Any] | Any, error: BaseException) -> str | None:
     """Error text for a config that lacks a rope_type or the rope parameters of a layer type, if its class raised a KeyError."""
     keys, kind = as_mapping(config), error.args[0] if isinstance(error, KeyError) and error.args else ""
-    if kind is None and any(rope.get("rope_type", "") is None for _, rope in config_keys.rope_dicts(keys)):
+    if kind is None and any(rope.get("rope_type", "") is None for _, rope in rope_dicts(keys)):
         return f"rope_type is null in {SCHEMAS[0]}: write 'default' where nothing is scaled"
     if kind in (keys.get(SCHEMAS[0]) or {}) or kind not in (keys.get("layer_types") or ()):
         return None

@@ -110,9 +110,7 @@ class Rotary(Encoding):
 
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
         """Theta of each pair, and the two factors."""
-        return self._as_learned(self._frequencies_of(self.rotary_dim, length, device))
-
-    def _as_learned(self, frequencies: Frequencies) -> Frequencies:
+        frequencies = self._frequencies_of(self.rotary_dim, length, device)
         if self.alpha is None:
             return frequencies
         return frequencies._replace(inverse=frequencies.inverse * self.alpha.to(frequencies.inverse).exp())
@@ -217,14 +215,12 @@ class AxialRotary(Rotary):
         layout: as of Rotary; pairs count through all axes.
         axes: coordinates per token.
         base: above 0.
-        angle_dtype: as of Rotary.
-        learned_frequencies: as of Rotary, with an alpha for each pair of each axis.
         mixed: RoPE-Mixed, of two axes.
         num_kv_heads: key heads; with `mixed`, each has its own frequencies, which its query heads share.
 
     Raises:
         ValueError: a head_dim that 2 axes do not divide, positions of another number of axes; mixed with another number of
-            axes, with learned_frequencies, or without num_kv_heads.
+            axes, or without num_kv_heads.
 
     Source:
         Wang et al. 2024 (the vision tower of Qwen2-VL), arXiv 2409.12191, https://arxiv.org/abs/2409.12191; RoPE-Mixed: Heo et
@@ -233,7 +229,7 @@ class AxialRotary(Rotary):
 
     source = "Wang et al. 2024, https://arxiv.org/abs/2409.12191"
     registered_name = "axial_rope"
-    full_precision = ("alpha", "theta")
+    full_precision = ("theta",)
 
     def __init__(
         self,
@@ -241,22 +237,19 @@ class AxialRotary(Rotary):
         layout: Layout,
         axes: int = 2,
         base: Positive = 10_000.0,
-        angle_dtype: AngleDtype = "float64",
-        learned_frequencies: bool = False,
         mixed: bool = False,
         num_kv_heads: int | None = None,
     ):
         if head_dim % (2 * axes):
             raise UsageError("axial_rope", f"head_dim to be a multiple of {2 * axes}, 2 per axis", head_dim)
         self.axes = axes
-        super().__init__(head_dim, layout, base, angle_dtype=angle_dtype, learned_frequencies=learned_frequencies)
+        super().__init__(head_dim, layout, base)
         self.axis_of_pair = [axis for axis in range(axes) for _ in range(head_dim // axes // 2)]
         self.mixed, self.num_kv_heads, self.theta = mixed, num_kv_heads, None
         if mixed:
-            if axes != 2 or learned_frequencies or num_kv_heads is None:
-                expected = "mixed with num_kv_heads and axes=2, without learned_frequencies"
-                got = f"num_kv_heads={num_kv_heads}, axes={axes}, learned_frequencies={learned_frequencies}"
-                raise UsageError("axial_rope", expected, got, "mixed frequencies are learned, two for each pair")
+            if axes != 2 or num_kv_heads is None:
+                got = f"num_kv_heads={num_kv_heads}, axes={axes}"
+                raise UsageError("axial_rope", "mixed with num_kv_heads and axes=2", got)
             self.learned, self.shared, self.learns_frequencies = True, False, True
             self.theta = nn.Parameter(torch.empty(axes, num_kv_heads, head_dim // 2))
             self.reset_parameters()
@@ -276,7 +269,7 @@ class AxialRotary(Rotary):
         if getattr(self, "theta", None) is not None:
             return Frequencies(self.theta, 1.0)  # type: ignore[arg-type]
         along = self._frequencies_of(self.head_dim // self.axes, length, device)
-        return self._as_learned(along._replace(inverse=along.inverse.repeat(self.axes)))
+        return along._replace(inverse=along.inverse.repeat(self.axes))
 
     def angles(self, coordinates: Tensor, theta: Tensor) -> Tensor:
         """Mixed: angles [.., kv_heads, L, pairs] of both coordinates, by theta [2, kv_heads, pairs]."""
@@ -311,7 +304,6 @@ class MultimodalRotary(Rotary):
             pairs read time, height, width, time, ... and the slowest ones time alone, as in Qwen3-VL.
         rotary_dim: see Rotary.
         scaling: see Rotary.
-        angle_dtype: see Rotary.
 
     Raises:
         ValueError: sections that are not three, do not sum to the pairs, or cannot interleave; positions of another number of
@@ -334,9 +326,8 @@ class MultimodalRotary(Rotary):
         arrangement: Arrangement = "contiguous",
         rotary_dim: int | None = None,
         scaling: Any = None,
-        angle_dtype: AngleDtype = "float64",
     ):
-        super().__init__(head_dim, layout, base, rotary_dim, scaling, angle_dtype=angle_dtype)
+        super().__init__(head_dim, layout, base, rotary_dim, scaling)
         pairs = self.rotary_dim // 2
         if sections is None:
             side = pairs * 3 // 8 if arrangement == "contiguous" else pairs * 5 // 16

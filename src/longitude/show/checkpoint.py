@@ -19,8 +19,7 @@ from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi, T5Bias
-from longitude.positions.config_keys import WINDOWED
-from longitude.positions.hugging_face import not_understood
+from longitude.positions.config_keys import WINDOWED, not_understood
 from longitude.positions.layers import LayerPositions
 from longitude.report.table import plain
 from longitude.report.wording import brief

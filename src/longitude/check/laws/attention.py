@@ -33,7 +33,8 @@ from longitude.checkpoints.declared import class_of
 from longitude.checkpoints.observed import observe
 from longitude.checkpoints.positions import alibi_of, has_alibi, is_rotary
 from longitude.positions.composed import compose
-from longitude.positions.hugging_face import NotUnderstood, as_mapping
+from longitude.positions.config_keys import as_mapping
+from longitude.positions.hugging_face import NotUnderstood
 from longitude.positions.layers import LayerPositions
 from longitude.positions.rotation import Layout
 from longitude.testing.engine import DoesNotApply, Measurement

@@ -112,7 +112,6 @@ class Clipped(Scaling):
     Args:
         original_max_length: L, the training length in tokens.
         pairs: n; None: the pairs that complete no rotation within L. The authors' code clips 20 of Llama 3's 64.
-        hard: whether all n pairs have frequency 0 instead.
 
     Source:
         Li et al. 2026, arXiv 2602.05258, https://arxiv.org/abs/2602.05258
@@ -121,7 +120,6 @@ class Clipped(Scaling):
     source = "Li et al. 2026, https://arxiv.org/abs/2602.05258"
     original_max_length: int
     pairs: int | None = None
-    hard: bool = False
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         theta, count = plain(rotary_dim, base, device), rotary_dim // 2
@@ -132,4 +130,4 @@ class Clipped(Scaling):
         # linspace fails while transformers loads a model
         steps = torch.arange(n, dtype=theta.dtype, device=theta.device)
         fade = (1 + (math.pi * steps / max(1, n - 1)).cos()) / 2
-        return torch.cat([theta[: count - n], theta[count - n :] * (0 if self.hard else fade)])
+        return torch.cat([theta[: count - n], theta[count - n :] * fade])

@@ -82,9 +82,8 @@ class DynamicNTK(Follows):
         factor: s, of 1 or more.
         original_max_length: L, the training length in tokens.
         max_length: the length that follow="declared" is made for.
-        follow: "declared" (l = max_length), "row" (the query's position + 1) or "sequence" (the newest key's position + 1).
-        step: with follow="row", lengths beyond L are rounded up to steps of this many tokens, so that neighbours share
-            tables; default: a sixteenth of L.
+        follow: "declared" (l = max_length), "row" (the query's position + 1, beyond L rounded up to sixteenths of L, so that
+            neighbours share tables) or "sequence" (the newest key's position + 1).
 
     Source:
         emozilla 2023, https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr
@@ -95,11 +94,6 @@ class DynamicNTK(Follows):
     original_max_length: int
     max_length: int | None = None
     follow: Follow = "declared"
-    step: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.step is not None and self.follow != "row":
-            raise UsageError(self.name, "step only with follow='row'", f"follow={self.follow!r}")
 
     @classmethod
     def extending(cls, factor, original_length):
@@ -120,5 +114,5 @@ class DynamicNTK(Follows):
 
     def canonical(self, length: Any) -> Any:
         original = self.original_max_length
-        step = 1 if self.follow == "sequence" else self.step or max(1, original // 16)
+        step = 1 if self.follow == "sequence" else max(1, original // 16)
         return original - (original - at_least(length, original)) // step * step

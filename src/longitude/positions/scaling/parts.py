@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -19,26 +19,10 @@ from longitude.positions.scaling.base import (
     rope_type,
 )
 
-Ramp = Literal["dimensions", "rotations"]
-
 
 def blend(theta: Tensor, factor: float, gamma: Tensor) -> Tensor:
     """(1 - gamma) theta/s + gamma theta, exact at 0, at 1 and for s = 1."""
     return torch.lerp(theta / factor, theta, gamma.to(theta.dtype))
-
-
-def rotations_ramp(theta: Tensor, original: int, slow: float, fast: float) -> Tensor:
-    """gamma_k from 0 at `slow` rotations within L to 1 at `fast`, linear in r_k = L theta_k / 2 pi; a step if they are equal."""
-    rotations = original * theta / (2 * math.pi)
-    if fast == slow:
-        return (rotations >= slow).to(theta.dtype)
-    return ((rotations - slow) / (fast - slow)).clamp(0, 1)
-
-
-def dimensions_ramp(rotary_dim: int, low: float, high: float, like: Tensor) -> Tensor:
-    """gamma_k, from 1 at pair `low` to 0 at pair `high`: linear in k, the ramp of the published code."""
-    pair = torch.arange(rotary_dim // 2, device=like.device, dtype=like.dtype)
-    return 1 - ((pair - low) / (high - low)).clamp(0, 1)
 
 
 @register_scheme(
@@ -78,9 +62,10 @@ class Llama3(Scaling):
             raise UsageError("llama3", "high_freq_factor of at least low_freq_factor", f"{high!r} and {low!r}")
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
-        theta = plain(rotary_dim, base, device)
-        ramp = rotations_ramp(theta, self.original_max_length, self.low_freq_factor, self.high_freq_factor)
-        return blend(theta, self.factor, ramp)
+        theta, low, high = plain(rotary_dim, base, device), self.low_freq_factor, self.high_freq_factor
+        rotations = self.original_max_length * theta / (2 * math.pi)
+        stays = (rotations >= low).to(theta.dtype)
+        return blend(theta, self.factor, stays if low == high else ((rotations - low) / (high - low)).clamp(0, 1))
 
 
 @register_scheme(
@@ -91,20 +76,20 @@ class Llama3(Scaling):
 class NTKByParts(Scaling):
     """NTK by parts: (1 - gamma_k) theta_k/s + gamma_k theta_k, gamma_k = 1 for fast pairs and 0 for slow ones.
 
+    gamma is linear in k between the pair with beta_fast rotations and the pair with beta_slow, as in the published code and all
+    checkpoints. The paper's is linear in r_k, which differs by up to 0.37: that is `Llama3`.
+
     Args:
         factor: s, of 1 or more.
         original_max_length: L, the training length in tokens.
         beta_fast: pairs of at least this many rotations within L stay.
         beta_slow: pairs of at most this many rotations become theta_k/s. If it equals beta_fast (Kimi K2) there is no ramp.
-        ramp: "dimensions", as in the published code and all checkpoints: gamma decreases linearly with k from the pair with
-            beta_fast rotations to the pair with beta_slow. "rotations", as in the paper: gamma is linear in the rotations
-            r_k = L theta_k / 2 pi, from beta_slow to beta_fast. The two differ by up to 0.37.
-        truncate: with ramp="dimensions", the two pairs are rounded outwards to whole numbers.
+        truncate: whether the two pairs are rounded outwards to whole numbers.
 
     Raises:
-        ValueError: with ramp="dimensions", an original_max_length in which no pair completes beta_slow rotations: the
-            published ramp would run backwards there and scale nothing. At the other end, where even the slowest pairs
-            complete far more than beta_fast, the published code divides all of them by s, and so does this.
+        ValueError: an original_max_length in which no pair completes beta_slow rotations: the published ramp would run
+            backwards there and scale nothing. At the other end, where even the slowest pairs complete far more than
+            beta_fast, the published code divides all of them by s, and so does this.
 
     Source:
         Peng et al. 2023, section 3.2, arXiv 2309.00071, https://arxiv.org/abs/2309.00071
@@ -116,27 +101,20 @@ class NTKByParts(Scaling):
     beta_fast: Positive = 32
     beta_slow: Positive = 1
     _: KW_ONLY
-    ramp: Ramp = "dimensions"
     truncate: bool = True
 
     def __post_init__(self) -> None:
         fast, slow = self.beta_fast, self.beta_slow
         if fast < slow:
             raise UsageError(self.name, "beta_fast of at least beta_slow, in rotations", f"{fast!r} and {slow!r}")
-        if self.ramp == "rotations" and not self.truncate:
-            raise UsageError(self.name, "truncate=False only with ramp='dimensions'", "ramp='rotations'")
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         theta = plain(rotary_dim, base, device)
-        if self.ramp == "rotations":
-            gamma = rotations_ramp(theta, self.original_max_length, self.beta_slow, self.beta_fast)
-        else:
-            gamma = dimensions_ramp(rotary_dim, *self.borders(rotary_dim, base), theta)
-        return blend(theta, self.factor, gamma)
+        low, high = self.borders(rotary_dim, base)
+        pair = torch.arange(rotary_dim // 2, device=theta.device, dtype=theta.dtype)
+        return blend(theta, self.factor, 1 - ((pair - low) / (high - low)).clamp(0, 1))
 
     def written(self, base, rotary_dim):
-        if self.ramp == "rotations":
-            return "llama3", base, Llama3(self.factor, self.original_max_length, self.beta_slow, self.beta_fast)
         options = {name: value for name, value in self.as_dict().items() if name != "name"}
         return "yarn", base, YaRN(**options, attention_factor=1.0)
 
@@ -160,7 +138,7 @@ class NTKByParts(Scaling):
                 self.name,
                 f"an original_max_length in which a pair rotates beta_slow={self.beta_slow} times",
                 self.original_max_length,
-                "ramp='rotations' has no such limit",
+                "llama3 has no such limit",
             )
         low, high = max(low, 0), min(high, rotary_dim - 1)
         return low, high + 0.001 if low == high else high
@@ -194,7 +172,6 @@ class YaRN(NTKByParts):
         mscale: m of cos and sin.
         mscale_all_dim: m of the scores' scale. Published code uses it in DeepSeek's latent attention and similar models alone,
             where only a part of each head rotates.
-        ramp: see NTKByParts.
         truncate: see NTKByParts.
 
     Source:
@@ -206,8 +183,6 @@ class YaRN(NTKByParts):
     mscale_all_dim: Annotated[float, Within(0)] | None = None
 
     def written(self, base, rotary_dim):
-        if self.ramp == "rotations":
-            raise UsageError("", "a scaling that has a rope_type", self, "YaRN has one with ramp='dimensions'")
         return "yarn", base, self
 
     def factors(self) -> tuple[float, float]:
