@@ -43,6 +43,9 @@ FORMER = {
     "--split-length": "the split of a text depends on no length; leave it out.",
     "--no-peers": "other libraries are measured by `make bench` alone; leave it out.",
     "masked": "studies of encoders are gone; train lg.LongitudeForMaskedLM with the Trainer of transformers.",
+    "num_encoder_layers": "both stacks have num_hidden_layers; leave it out.",
+    "skip_logits": "in training with labels no logits are returned; leave it out, or pass no labels.",
+    "memories": "models take no memories of a segment; pass a cache, or `memory` to a layer.",
     "copy": "it is gone; use the task 'copy-decoder' in a study, 'passkey' in a measurement.",
     **dict.fromkeys(
         ("addition", "addition-hints", "reverse-decoder", "sort-decoder", "modular-sum", "z60", "a5", "s5", "dyck",

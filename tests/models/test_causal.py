@@ -1,4 +1,4 @@
-"""The decoder's forward pass: positions, encodings of layers, masks, memories of earlier segments."""
+"""The decoder's forward pass: positions, encodings of layers, masks."""
 
 from functools import partial
 
@@ -79,38 +79,3 @@ def test_padding_between_tokens_changes_nothing(options, build, ids):
         cache = out.cache
         parts.append(out.logits)
     close(torch.cat(parts, 1)[mask.bool()], whole.logits[mask.bool()])
-
-
-# ---- memories --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("spec", ["transformer_xl", "rope", "path_fox", "xpos", "sinusoidal", "fire", "mrope"])
-def test_a_segment_with_memory_is_the_end_of_a_whole_pass(spec, build, ids):
-    """Hidden states do not depend on what comes later, so remembering all of them changes nothing; gradients stop there."""
-    model, x = build(spec), ids(length=14)
-    mask = torch.ones_like(x)
-    mask[0, :2] = 0
-    for options in ({}, {"attention_mask": mask}):
-        early = {name: given[:, :5] for name, given in options.items()}
-        whole = model(x, use_cache=False, **options).logits
-        states = model(x[:, :5], output_hidden_states=True, **early).hidden_states
-        second = model(x[:, 5:], memories=states, output_hidden_states=True, **options)
-        close(second.logits, whole[:, 5:])
-        assert second.cache is None
-        longer = [torch.cat([a, b[:, :4]], 1) for a, b in zip(states, second.hidden_states)]
-        close(model(x[:, 9:], memories=longer, **options).logits, whole[:, 9:])
-    kept = [state.detach().requires_grad_() for state in states]
-    out = model(x[:, 5:], memories=kept).logits.sum()
-    assert torch.autograd.grad(out, kept, allow_unused=True) == (None,) * len(kept)
-
-
-def test_memories_that_cannot_be(build, ids):
-    model, x = build("rope"), ids(length=6)
-    out = model(x, output_hidden_states=True, use_cache=True)
-    states = out.hidden_states
-    for memories, options, words in (
-        (states[:1], {}, ("memories", "2", "1")),
-        (states, {"cache": out.cache}, ("position_ids",)),
-        (states, {"position_ids": x}, ("position_ids",)),
-        ([h[:1] for h in states], {}, ("memory", "[2, M, 16]", "[1, 6, 16]")),
-    ):
-        with refused(*words):
-            model(x, memories=memories, **options)

@@ -45,8 +45,6 @@ def test_long_logits_are_never_held(build, ids, monkeypatch):
     with LargestTensor() as made:
         out = model.eval()(x, labels=x)
     assert out.logits.shape == (2, 200, 997) and made.elements == out.logits.numel()
-    assert model(x, labels=x, skip_logits=True).logits is None
-    assert model.train()(x, labels=x, skip_logits=False).logits is not None
     assert model(x).logits is not None
 
 

@@ -158,9 +158,9 @@ def documents_of(  # noqa: C901
     packed: as in Packed. position_ids [L] or [B, L] mark the start of a document by a position that is not larger than the
     previous one, in causal models without an attention_mask, as in transformers. (In transformers a step of more than one also
     starts a document; here positions may skip, as randomized ones do.) Documents marked by position_ids and Packed cover only
-    this call's tokens. They therefore need `alone`: no cache and no memories.
+    this call's tokens. They therefore need `alone`: no cache.
 
-    Errors: ValueError for marks that contradict each other, do not fit, or come with a cache or memories.
+    Errors: ValueError for marks that contradict each other, do not fit, or come with a cache.
     """
     for name in packed:
         if name not in Packed.__annotations__:
@@ -187,7 +187,7 @@ def documents_of(  # noqa: C901
     others = {other: numbers for other, numbers in marks.items() if other != "document_ids"}
     if others and not alone:
         raise ValueError(
-            f"{next(iter(others))}: they mark documents within one call, and this one has a cache or memories; pass "
+            f"{next(iter(others))}: they mark documents within one call, and this one has a cache; pass "
             "document_ids of all tokens, cached ones included, or use_cache=False (for one sequence: an attention_mask of ones)"
         )
     if tracing():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -97,8 +96,6 @@ class Block(GradientCheckpointingLayer):
 
         source [B, S, dim]: input of the keys and values of cross-attention; source_valid [B, S]: 0 or False for its padding.
         """
-        if self.before and inputs.memory is not None:
-            inputs = replace(inputs, memory=self.mixer_norm(inputs.memory))
         mixed = self.mixer(self.mixer_norm(x) if self.before else x, inputs)
         mixed, weights = mixed if inputs.return_weights else (mixed, None)
         x = self.added(x, mixed, "mixer_norm")

@@ -51,17 +51,17 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
-        skip_logits: bool | None = None,
         **inputs: Any,
     ) -> CausalLMOutputWithPast:
         """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
+
+        In training with labels it returns no logits, so that [L, vocab_size] is never held.
 
         Args:
             input_ids: Tokens [B, L]; or inputs_embeds.
             labels: [B, L], shifted here; -100 is not predicted, and neither padding nor a document's last token predicts.
             logits_to_keep: The last n (0: all), or the indices of the wanted ones.
             num_items_in_batch: Predicted tokens over all batches of a step, to divide the loss by.
-            skip_logits: With labels, return no logits; None skips them in training, so that [L, vocab_size] is never held.
             inputs: As in DecoderInputs; and shift_labels [B, L], labels that are shifted already.
 
         Returns:
@@ -85,7 +85,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
                 shift_labels = shift_labels.masked_fill(crossing, IGNORED)
             if (attention_mask := inputs.get("attention_mask")) is not None:  # and padding predicts nothing
                 shift_labels = shift_labels.masked_fill(attention_mask[:, -hidden.shape[1] :] == 0, IGNORED)
-        loss, logits = predicted(self, hidden, shift_labels, num_items_in_batch, skip_logits, logits_to_keep)
+        loss, logits = predicted(self, hidden, shift_labels, num_items_in_batch, logits_to_keep)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

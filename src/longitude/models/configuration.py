@@ -16,7 +16,7 @@ from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.attention.short_conv import conv_places
 from longitude.attention.state_mixer import StateMixer
-from longitude.errors import Count, Positive, UsageError, check_declared, unknown
+from longitude.errors import FORMER, Count, Positive, UsageError, check_declared, unknown
 from longitude.labels import is_label, parse_encoding, parse_label, parse_mixer
 from longitude.positions.base import ENCODINGS, resolved
 from longitude.positions.rotary import Rotary
@@ -55,7 +55,7 @@ class LongitudeConfig(PreTrainedConfig):
         hidden_size (`int`, *optional*, defaults to 128):
             Width of the hidden states.
         num_hidden_layers (`int`, *optional*, defaults to 4):
-            Blocks of the decoder, or of the encoder of an encoder-only model.
+            Blocks of each stack.
         num_attention_heads (`int`, *optional*, defaults to 4):
             Heads of queries in each layer. Must divide `hidden_size` if a mixer's head_dim follows from the two.
         num_key_value_heads (`int`, *optional*):
@@ -85,8 +85,6 @@ class LongitudeConfig(PreTrainedConfig):
             "window:size=64".
         mixers (`list`, *optional*):
             One such mixer per layer, instead of `mixer`, or a pattern of fewer: a hybrid.
-        num_encoder_layers (`int`, *optional*):
-            Blocks of the encoder of an encoder-decoder. Defaults to `num_hidden_layers`.
         encoder_encoding (`str`, `dict` or `list`, *optional*):
             The encoding of the encoder of an encoder-decoder. Defaults to the decoder's, or to "rope" if the decoder is
             recurrent and has none.
@@ -157,7 +155,6 @@ class LongitudeConfig(PreTrainedConfig):
     encodings: list | None = None
     mixer: str | dict | None = "attention"
     mixers: list | None = None
-    num_encoder_layers: int | None = None
     encoder_encoding: str | dict | list | None = None
     norm: Norm = "rmsnorm"
     norm_position: NormPosition = "pre"
@@ -185,7 +182,7 @@ class LongitudeConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: C901
         options = [field.name for field in fields(self)]
         for name in kwargs:  # transformers keeps any key, so a misspelled one would have no effect
-            if get_close_matches(name, options, n=1, cutoff=0.8):
+            if name in FORMER or get_close_matches(name, options, n=1, cutoff=0.8):
                 raise unknown("option of LongitudeConfig", name, options, "")
             if any(name in options_of(kind) for kind in MIXERS.values()):
                 key = f"{SHARED[name]}=... or " if name in SHARED else ""

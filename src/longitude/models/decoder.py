@@ -127,11 +127,9 @@ class Call(NamedTuple):
 
     Attributes:
         mask: Which keys a query may attend to.
-        positions: Positions of the tokens of the memories, then of the new tokens.
+        positions: Positions of the new tokens.
         streams: Document number of each token [B, Lk], -1 for padding; None if all tokens are one document.
         cache: Filled or empty; None without one.
-        memories: For each layer its input at an earlier segment, [B, M, D].
-        remembered: Number of tokens M in the memories; 0 without them.
         order: Order of the new tokens [B, L] in the layers, if padding between them was moved in front.
         ids: Ids of all tokens [B, Lk], if an encoding reads them.
     """
@@ -140,8 +138,6 @@ class Call(NamedTuple):
     positions: Positions
     streams: Tensor | None
     cache: Any
-    memories: Sequence[Tensor] | None
-    remembered: int
     order: Tensor | None
     ids: Tensor | None
 
@@ -279,15 +275,14 @@ class LongitudeModel(LongitudePreTrainedModel):
     def _call_of(self, x: Tensor, input_ids: Tensor | None, inputs: DecoderInputs, output_attentions: bool) -> Call:
         """Arguments of `forward` -> a Call, with a new cache if one is asked for."""
         batch, length = x.shape[:2]
-        position_ids, memories = inputs.get("position_ids"), inputs.get("memories")
-        cache, use_cache = inputs.get("cache"), inputs.get("use_cache")
+        position_ids, cache, use_cache = (inputs.get(name) for name in ("position_ids", "cache", "use_cache"))
         # position_ids that start over mark documents in decoders of one stream, as in transformers
         restarts = isinstance(self.mask, Causal) and not self.cross
         documents = documents_in(inputs, batch, length, restarts)
         if documents is not None and inputs.get("document_ids") is None:
             use_cache = False  # whatever the config says: a cache would not keep these documents apart
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training and memories is None
+            use_cache = self.config.use_cache and not self.training
         if self.recomputes(cache, use_cache):
             use_cache, cache = False, None
         if cache is not None:
@@ -295,24 +290,19 @@ class LongitudeModel(LongitudePreTrainedModel):
         elif use_cache:
             cache = LongitudeCache([make() for make in self.cache_layers])
         past = cache.get_seq_length() if cache is not None else 0
-        if memories is not None:
-            past = self.require_memories(memories, cache, position_ids)
         mask, order = inputs.get("attention_mask"), None
         streams = streams_of(mask, documents, batch, past + length, x.device)
         if streams is not None:
             streams, order = without_gaps(streams, past)
         if order is not None:
-            if memories is not None or output_attentions:
-                raise ValueError(
-                    "attention_mask: padding is between tokens; expected none with memories or output_attentions"
-                )
+            if output_attentions:
+                raise ValueError("attention_mask: padding is between tokens; expected none with output_attentions")
             position_ids, input_ids = (None if t is None else in_order(t, order) for t in (position_ids, input_ids))
-        remembered = 0 if memories is None else past
-        positions = self.positions_of(position_ids, streams, cache, batch, remembered + length)
+        positions = self.positions_of(position_ids, streams, cache, batch, length)
         ids = None
         if input_ids is not None and self.encoding_of_layer[0].reads_ids:
             ids = ids_so_far(input_ids, cache, past)
-        return Call(self.mask, as_int(positions), streams, cache, memories, remembered, order, ids)
+        return Call(self.mask, as_int(positions), streams, cache, order, ids)
 
     def _positioned(self, x: Tensor, call: Call) -> tuple[Tensor, list[Any]]:
         """The input of the first layer, [B, L, D], and the tables of each distinct encoding.
@@ -320,14 +310,13 @@ class LongitudeModel(LongitudePreTrainedModel):
         Tables are None for an encoding with keys that depend on the query.
         """
         length = x.shape[1]
-        places = explicit(call.positions, call.remembered + length, x.device)
-        new = places[call.remembered :] if places.dim() == 1 else places[:, call.remembered :]
+        places = explicit(call.positions, length, x.device)
         first, places_of_member = self.encoding_of_layer[0], ()
         if first.reads_ids:
             random_start = self.training and call.cache is None
             places_of_member = places_of(first, call.ids, call.streams, length, random_start)
         if first.at_input:
-            x = first(partial(first.embed, x, new, places_of_member))
+            x = first(partial(first.embed, x, places, places_of_member))
         x = F.dropout(x, self.hidden_dropout) if self.training and self.hidden_dropout else x
         return x, [
             composed(partial(composed.prepare, places, None, x.dtype))
@@ -364,11 +353,10 @@ class LongitudeModel(LongitudePreTrainedModel):
                     call.positions,
                     call.streams,
                     None if call.cache is None else call.cache.layers[i],
-                    None if call.memories is None else call.memories[i],
-                    self.distinct_encodings[which],
-                    tables[which],
-                    weighs is not None and weighs[i],
-                    step,
+                    encoding=self.distinct_encodings[which],
+                    tables=tables[which],
+                    return_weights=weighs is not None and weighs[i],
+                    step=step,
                 )
                 cross = None if source.cache is None else source.cache.layers[i]
                 encoding: Any = self.distinct_encodings[which]
@@ -419,14 +407,6 @@ class LongitudeModel(LongitudePreTrainedModel):
                 f"output_attentions: no layer of this model has weights over keys, its mixers are {kinds}; expected one of "
                 f"{', '.join(able)} in at least one layer"
             )
-
-    def require_memories(self, memories: Sequence[Tensor], cache: Cache | None, position_ids: Tensor | None) -> int:
-        """Number of tokens in the memories; ValueError unless they have one tensor per layer, no cache and no position_ids."""
-        if len(memories) < len(self.layers):
-            raise UsageError("memories", f"{len(self.layers)}, one for each layer", len(memories))
-        if cache is not None or position_ids is not None:
-            raise ValueError("memories: expected neither a cache nor position_ids with them; pass use_cache=False")
-        return memories[0].shape[1]
 
     def positions_of(
         self, position_ids: Tensor | None, streams: Tensor | None, cache: Cache | None, batch: int, length: int

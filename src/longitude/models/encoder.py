@@ -63,7 +63,7 @@ class LongitudeEncoder(LongitudeModel):
 
     @can_return_tuple
     @with_names(TokenInputs)
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (no cache, no memories, no source)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (no cache, no source)
         self, input_ids: Tensor | None = None, **inputs: Unpack[TokenInputs]
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the encoder: LongitudeModel without a cache. position_ids that start over mark no documents here.
@@ -110,17 +110,15 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         *,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        skip_logits: bool | None = None,
         **inputs: Unpack[TokenInputs],
     ) -> MaskedLMOutput:
-        """Logits of each token and, with labels, the loss.
+        """Logits of each token, with labels in training none, and with labels the loss.
 
         Args:
             input_ids: [B, L]; or inputs_embeds.
             labels: [B, L], the token at each position, -100 if it is not predicted, as at most positions; padding is not
                 predicted either.
             num_items_in_batch: divisor of the summed loss, for accumulated batches; default: the number of predicted tokens.
-            skip_logits: with labels, return no logits; None skips them in training.
             inputs: as in TokenInputs.
 
         Returns:
@@ -132,7 +130,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         require_labels(hidden, labels=labels)
         if labels is not None and (attention_mask := inputs.get("attention_mask")) is not None:
             labels = labels.masked_fill(attention_mask == 0, IGNORED)
-        loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits)
+        loss, logits = predicted(self, hidden, labels, num_items_in_batch)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

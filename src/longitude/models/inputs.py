@@ -42,13 +42,10 @@ class DecoderInputs(TokenInputs, total=False):
 
     cache: A cache, filled or empty.
     use_cache: Return a cache; None: config.use_cache, and never in training.
-    memories: For each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states returns them; masks and
-        documents then cover both segments.
     """
 
     cache: Cache | None
     use_cache: bool | None
-    memories: Sequence[Tensor] | None
 
 
 DECLARED = DecoderInputs.__annotations__.keys() - Packed.__annotations__.keys()
@@ -85,13 +82,12 @@ class SourceTargetInputs(TypedDict, total=False):
 def documents_in(inputs: Mapping[str, Any], batch: int, length: int, restarts: bool = True) -> Tensor | None:
     """The document numbers [B, Lk] or [B, L] that the DecoderInputs of a call mark, by `documents_of`; None if none.
 
-    restarts: whether position_ids that start over mark documents; never with memories, whose positions nobody passes.
+    restarts: whether position_ids that start over mark documents.
     """
     ids, positions, mask = inputs.get("document_ids"), inputs.get("position_ids"), inputs.get("attention_mask")
-    memories = inputs.get("memories") is not None
-    alone = inputs.get("cache") is None and not inputs.get("use_cache") and not memories
+    alone = inputs.get("cache") is None and not inputs.get("use_cache")
     packed = {name: marks for name, marks in inputs.items() if name not in DECLARED}
-    return documents_of(batch, length, ids, None if memories else positions, mask, alone, restarts, **packed)
+    return documents_of(batch, length, ids, positions, mask, alone, restarts, **packed)
 
 
 def with_names(inputs: type) -> Callable[[Forward], Forward]:
@@ -167,7 +163,7 @@ def places_of(
     """Places of the last `length` tokens for each member that reads ids [B, Lk] of all tokens, else None."""
     if ids is None:
         raise ValueError(
-            "places are made of token ids: expected input_ids in this call and in all that filled its cache, and no memories"
+            "places are made of token ids: expected input_ids in this call and in all that filled its cache"
         )
     every = encoding.places(ids, streams, random_start)
     return tuple(None if places is None else places[:, -length:] for places in every)

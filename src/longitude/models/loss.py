@@ -27,19 +27,16 @@ def predicted(
     hidden: Tensor,
     targets: Tensor | None,
     num_items_in_batch: Tensor | int | None = None,
-    skip_logits: bool | None = None,
     logits_to_keep: int | Tensor = 0,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The loss (None without targets) and the logits (None if skipped) of hidden [B, L, dim], by model.lm_head.
+    """The loss (None without targets) and the logits of hidden [B, L, dim], by model.lm_head; None with targets in training.
 
-    skip_logits: None skips them in training with targets. logits_to_keep: the number of last tokens with logits (0:
-    all), or indices of tokens. The loss uses the returned logits if they are those of all tokens; else it computes its own.
+    logits_to_keep: the number of last tokens with logits (0: all), or indices of tokens. The loss uses the returned logits if they
+    are those of all tokens; else it computes its own.
     """
     head, vocabulary = model.lm_head, model.config.vocab_size
-    if skip_logits is None:
-        skip_logits = targets is not None and model.training
     wanted = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-    logits = None if skip_logits else head(hidden[:, wanted])
+    logits = None if targets is not None and model.training else head(hidden[:, wanted])
     if targets is None:
         return None, logits
     if logits is not None and isinstance(logits_to_keep, int) and logits.shape[1] == hidden.shape[1]:

@@ -23,7 +23,7 @@ from longitude.models.stock_caches import renames_cache
 
 
 def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
-    """The encoder's own shape: num_encoder_layers blocks.
+    """The encoder's shape: as many blocks as the decoder's.
 
     Its mixer is the decoder's if that can be bidirectional, else attention; its encoding: encoder_encoding or the decoder's.
     """
@@ -33,8 +33,6 @@ def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
         )
     encoder = deepcopy(config)
     encoder.is_encoder_decoder, encoder.encoder_encoding = False, None
-    layers = config.num_hidden_layers if config.num_encoder_layers is None else config.num_encoder_layers
-    encoder.num_hidden_layers = layers
     mixers = [mixer_class(spec) for spec in config.layer_mixers()]
     same = config.mixers is None and mixers[0].bidirectional
     encoder.mixer, encoder.mixers = config.mixer if same else encoder.resolve_mixer("attention"), None
@@ -44,11 +42,6 @@ def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
         encoding = "rope"  # recurrent decoders need none, but without one the encoder would ignore the order of tokens
     if encoding is not None:
         encoder.encoding, encoder.encodings = encoder.resolve(encoding), None
-    elif config.encodings is not None and len(config.encodings) != layers:
-        raise ValueError(
-            f"encodings: got {len(config.encodings)}, one per layer of the decoder, for an encoder of {layers} layers; "
-            "expected as many, or encoder_encoding"
-        )
     return encoder
 
 
@@ -223,17 +216,15 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
-        skip_logits: bool | None = None,
         **inputs: Unpack[SourceTargetInputs],
     ) -> Seq2SeqLMOutput:
-        """Logits of the target and, with labels, the loss.
+        """Logits of the target, with labels in training none, and with labels the loss.
 
         Args:
             input_ids: [B, S], the source; or inputs_embeds, or encoder_outputs.
             labels: [B, L], the target, -100 for tokens that are not predicted. The decoder's inputs follow from them.
-            logits_to_keep: as in LongitudeForCausalLM, like num_items_in_batch and skip_logits.
+            logits_to_keep: as in LongitudeForCausalLM.
             num_items_in_batch: as in LongitudeForCausalLM.
-            skip_logits: as in LongitudeForCausalLM.
             inputs: as in SourceTargetInputs.
 
         Returns:
@@ -248,6 +239,6 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         outputs = self.model(input_ids, return_dict=True, **inputs)
         hidden = outputs.last_hidden_state
         require_labels(hidden, labels=labels)
-        loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits, logits_to_keep)
+        loss, logits = predicted(self, hidden, labels, num_items_in_batch, logits_to_keep)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
