@@ -199,7 +199,7 @@ def test_the_losses_of_one_text_add_up_to_its_perplexity(checkpoints, config, tm
     assert len("".join(one.window["text"]).encode()) == whole.documents["bytes"][0]
     [figure] = [each for each in figures(results) if each.name == "one-text"]
     [panel] = figure.spec()["concat"]
-    assert panel["title"]["text"] == "llama" and figure.table is not None and not figure.table.empty
+    assert panel["title"]["text"] == "llama"
 
 
 def test_its_report_is_built_again(llama, capsys):

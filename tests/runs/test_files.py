@@ -11,6 +11,7 @@ from longitude.runs.files import (
     append_json,
     atomic,
     checksums,
+    cut_json_lines,
     empty,
     new_folder,
     out_of_space,
@@ -114,16 +115,19 @@ def test_many_keys_are_read_in_linear_time(tmp_path):
     assert len(read_json(path)) == 100_000
 
 
-def test_lines_that_are_damaged_are_named(tmp_path):
-    path = tmp_path / "losses.jsonl"
-    for i in range(3):
-        append_json(path, {"step": i})
-    path.write_bytes(path.read_bytes().replace(b"1", b"\xff\xfe") + b'{"step"')
-    with refused("losses.jsonl", "line 2", "remedy"):
-        read_json_lines(path, "remedy")
-    path.write_text("[" * 100_000 + "\n")
-    with refused("losses.jsonl", "line 1", "remedy"):
-        read_json_lines(path, "remedy")
+@pytest.mark.parametrize(
+    "damage", [b'{"step"', b'{"step": \xff}\n', b"[" * 100_000 + b"\n"], ids=["half", "UTF-8", "deep"]
+)
+def test_a_journal_ends_before_the_first_damaged_line(damage, tmp_path):
+    path, entries = tmp_path / "losses.jsonl", [{"step": i} for i in range(4)]
+    assert read_json_lines(path) == []
+    for entry in entries[:3]:
+        append_json(path, entry)
+    with open(path, "ab") as file:
+        file.write(damage)
+    assert read_json_lines(path) == cut_json_lines(path) == entries[:3]
+    append_json(path, entries[3])
+    assert read_json_lines(path) == entries and cut_json_lines(path, 2) == read_json_lines(path) == entries[:2]
 
 
 def test_files_of_a_folder_get_the_mode_of_new_files(tmp_path):
@@ -153,8 +157,8 @@ def test_a_folder_is_whole_or_not_there(tmp_path):
     with suppress(KeyboardInterrupt), new_folder(out) as unfinished:
         (unfinished / "a").write_text("half")
         raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
-    (out.parent / ".out.unfinished").mkdir(parents=True)
+    assert list(out.parent.iterdir()) == []
+    (out.parent / ".out.unfinished").mkdir()
     (out.parent / ".out.unfinished" / "killed").touch()
     with new_folder(out) as unfinished:
         (unfinished / "a").write_text("whole")

@@ -96,18 +96,6 @@ def lines_of(**options) -> tuple[Progress, io.StringIO]:
     return Progress(Console(file=file, width=200), **options), file
 
 
-def test_each_of_what_runs_side_by_side_has_a_bar():
-    file = io.StringIO()
-    progress = Progress(Console(file=file, width=100, force_terminal=True))
-    with progress:
-        progress.update_each({"one  0.2": 0.2, "two  0.5": 0.5}, 0.7, 3)
-        progress.update_each({"three  0.1": 0.1}, 2.1, 3)  # in the place of the first; the second has ended
-        progress._bar.refresh()
-    shown = file.getvalue()
-    last = shown[shown.rindex("three") - 200 :]
-    assert "one  0.2" in shown and "two  0.5" in shown and "10%" in last and "70%" in last and "50%" not in last
-
-
 def test_without_a_terminal_only_notes_are_written():
     progress, file = lines_of()
     with progress:

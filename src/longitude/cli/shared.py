@@ -1,6 +1,5 @@
-"""Common code of verbs: exit codes, loading messages, JSON output, and replacements for signs a terminal cannot show."""
+"""Common code of verbs: exit codes, loading messages, and JSON output."""
 
-import codecs
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,12 +9,6 @@ from json import dumps, loads
 from typing import Any
 
 DONE, FAILURES, WRONG_USE, UNTRIED, INTERRUPTED = 0, 1, 2, 3, 130
-PLAIN = {"±": "+-", "×": "x", "·": ".", "…": "...", "→": "->", "≤": "<=", "≥": ">=", "°": "deg", "↵": "$", "┐": "+"}
-PLAIN |= dict.fromkeys("│┆╎", "|") | dict.fromkeys("−–—─┄━╌", "-") | dict.fromkeys("█▓▒░▇▆▅▄▃▂▁", "#")
-"""Replacements of signs that the encoding of standard output does not support."""
-
-STRICT = ("strict", "surrogateescape")
-"""Handlers of errors that raise for such a sign; the second is Python's own choice where the locale is C."""
 
 
 def keep_threads_from_spinning() -> None:
@@ -33,20 +26,13 @@ def print_json(value: Any) -> None:
 
 
 def write_any_sign() -> None:
-    """Let standard output write a plain sign for one that its encoding lacks, where it would raise after hours of work."""
-    if isinstance(sys.stdout, TextIOWrapper) and not _holds_all_signs(sys.stdout) and sys.stdout.errors in STRICT:
-        codecs.register_error("longitude", _in_plain_signs)
-        sys.stdout.reconfigure(errors="longitude")
+    """Let standard output write "?" for a sign that its encoding lacks, where it would raise after hours of work."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _holds_all_signs(stream: Any) -> bool:
     return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
-
-
-def _in_plain_signs(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 
 
 @contextmanager

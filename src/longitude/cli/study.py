@@ -110,7 +110,8 @@ def study(
     if plan:
         return _print_costs(planned, workers, json, elsewhere)
     with Progress() as bar:
-        finished = run(planned, fresh, bar.update_each, bar.note, executor, shlex.join(["longitude", *sys.argv[1:]]))
+        watch = lambda trials, *share: bar.update(", ".join(trials), *share)  # noqa: E731
+        finished = run(planned, fresh, watch, bar.note, executor, shlex.join(["longitude", *sys.argv[1:]]))
     code = show(finished, json)
     return code if finished.complete else FAILURES
 

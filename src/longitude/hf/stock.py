@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from copy import deepcopy
@@ -118,10 +117,6 @@ def attentions(base: Any) -> list[nn.Module]:
         missing = [*["rotary_emb"] * (not isinstance(rotary, nn.Module)), *["rope_parameters"] * (not keyed)]
         expected = "a model with a rotation to replace, such as Llama"
         raise UsageError("set_positions", expected, f"{kind} without {' and '.join(missing)}")
-    if not hasattr(sys.modules[type(base).__module__], "ALL_ATTENTION_FUNCTIONS"):
-        raise ValueError(
-            f"set_positions: {kind} has its own attention code; expected a model that supports attn_implementation"
-        )
     names = list(inspect.signature(rotary.forward).parameters)
     if names not in (["x", "position_ids"], ["x", "position_ids", "layer_type"]):
         raise ValueError(f"set_positions: {kind}.rotary_emb takes {', '.join(names)}; expected x and position_ids")

@@ -18,7 +18,7 @@ from longitude.errors import one_line_of
 from longitude.models.stock_caches import cache_name
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
-from longitude.runs.files import append_json, read_json_lines
+from longitude.runs.files import append_json, cut_json_lines
 
 CHUNK = 2**22  # logits converted to float32 at once: 16 MiB
 LOGITS = 2**24  # numbers of the head's output that a bounded reader keeps, about three times over: 200 MiB
@@ -190,7 +190,7 @@ class Resumable(Reader):
     def __init__(self, reader: Reader, path: Path):
         super().__init__(reader.model, reader.bos)
         self.reader, self.path = reader, path
-        self.known = {entry["pass"]: entry["nats"] for entry in read_json_lines(path)}
+        self.known = {entry["pass"]: entry["nats"] for entry in cut_json_lines(path)}
 
     def losses(self, tokens: Tensor, skip: int) -> Tensor:
         """Tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better."""

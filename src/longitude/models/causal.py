@@ -11,7 +11,6 @@ from transformers import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from longitude.attention.cache import LongitudeCache
 from longitude.attention.documents import places_in, streams_of
 from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig
@@ -125,13 +124,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
         return inputs
 
     def _prepare_static_cache(self, cache_implementation: str, *arguments: Any, **named: Any) -> Cache:
-        """Return our cache as the static one if the state of every layer has a fixed size; ValueError otherwise."""
-        growing = sorted({type(mixer).__name__ for mixer in self.model.mixers if mixer.growth != "O(1)"})
-        if growing or cache_implementation != "static":
-            grows = f"the cache of {', '.join(growing)} grows with the sequence"
-            why = grows if growing else "a fixed state needs no offloading"
-            raise UsageError("cache_implementation", "'dynamic' or 'offloaded'", f"{cache_implementation!r}, and {why}")
-        return LongitudeCache([make() for make in self.model.cache_layers])
+        raise UsageError("cache_implementation", "'dynamic' or 'offloaded'", repr(cache_implementation))
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
         if (documents := model_kwargs.get("document_ids")) is None:

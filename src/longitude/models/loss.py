@@ -31,8 +31,8 @@ def predicted(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The loss (None without targets) and the logits of hidden [B, L, dim], by model.lm_head; None with targets in training.
 
-    logits_to_keep: the number of last tokens with logits (0: all), or indices of tokens. The loss uses the returned logits if they
-    are those of all tokens; else it computes its own.
+    logits_to_keep: the number of last tokens with logits (0: all), or indices of tokens. The loss uses the returned logits if
+    they are those of all tokens; else it computes its own.
     """
     head, vocabulary = model.lm_head, model.config.vocab_size
     wanted = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

@@ -170,7 +170,6 @@ def figure(passage: Passage) -> Figure:
         alt=alternative(passage),
         chart=themed(chart(passage)).properties(usermeta={"panel": passage.columns * LETTER[0] + 24}),
         resizes=False,
-        table=table(passage),
     )
 
 
@@ -178,24 +177,6 @@ def alternative(passage: Passage) -> str:
     """Alternative text: the caption, and the means of each panel."""
     summaries = "; ".join(f"{name}: {panel.summary}" for name, panel in passage.panels.items())
     return f"A text colored by loss: {passage.title}. {passage.words} {summaries}."
-
-
-def table(passage: Passage) -> pd.DataFrame:
-    """Means of a row's pieces in each panel, with their text where it is the same in all."""
-    first = next(iter(passage.panels.values()))
-    longest = max(len(panel.pieces) for panel in passage.panels.values())
-    step = max(passage.columns, passage.columns * math.ceil(longest / passage.columns / ROWS))
-    same = all(list(panel.pieces) == list(first.pieces)[: len(panel.pieces)] for panel in passage.panels.values())
-    lines = []
-    for start in range(0, longest, step):
-        line: dict[str, str] = {f"{passage.unit}s": f"{start} to {min(start + step, longest) - 1}"}
-        for name, panel in passage.panels.items():
-            part = panel.values[start : start + step]
-            line[f"{name}, bits"] = f"{part.mean():.2f}" if len(part) else ""
-        if same:
-            line["text"] = "".join(first.pieces[start : start + step])
-        lines.append(line)
-    return pd.DataFrame(lines)
 
 
 # ---- the chart -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from longitude.errors import UsageError
 
@@ -198,7 +198,6 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     What a killed process left there is removed first. ValueError when another process writes the same, or when `out` exists.
     """
-    made = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished")
     make_folder(unfinished)
@@ -216,9 +215,6 @@ def new_folder(out: Path) -> Iterator[Path]:
             place(unfinished, out)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
-            for folder in made:
-                if not any(folder.iterdir()):
-                    folder.rmdir()
             raise
 
 
@@ -325,38 +321,28 @@ def write_json(path: Path, value: Any, allow_nan: bool = False) -> None:
 
 
 def append_json(path: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line of JSON, which is on the disk when this returns."""
-    line = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
-    with naming(path), appending(path) as file:
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def appending(path: Path) -> Iterator[BinaryIO]:
-    """A regular file to append to, made if it is missing. ValueError for a link or a pipe."""
+    """Append a line of JSON to a journal, made if it is missing. ValueError for a link or a pipe."""
+    line = json.dumps(entry, ensure_ascii=False) + "\n"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    with regular(path, flags, "remove it") as descriptor, open(descriptor, "ab", closefd=False) as file:
-        yield file
+    with naming(path), regular(path, flags, "remove it") as descriptor, open(descriptor, "ab", closefd=False) as file:
+        file.write(line.encode())
 
 
-def read_json_lines(path: Path, remedy: str = "remove it, and the same command computes it again") -> list[Any]:
-    """Read the lines of `append_json`. An incomplete last line, left by a kill, is removed, so only the writer may call it."""
-    try:
-        content = read_bytes(path, remedy)
-    except FileNotFoundError:
-        return []
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-        flush(path)
-    entries = []
-    for number, line in enumerate(content[:whole].splitlines(), 1):
-        try:
-            entries.append(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged at line {number} ({error}); {remedy}") from None
+def read_json_lines(path: Path) -> list[Any]:
+    """The entries of a journal up to the first line that is half-written, as a kill leaves it, or damaged."""
+    lines = read_bytes(path, "remove it").splitlines() if os.path.lexists(path) else []
+    entries: list[Any] = []
+    with suppress(ValueError, RecursionError):
+        for line in lines:
+            entries.append(json.loads(line))  # those before an error stay
+    return entries
+
+
+def cut_json_lines(path: Path, count: int | None = None) -> list[Any]:
+    """Cut a journal to its first `count` entries, by default to those that can be read, and return them."""
+    entries = read_json_lines(path)[:count]
+    with atomic(path) as unfinished:
+        unfinished.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     return entries
 
 

@@ -1,11 +1,11 @@
 """The progress of any work: bars and lines on a terminal; elsewhere only lines about finished parts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 
 from longitude.runs.terminal import clean
@@ -43,7 +43,6 @@ class Progress:
             transient=True,
         )
         self._task = self._bar.add_task("starting", total=total)
-        self._parts: list[TaskID] = []
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -62,18 +61,6 @@ class Progress:
             self._bar.reset(self._task)
         self.done, self.total = done, total or self.total
         self._bar.update(self._task, description=description, completed=done, total=self.total)
-
-    def update_each(self, parts: Mapping[str, float], done: float, total: float) -> None:
-        """Show parallel parts of the work with the done share of each, and the done part of the total."""
-        self.update("all", done, total)
-        while len(self._parts) < len(parts):
-            self._parts.append(self._bar.add_task("", total=1))
-        for task, (description, share) in zip(self._parts, parts.items(), strict=False):
-            if share < self._bar.tasks[self._bar.task_ids.index(task)].completed:  # another part in its place
-                self._bar.reset(task)
-            self._bar.update(task, description=description, completed=share, visible=True)
-        for task in self._parts[len(parts) :]:
-            self._bar.update(task, visible=False)
 
     def advance(self, description: str | None = None, by: float = 1) -> None:
         """Add `by` to the done part of the total."""

@@ -4,21 +4,19 @@ The Trainer saves a checkpoint file by file. A checkpoint is complete if it has 
 checkpoints, left by a killed process, are removed when the training continues.
 """
 
-import json
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from longitude.runs.files import (
     COMPLETE,
-    appending,
-    atomic,
+    append_json,
     checksums,
+    cut_json_lines,
     flush,
     is_as_sealed,
-    read_bytes,
+    read_json_lines,
     write_json,
 )
 
@@ -74,26 +72,20 @@ class LossLog:
     def read(self) -> list[dict[str, Any]]:
         """The entries of steps 1, 2, ... up to the first that is missing, half-written or damaged."""
         entries: list[dict[str, Any]] = []
-        lines = read_bytes(self.path, "remove it").split(b"\n") if os.path.lexists(self.path) else []
-        with suppress(ValueError, RecursionError):  # a line that is no JSON
-            for line in lines:
-                entry = json.loads(line)
-                if not isinstance(entry, dict) or entry.get("step") != len(entries) + 1:
-                    break
-                if not all(isinstance(entry.get(name), int | float) for name in MEASURED):
-                    break
-                entries.append(entry)
+        for entry in read_json_lines(self.path):
+            if not isinstance(entry, dict) or entry.get("step") != len(entries) + 1:
+                break
+            if not all(isinstance(entry.get(name), int | float) for name in MEASURED):
+                break
+            entries.append(entry)
         return entries
 
     def cut(self, step: int) -> None:
         """Keep the entries up to and including `step`."""
-        entries = self.read()[:step]
-        with atomic(self.path) as unfinished:
-            unfinished.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+        cut_json_lines(self.path, step)
 
     def append(self, entry: dict[str, Any]) -> None:
-        with appending(self.path) as file:
-            file.write((json.dumps(entry) + "\n").encode())
+        append_json(self.path, entry)
 
 
 def remove_checkpoints(folder: Path) -> None:
