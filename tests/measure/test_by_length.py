@@ -51,7 +51,7 @@ def brute(model, documents, window, stride):
     return by_document
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("batch_tokens", [1, 40])
 @pytest.mark.parametrize("window", LENGTHS)
 @pytest.mark.parametrize("stride", [None, 1, 2, "window"])

@@ -213,6 +213,7 @@ def test_what_fails_is_sent_again(folder, measured) -> None:
         assert model.asked.total() == before + 1
 
 
+@pytest.mark.slow
 def test_one_unit_that_fails_is_recorded(folder, measured, monkeypatch) -> None:
     """A prompt beyond the server's context: that length alone is missing, exit code 1."""
     model = Model(folder)

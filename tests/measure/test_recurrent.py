@@ -23,6 +23,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_theirs_and_ours_on_one_page(name, text, tmp_path):
     theirs, ours = (tmp_path / each for each in ("theirs", "ours"))

@@ -161,7 +161,7 @@ def occurrences(name, asked, text) -> list[int]:
     return [found[each] for each in asked.answers]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("name", TASKS)
 def test_prompts_are_full_and_whole(name, tokenizer):
@@ -189,7 +189,7 @@ CHAT = (
 )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_chat_has_the_question_as_a_message_and_begins_the_answer(name):
     """With the template's tokens counted; without the template, or without a wish for it, the plain text."""
@@ -231,7 +231,7 @@ def test_questions_depend_on_the_seed_and_not_on_the_tokenizer():
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.depths])
 def test_the_needle_stands_at_its_depth(name):
-    tokens, length = TOKENIZERS["bytes"], 10_000
+    tokens, length = TOKENIZERS["bytes"], 5_000
     for depth in (0, 0.1, 0.5, 0.75, 1):
         prompt = plan(name, [length], [depth], 1).prompt(tokens, length, depth, 0)
         [needle] = [each.encode() for each in prompt.question.needles]
@@ -345,7 +345,7 @@ def test_wrong_options(options, words):
 def test_a_needle_and_its_question_share_no_word(task):
     """But for the line of the question's own form: every landmark, both steps, as NoLiMa wants it."""
     common = set("the character has been to only answer with name of is which actually lives next".split())
-    for seed in range(60):
+    for seed in range(20):
         question = TASKS[task].draw(Random(seed), 512, 0.5, haystack.of_python())
         [needle], [name] = question.needles, question.answers
         words = [set(re.findall(r"\w+", text.lower())) - common for text in (needle, question.ask)]
@@ -360,7 +360,7 @@ DOUBLED = "{% set n = namespace(x='12345678') %}{% for i in range(40) %}{% set n
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (DOUBLED, "GB of memory"),
+        pytest.param(DOUBLED, "GB of memory", marks=pytest.mark.slow),
         (LONG, "0.1 s"),
         ("{{ raise_exception('only tools') }}", "only tools"),
         ("{{ messages.nothing.inside }}", "nothing"),

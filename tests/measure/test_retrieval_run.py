@@ -76,7 +76,7 @@ def reader(**options) -> Checkpoint:
 
 
 # ---- models that read by rule ------------------------------------------------------------------------------------------
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_model_that_reads_everything_gets_everything(name):
     rows = list(run(reader(), name, lengths=[2500, 8000], trials=4))

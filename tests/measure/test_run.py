@@ -67,6 +67,7 @@ def numbers(rows: list[Row]) -> list[Row]:
     return [replace(row, commit=None) for row in rows]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "bloom"])
 def test_perplexity_is_that_of_a_plain_loop(name, checkpoints, config, tmp_path):
     """Over transformers, a window at a time: the same numbers, in chunks with the cache and in batches."""
@@ -202,6 +203,7 @@ def test_the_losses_of_one_text_add_up_to_its_perplexity(checkpoints, config, tm
     assert panel["title"]["text"] == "llama"
 
 
+@pytest.mark.slow
 def test_its_report_is_built_again(llama, capsys):
     results, _ = llama
     (results.path / "report.html").unlink(missing_ok=True)
@@ -212,6 +214,7 @@ def test_its_report_is_built_again(llama, capsys):
     assert main(["report", str(results.path), "--csv"]) == 2
 
 
+@pytest.mark.slow
 def test_it_continues_and_grows(checkpoints, config, tmp_path):
     whole, *_ = go(config, tmp_path / "whole", checkpoints["llama"], checkpoints["gpt_neox"])
     out = tmp_path / "run"
@@ -339,6 +342,7 @@ def test_a_model_that_answers_nan_is_not_asked(checkpoints, config, tmp_path):
     assert {row.task for row in results.rows} == {"text"} and all(row.value is None for row in results.rows)
 
 
+@pytest.mark.slow
 def test_an_interruption_loses_the_window_it_was_in(checkpoints, config, tmp_path, monkeypatch):
     """What was read of a unit is not read again, nor taken for that of weights that changed since."""
     right, read = Bounded.losses, []

@@ -4,8 +4,9 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "l
 TINY = StudyConfig(
     encodings=("nope", "rope"), train_length=16, test_lengths=(16, 32, 48), steps=4, batch_size=2, documents=4, **SHAPE
 )
+SHORT = replace(TINY, test_lengths=(16, 32))
 COPY = of_task(
     "copy-decoder",
     encodings=("rope", "t5"),
@@ -49,10 +51,27 @@ COPY = of_task(
 NUMBERS = Text("numbers", [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)])
 
 
+@contextmanager
+def reading_numbers() -> Iterator[None]:
+    """Studies have a text that is quick to read."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+        yield
+
+
 @pytest.fixture
-def numbers(monkeypatch):
-    """A text that is quick to read."""
-    monkeypatch.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+def numbers() -> Iterator[None]:
+    with reading_numbers():
+        yield
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Path:
+    """The study SHORT, finished; tests only read it."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    with reading_numbers():
+        assert run(SHORT, path)[0].complete
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -132,18 +151,15 @@ def dying(plain: Callable, when: int | str, die: Callable[[], None]) -> Callable
 
 
 STUDY = """
-import os, signal, sys
-from dataclasses import dataclass, replace
+import sys
+from dataclasses import replace
 from pathlib import Path
 import longitude.study.data
 from longitude.study import runner
 from longitude.study.plan import plan
-from tests.study.conftest import NUMBERS, TINY, dying
+from tests.study.conftest import NUMBERS, TINY
 longitude.study.data.read_texts = lambda name: NUMBERS
 config = replace(TINY, test_lengths=(16, 32), steps=20)
-
-def killed_at(where, name, when):
-    setattr(where, name, dying(getattr(where, name), when, lambda: os.kill(os.getpid(), signal.SIGKILL)))
 """
 
 

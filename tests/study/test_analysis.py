@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from longitude.report.wording import percent
 from longitude.statistics import proportions
 from longitude.statistics.documents import interval
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.statistics.seeds import t_interval
 from longitude.study.analysis import analyse
 from longitude.study.answers import share
-from longitude.study.report import table, write_report
+from longitude.study.report import write_report
 from longitude.study.results import Run, read_run
 from tests.study.conftest import (
     BITS,
@@ -137,10 +136,10 @@ def test_nothing_holds_of_which_it_is_unknown_whether_it_learned(tmp_path):
     assert (found["loss"], found["context"], found["holding"], found["verdict"]) == (HOLDS, None, HOLDS, UNCLEAR)
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2), tuple(range(8))])
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (0,)])
 @pytest.mark.parametrize("reference", [256, 512])
-@pytest.mark.parametrize("noise", [0, 0.02])
+@pytest.mark.parametrize("noise", [0.02, 0])
 def test_what_is_not_below_ngrams_never_holds(seeds, reference, noise, tmp_path):
     """At any number of seeds, level or falling, whether or not the training length was measured."""
     bits = {"level": (6.3, 6.3, 6.3), "falling": (6.3, 6.2, 6.0)}
@@ -241,33 +240,6 @@ def test_three_lines_whatever_was_measured(case, tmp_path):
     for words in expected:
         assert words in " ".join(found)
     assert max(map(len, shown.splitlines())) <= 80
-
-
-@pytest.mark.slow
-def test_the_table_shows_value_interval_and_verdict(tmp_path):
-    bits = {name: BITS[name] for name in ("nope", "sinusoidal", "rope", "alibi", "t5", "learned")}
-    states = {("sinusoidal", 0): {"status": "diverged", "step": 117}}
-    run = write_run(tmp_path, bits, states=states)
-    rows = {words[0]: words[1:] for words in map(str.split, printed(run, 160).splitlines()) if words}
-    found = line(summary(run), "alibi", 4096)
-    half = f"±{(found['high'] - found['low']) / 2:.2f}".replace("0.", ".")
-    ends = [f"[{percent(found['change_low'], '')},", f"{percent(found['change_high'], '')}]"]
-    assert rows["alibi"][-5:] == [half, percent(found["change"]), *ends, "holds"]
-    assert rows["rope:base=10000"][-1] == "rises"
-    assert rows["sinusoidal"][:2] == ["diverged", "-"]
-    assert rows["learned"][2:] == ["-"] * 4
-    columns = table(analyse(run)).columns
-    assert [str(cell) for cell in columns[0].cells][:6] == [
-        "alibi",
-        "t5",
-        "rope:base=10000",
-        "NoPE (nope)",
-        "sinusoidal",
-        "learned",
-    ]
-    styles = [str(getattr(cell, "style", "")) for cell in columns[-1].cells]
-    assert styles[:6] == ["green", "red", "red", "red", "", ""]
-    assert half not in printed(run, 80)  # there is no room
 
 
 def test_nothing_holds_beyond_training_that_training_never_used(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from longitude.cli import main
 from longitude.runs.costs import Cost
 from longitude.study import train
-from longitude.study.plan import costs, plan, train_steps, wall_seconds
+from longitude.study.plan import train_steps, wall_seconds
 from longitude.study.train import build_model, on_meta
-from tests.study.conftest import TINY, run
+from tests.study.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("numbers")
 
@@ -98,18 +97,6 @@ def test_trials_side_by_side():
     assert wall_seconds(each, seeds=2, workers=2) == 6
     assert wall_seconds(each, seeds=2, workers=1, rates=3) == (3 * 4 + 2) + (4 + 2)
     assert wall_seconds(each, seeds=2, workers=4, rates=2) == 3 + 4  # the first seed is trained before any is measured
-
-
-@pytest.mark.slow
-def test_a_plan_counts_the_parameters_of_the_run_and_writes_nothing(tmp_path):
-    config = replace(TINY, encodings=("rope",), steps=200, hidden=64, batch_size=8, methods=("non-overlapping",))
-    cost, _ = costs(plan(config, Path(tmp_path / "none")))
-    outcome, _ = run(config, tmp_path / "run")
-    [status] = outcome.trials
-    assert cost.parameters == status.parameters
-    assert status.training_seconds is not None
-    print(f"training {cost.seconds / status.training_seconds:.2f}")
-    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU")

@@ -87,14 +87,6 @@ def test_what_is_held_out_does_not_depend_on_what_is_asked(options):
         assert name == "one" or {*first.description["validation_names"], *other.description["validation_names"]} <= held
 
 
-def test_more_documents_are_added_to_those_measured():
-    text = Text("", [(f"{i}.py", words(100, i)) for i in range(80)])
-    few, more = (split(text, 64, 16, most).description["validation_names"] for most in (5, 9))
-    assert more[:5] == few and len(more) == 9
-    longer = Text("", [(name, content + b" more") for name, content in text.documents])
-    assert split(longer, 64, 16, 5).description["validation_names"] == few
-
-
 @pytest.mark.parametrize("roots", [(), ("one/", "two/")], ids=str)
 def test_no_package_is_on_two_sides(roots):
     """Folders below the root, of each source; the files of one are near-duplicates."""
@@ -367,6 +359,7 @@ def test_a_uniform_model_of_tokens_has_log2_of_its_vocabulary_per_token(tokenize
     assert row.value == pytest.approx(math.log2(model.config.vocab_size) * row.tokens / sizes)
 
 
+@pytest.mark.slow
 def test_a_model_of_tokens_is_trained_and_saved_with_its_tokenizer(tokenizer, tmp_path):
     (tmp_path / "text").write_text("def latitude(longitude): return latitude\n" * 400)
     small = {"layers": 1, "hidden": 16, "heads": 2, "steps": 2, "batch_size": 2, "device": "cpu"}

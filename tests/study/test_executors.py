@@ -16,11 +16,10 @@ import torch
 from longitude.study.config import StudyConfig
 from longitude.study.executors import InProcess, Workers, executor_of
 from longitude.study.run_trial import TrialRunner
-from tests.study.conftest import NUMBERS, TINY, OneTrial, assert_same_runs, process, run, trial_of
+from tests.study.conftest import SHORT, OneTrial, assert_same_runs, process, run, trial_of
 from tests.support import refused
 
 pytestmark = pytest.mark.usefixtures("numbers")
-TINY = replace(TINY, test_lengths=(16, 32))
 
 
 class AlwaysKilled:
@@ -33,40 +32,17 @@ class AlwaysKilling(Workers):
         return super().map(AlwaysKilled(), *arguments)
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    path = tmp_path_factory.mktemp("plain")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
-        assert run(TINY, path)[0].complete
-    return path
-
-
 @pytest.mark.slow
-def test_a_trial_that_is_always_killed_is_failed_and_tried_again(plain, tmp_path):
-    config = replace(TINY, encodings=("rope",))
+def test_a_trial_that_is_always_killed_is_failed_and_tried_again(tmp_path):
+    config = replace(SHORT, encodings=("rope",))
     outcome, notes = run(config, tmp_path, executor=AlwaysKilling(1))
     assert [trial.status for trial in outcome.trials] == ["failed"]
     assert "its process was killed" in notes[-1] and notes[-1].count("3 times") == 1
     assert run(config, tmp_path, executor=Workers(1))[0].complete
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_process_that_waits_is_killed_and_no_worker_writes_on(plain, tmp_path):
-    code = "from longitude.study.executors import Workers\n"
-    code += "def on_progress(words, done, total):\n    if done > 1.2: os.kill(os.getpid(), signal.SIGKILL)\n"
-    code += "runner.study(plan(config, Path(sys.argv[1])), on_progress=on_progress, executor=Workers(2))\n"
-    for _ in range(2):
-        killed = process(code.replace("config,", "replace(config, steps=4),"), str(tmp_path))
-        _, errors = killed.communicate()
-        assert killed.returncode == -signal.SIGKILL, errors
-    assert run(TINY, tmp_path)[0].complete  # waits for workers that have not ended yet
-    assert_same_runs(plain, tmp_path)
-
-
 def on(device: str, threads: int) -> StudyConfig:
-    return replace(TINY, device=device, threads=threads)
+    return replace(SHORT, device=device, threads=threads)
 
 
 def test_as_many_workers_as_the_cores_hold(monkeypatch):
@@ -85,10 +61,10 @@ def test_one_gpu_for_each_worker(monkeypatch):
 
 
 def test_a_trial_has_the_threads_of_the_study(tmp_path, data, monkeypatch):
-    seen, diverged = [], trial_of("rope", 0, TINY).status("diverged", 0)
+    seen, diverged = [], trial_of("rope", 0, SHORT).status("diverged", 0)
     monkeypatch.setattr(TrialRunner, "made", lambda *_: (seen.append(torch.get_num_threads()) or diverged, tmp_path))
     before = torch.get_num_threads()
-    OneTrial(tmp_path, "rope", 0, replace(TINY, threads=3), data).run()
+    OneTrial(tmp_path, "rope", 0, replace(SHORT, threads=3), data).run()
     assert seen == [3] and torch.get_num_threads() == before
 
 

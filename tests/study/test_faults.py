@@ -18,11 +18,9 @@ from longitude.study.executors import InProcess, Workers
 from longitude.study.results import read_run
 from longitude.study.resume import LossLog
 from longitude.study.tasks import text
-from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, run, trial_of, units_in
+from tests.study.conftest import SHORT, assert_same_runs, dying, run, trial_of, units_in
 
 pytestmark = pytest.mark.usefixtures("numbers")
-ONE = replace(TINY, encodings=("nope",), test_lengths=(16, 32), steps=4)
-TWO = replace(ONE, encodings=("nope", "rope"))
 FULL = OSError(errno.ENOSPC, "No space left on device")
 BROKEN = OSError(errno.EIO, "Input/output error")
 ERROR, INTERRUPT, MEMORY = RuntimeError("no reason"), KeyboardInterrupt(), MemoryError()
@@ -54,27 +52,19 @@ FAULTS: dict[str, tuple[Any, str, int | str, BaseException]] = {
 """Where a call of a function, by its number or by the name of a path, raises."""
 
 
-@pytest.fixture(scope="module")
-def studies(tmp_path_factory) -> tuple[Path, Path]:
-    """A study of one encoding, and one of two that nothing broke."""
-    one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
-        assert run(ONE, one)[0].complete and run(TWO, two)[0].complete
-    return one, two
-
-
 @pytest.fixture
-def one(studies, tmp_path) -> Path:
-    """A study of one encoding, to which another is added."""
-    shutil.copytree(studies[0], tmp_path / "run", copy_function=shutil.copy2)
-    return tmp_path / "run"
+def half(finished, tmp_path) -> Path:
+    """The study, of which one label is finished."""
+    path = shutil.copytree(finished, tmp_path / "run", copy_function=shutil.copy2)
+    for folder in units_in(path, "rope").values():
+        shutil.rmtree(folder)
+    return path
 
 
 def ending_of(path: Path) -> str:
     """What the study ends with: an error that it raises, or its last note."""
     try:
-        return run(TWO, path)[1][-1]
+        return run(SHORT, path)[1][-1]
     except ValueError as error:
         return str(error)
     except BaseException as error:
@@ -83,7 +73,7 @@ def ending_of(path: Path) -> str:
 
 @pytest.mark.one_in(31)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_same_command_ends_with_the_rows_that_no_fault_changes(fault, studies, one, monkeypatch):
+def test_the_same_command_ends_with_the_rows_that_no_fault_changes(fault, finished, half, monkeypatch):
     where, name, when, error = FAULTS[fault]
     struck: list[BaseException] = []
 
@@ -92,23 +82,23 @@ def test_the_same_command_ends_with_the_rows_that_no_fault_changes(fault, studie
         raise error
 
     if name == "ngram_bits":
-        shutil.rmtree(next(one.glob("units/ngrams-*")))
+        shutil.rmtree(next(half.glob("units/ngrams-*")))
     with monkeypatch.context() as patched:
         patched.setattr(where, name, dying(getattr(where, name), when, strike))
-        words = ending_of(one)
-    full = f"no space left on the disk of {one}; free some, then the same command continues where it stopped"
+        words = ending_of(half)
+    full = f"no space left on the disk of {half}; free some, then the same command continues where it stopped"
     failed = f"{trial_of('rope').title}: failed, {type(error).__name__}: "
     assert words in (repr(error), full if error is FULL else "") or words.startswith(failed)
     assert struck == [error]
-    assert_kept(studies[0], one)
-    assert_mended(studies[1], one, studies[0])
+    assert_kept(finished, half)
+    assert_mended(finished, half)
 
 
-def assert_mended(whole: Path, path: Path, before: Path) -> None:
+def assert_mended(whole: Path, path: Path) -> None:
     """The same command ends with the rows of the undisturbed study; what was finished before stays as it was."""
-    assert run(TWO, path)[0].complete
+    assert run(SHORT, path)[0].complete
     assert_same_runs(whole, path)
-    assert_kept(before, path)
+    assert_kept(whole, path)
     records = [read_run(each).study for each in (whole, path)]
     assert all(records[0][name] == records[1][name] for name in ("configuration", "data", "recipe", "ngrams", "trials"))
     assert not [left for left in path.rglob(".*") if left.name != ".lock"]
@@ -122,15 +112,11 @@ def assert_kept(before: Path, after: Path) -> None:
 
 
 # ---- pure ----------------------------------------------------------------------------------------------------------------
-def test_a_study_is_a_function_of_its_configuration_and_seeds(studies, tmp_path):
-    """Another folder, another order of encodings, another time."""
-    assert run(replace(TWO, encodings=("rope", "nope")), tmp_path / "again")[0].complete
-    assert_same_rows(studies[1], tmp_path / "again")
 
 
 @pytest.mark.slow
 def test_rows_depend_on_neither_seeds_nor_workers_beside_them(tmp_path):
-    one, other = replace(TWO, seeds=(0, 1)), replace(TWO, seeds=(1, 0), encodings=("rope", "nope"))
+    one, other = replace(SHORT, seeds=(0, 1)), replace(SHORT, seeds=(1, 0), encodings=("rope", "nope"))
     assert run(one, tmp_path / "one")[0].complete
     for name, executor in (("in process", InProcess()), ("two workers", Workers(2))):
         assert run(other, tmp_path / name, executor=executor)[0].complete
@@ -143,6 +129,3 @@ def assert_same_rows(one: Path, other: Path) -> None:
     keys = ["label", "seed", "method", "metric", "length", "position_from"]
     tables = [table.sort_values(keys, ignore_index=True) for table in tables]
     pd.testing.assert_frame_equal(*tables, check_exact=True)
-
-
-# ---- the command line ----------------------------------------------------------------------------------------------------

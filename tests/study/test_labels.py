@@ -68,32 +68,20 @@ test_the_nearest_name_of_either_kind = refused_calls(
     [
         (partial(parse_label, "mamb"), "mixer", "'mamb'", "'mamba'"),
         (partial(parse_label, "rope+windw:size=64"), "mixer", "'windw'", "'window'"),
-        (partial(parse_label, "rop+window:size=64"), "encoding", "'rop'", "'rope'"),
         (partial(parse_label, "rope+window:siz=64"), "'window'", "'siz'", "'size'"),
-        (partial(parse_label, "window:"), "window:option=value", "'window:'"),
         (partial(parse_label, "qqqq"), "'qqqq'", "abacus", "attention"),
         (partial(parse_label, ""), "mixer", "''"),
         (partial(parse_label, "nope+rope+mamba"), "'nope+rope+mamba'"),
         (partial(parse_encoding, "rope+mamba"), "encoding", "'mamba'"),
-        (partial(parse_encoding, "qqqq"), "encoding", "'qqqq'", "abacus"),
         *(
             (partial(parse_encoding, label), "rope:option=value,option=value", repr(label))
-            for label in ("rope:base", "rope:base=", "rope:base=5=6", "rope:base=5,")
+            for label in ("rope:base", "rope:base=5=6")
         ),
         (partial(parse_encoding, "rope:base=5,base=6"), "base", "'rope:base=5,base=6'"),
         (partial(parse_encoding, "rope:layout=half,2"), "layout", "2,1,1"),
-        (partial(parse_encoding, "rope:scaling=yarm,factor=2"), "'yarm'", "'yarn'"),
         (partial(parse_encoding, "rope:scaling=yarn,facto=2"), "'rope'", "'facto'", "'factor'"),
-        (partial(parse_encoding, "rope:scaling=yarn,name=x"), "'rope'", "'name'"),
-        (partial(parse_encoding, "rope:factor=2"), "'rope'", "'factor'", "head_dim"),
         (partial(parse_encoding, "alibi:scaling=yarn,factor=2"), "'alibi'", "'scaling'"),
-        (
-            partial(parse_encoding, "rope:scaling=base_change,base=5e5"),
-            "scaling.base=",
-            "'base_change'",
-            "base=",
-            "'rope'",
-        ),
+        (partial(parse_encoding, "rope:scaling=base_change,base=5e5"), "scaling.base=", "'base_change'"),
         (partial(parse_encoding, "rope:scaling=yarn,factor=2,scaling.factor=3"), "factor", "scaling.factor", "'yarn'"),
         (partial(parse_label("attention+mamba+mamba").options, 2), "3", "2", "--layers"),
     ]
@@ -129,6 +117,7 @@ def test_a_character_that_a_shell_or_a_file_system_changes_is_refused(character)
     assert repr(character) in str(refused.value)
 
 
+@pytest.mark.slow
 def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
     scheme = "rope:scaling=yarn,factor=3,original_max_length=16"
     config = tiny(
@@ -155,15 +144,14 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("positions", ["contiguous", "skipped"])
 @pytest.mark.parametrize("label", [*checked(tiny(encodings=("all",))).encodings, *ALONE])
-def test_everything_registered_goes_through_a_study(label, positions, tmp_path, numbers):
-    config = tiny(encodings=(label,), positions=positions, test_lengths=(16, 48), hidden=32, heads=4)
+def test_everything_registered_goes_through_a_study(label, tmp_path, numbers):
+    """With skipped positions, the table of learned ones has all that are measured."""
+    config = tiny(encodings=(label,), positions="skipped", test_lengths=(16, 48), hidden=32, heads=4)
     [trial] = run(config, tmp_path)[0].trials
     rows = read_rows(tmp_path / "results.parquet").query("method == 'non-overlapping'")
-    bounded = label == "learned" and positions == "contiguous"
-    assert trial.status == "done" and ("no positions from 16 on" in (trial.reason or "")) == bounded
-    assert list(rows["length"]) == ([16] if bounded else [16, 48]) and rows["value"].notna().all()
+    assert trial.status == "done" and trial.reason is None
+    assert list(rows["length"]) == [16, 48] and rows["value"].notna().all()
 
 
 # ---- convolutions and blocks ---------------------------------------------------------------------------------------------
@@ -183,7 +171,6 @@ test_refused_convolutions = refused_calls(
     [
         (lambda: parse_label("mamba+conv"), "'mamba+conv'", "latent"),
         (lambda: parse_label("attention:short_conv=kv+conv"), "short_conv"),
-        (lambda: parse_label("nope+conv:att=kv"), "'att'", "'at'"),
         (lambda: build_model(tiny(), "nope+conv:at=inputs", 0), "'inputs'", "'input'"),
         (lambda: build_model(tiny(block="deepseek"), "rope+window:size=8", 0), "latent", "'rope+window:size=8'"),
         (lambda: build_model(tiny(block="qwen3"), "mamba", 0), "qk_norm", "mamba"),
@@ -243,10 +230,8 @@ def test_layers_of_their_own():
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("rope..", "a label on both sides of .., such as rope..nope"),
-        ("..rope", "a label on both sides"),
+        ("rope..", "a label on both sides"),
         ("rope..window:size=8+mamba2", "one mixer for each layer, got window and mamba2"),
-        ("rope..nome", "did you mean 'nope'"),
         ("rope..nope+alibi", "together with another encoding 'nope' means nothing"),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 from longitude.measure import losses_by_length
 from longitude.study.copies import distances, foretold
 from longitude.study.data import Windows
-from longitude.study.ngrams import NGrams, ngram_bits, ngrams_of
+from longitude.study.ngrams import NGrams, ngrams_of
 from longitude.study.tasks.base import Measuring
 from longitude.study.tasks.text import Text
 from longitude.study.train import build_model
@@ -39,22 +39,6 @@ def test_equal_to_the_formula(order):
     got = NGrams(training, order, 6).nats(held_out)
     want = [[-np.log(loop(training, row, i, order, 6)) for i in range(1, 9)] for row in held_out.tolist()]
     np.testing.assert_allclose(got, want, rtol=1e-12)
-
-
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_probabilities_sum_to_one(order):
-    training = np.random.default_rng(0).integers(0, 4, (20, 9))
-    tables = NGrams(training, order, 5)
-    last = [np.exp(-tables.nats(np.array([[3, 1, token]]))[0, -1]) for token in range(5)]
-    assert sum(last) == pytest.approx(1)
-
-
-def test_a_longer_context_tells_more_of_a_text_that_repeats():
-    text = np.resize([0, 1, 0, 2], (50, 17))
-    bits = ngram_bits(text, [text[:1]], (1, 2, 3), 3)
-    assert (
-        bits[3] < 0.1 < bits[2] < 0.8 < bits[1]
-    )  # after 0 comes 1 or 2: half a bit a token, and the token before tells
 
 
 @pytest.mark.parametrize(("order", "vocabulary"), [(0, 256), (8, 256), (4, 100_000)])

@@ -19,7 +19,7 @@ from longitude.study.plan import checked, plan
 from longitude.study.presets import of_preset
 from longitude.study.results import keep, read_run
 from longitude.study.tables import every_finding, tables_of_parts
-from tests.study.conftest import NUMBERS, TINY, run
+from tests.study.conftest import TINY, reading_numbers, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
 AXES = replace(
@@ -35,10 +35,9 @@ AXES = replace(
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def axes(tmp_path_factory):
     path = tmp_path_factory.mktemp("axes") / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+    with reading_numbers():
         assert run(AXES, path)[0].complete
     return path
 
@@ -57,18 +56,19 @@ def test_every_part_has_the_tokens_the_steps_and_the_heads_of_the_first():
 
 
 @pytest.mark.slow
-def test_rows_say_the_training_length_and_its_tokens_are_equal(finished):
-    rows = read_rows(finished / "results.parquet")
+def test_rows_say_the_training_length_and_its_tokens_are_equal(axes):
+    rows = read_rows(axes / "results.parquet")
     assert {*rows["train_length"]} == {16, 32} and rows["parameters"].nunique() == 2
     assert {*rows["train_tokens"]} == {2 * TINY.batch_size * 16} and {*rows["train_steps"]} == {2}
 
 
-def test_a_ceiling_and_a_size_are_models_that_a_study_of_them_alone_trains(finished):
-    store = Store(finished)
+@pytest.mark.slow
+def test_a_ceiling_and_a_size_are_models_that_a_study_of_them_alone_trains(axes):
+    store = Store(axes)
     for options in ({"train_length": 32, "batch_size": 1}, {"hidden": 32, "heads": 4}):
-        alone = plan(replace(TINY, seeds=(0, 1), steps=2, methods=AXES.methods, **options), finished)
+        alone = plan(replace(TINY, seeds=(0, 1), steps=2, methods=AXES.methods, **options), axes)
         assert all(store.holds(units.training) and store.holds(units.measuring) for units in alone.trials)
-    other = plan(replace(TINY, seeds=(0, 1), steps=2, train_length=32), finished)
+    other = plan(replace(TINY, seeds=(0, 1), steps=2, train_length=32), axes)
     assert not any(store.holds(units.training) for units in other.trials)
 
 
@@ -104,9 +104,10 @@ def test_one_number_is_a_list_of_one(tmp_path):
 
 
 # ---- what they say -----------------------------------------------------------------------------------------------------
-def test_a_ceiling_is_the_value_of_the_label_trained_there(finished):
+@pytest.mark.slow
+def test_a_ceiling_is_the_value_of_the_label_trained_there(axes):
     """And the gap that of the means over seeds, whatever their order: no seed pairs them."""
-    read, rows = read_run(finished), read_rows(finished / "results.parquet")
+    read, rows = read_run(axes), read_rows(axes / "results.parquet")
     whole = rows[rows["position_from"].isna() & (rows["length"] == 32)].dropna(subset=["value"])
     found = ceilings(read)
     assert [(each.label, each.size) for each in found] == [
@@ -124,9 +125,10 @@ def test_a_ceiling_is_the_value_of_the_label_trained_there(finished):
         )
 
 
-def test_a_gap_is_not_paired_by_seed(finished, monkeypatch):
+@pytest.mark.slow
+def test_a_gap_is_not_paired_by_seed(axes, monkeypatch):
     """A ceiling whose seeds stand in another order has the same gap and interval."""
-    read = read_run(finished)
+    read = read_run(axes)
     first = ceilings(read)[0].gap
     turned = replace(
         read.others[0], trials=tuple(replace(trial, seed=1 - trial.seed) for trial in read.others[0].trials[::-1])
@@ -152,7 +154,8 @@ def test_a_ceiling_that_learned_nothing_or_one_seed_decides_nothing(low, high, p
     assert Ceiling("rope", "16 x 1", 32, value, value, gap, p, learned).verdict == verdict
 
 
-def test_the_guard_of_a_ceiling_is_at_its_own_training_length(finished, monkeypatch):
+@pytest.mark.slow
+def test_the_guard_of_a_ceiling_is_at_its_own_training_length(axes, monkeypatch):
     asked = []
 
     def too_little(criterion, label):
@@ -160,13 +163,14 @@ def test_the_guard_of_a_ceiling_is_at_its_own_training_length(finished, monkeypa
         return criterion.run.train_length == 32
 
     monkeypatch.setattr(analysis.LossCriterion, "learned_too_little", too_little)
-    assert {each.verdict for each in ceilings(read_run(finished))} == {"learned too little"}
+    assert {each.verdict for each in ceilings(read_run(axes))} == {"learned too little"}
     assert {length for length, _ in asked} == {32}
 
 
-def test_orders_are_compared_between_neighboring_sizes(finished, monkeypatch):
+@pytest.mark.slow
+def test_orders_are_compared_between_neighboring_sizes(axes, monkeypatch):
     monkeypatch.setattr(analysis.LossCriterion, "learned_too_little", lambda *_: False)
-    read = read_run(finished)
+    read = read_run(axes)
     assert [*by_size(read)] == ["16 x 1", "32 x 1"] and {part.train_length for part in by_size(read).values()} == {16}
     found = agreement(read)
     assert [(each.smaller, each.larger, each.length, each.pairs) for each in found] == [
@@ -181,19 +185,20 @@ def test_orders_are_compared_between_neighboring_sizes(finished, monkeypatch):
                                 for a, b in combinations(read.labels, 2))  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [16, 32])
-def test_what_learned_too_little_at_either_size_is_in_no_pair(width, finished, monkeypatch):
+def test_what_learned_too_little_at_either_size_is_in_no_pair(width, axes, monkeypatch):
     monkeypatch.setattr(
         analysis.LossCriterion,
         "learned_too_little",
         lambda criterion, label: label == "rope" and criterion.run.config.width == width,
     )
-    assert [each.pairs for each in agreement(read_run(finished))] == [0, 0, 0]
+    assert [each.pairs for each in agreement(read_run(axes))] == [0, 0, 0]
 
 
 @pytest.mark.slow
-def test_a_study_is_kept_with_all_its_parts(finished, tmp_path):
-    read, kept = read_run(finished), read_run(keep(read_run(finished), tmp_path / "kept"))
+def test_a_study_is_kept_with_all_its_parts(axes, tmp_path):
+    read, kept = read_run(axes), read_run(keep(read_run(axes), tmp_path / "kept"))
     assert [part.config for part in kept.parts] == [part.config for part in read.parts] and not (
         tmp_path / "kept/3/1"
     ).exists()

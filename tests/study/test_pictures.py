@@ -1,9 +1,7 @@
 """The figures of a study hold its numbers: seeds, changes with their own intervals, distances, times."""
 
-import math
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,7 +14,7 @@ from longitude.study.results import read_run
 from longitude.study.tasks.base import TASKS, Measuring
 from longitude.study.tasks.questions import rows_by_distance
 from longitude.study.train import build_model
-from tests.study.conftest import TINY, put_rows, run, values, write_answers, write_run
+from tests.study.conftest import TINY, put_rows, values, write_answers, write_run
 
 
 def drawn(name, analysis):
@@ -77,24 +75,6 @@ def test_the_losses_of_one_text_add_up_to_the_loss_that_the_study_has_of_it(data
     assert "".join(each["text"]).encode() == bytes(window[1:].tolist())
 
 
-@pytest.mark.slow
-def test_one_text_has_a_panel_for_each_label(tmp_path, numbers):
-    path = run(TINY, tmp_path)[0].path
-    analysis = analyse(path)
-    [figure] = drawn("one-text", analysis)
-    panels = figure.spec()["concat"]
-    assert [panel["description"] for panel in panels] == ["nope", "rope"]  # by which a reader chooses
-    means = [trial.window["nats"].mean() / math.log(2) for trial in analysis.run.trials]
-    table = figure.table
-    assert [float(table[column].iloc[0]) for column in table.columns[1:3]] == pytest.approx(means, abs=0.006)
-    assert np.isfinite(means).all() and all(layer_words(figure.spec(), panel) == "16" for panel in panels)
-
-
-def layer_words(spec, panel):
-    """The training length that is written at the line of a panel."""
-    return values(spec, "text", {"layer": panel["layer"][-1:]})[0]["words"]
-
-
 def test_answers_by_length_and_distance(tmp_path):
     write_answers(tmp_path, {"rope": (1.0,), "t5": (1.0,)}, test_lengths=(8,), documents=4, seeds=(0, 1))
     assert drawn("by-distance", analyse(tmp_path)) == []
@@ -113,25 +93,3 @@ def test_answers_by_length_and_distance(tmp_path):
     ]  # fmt: skip
     assert figure.table.to_numpy().tolist() == [["rope", 8, "100%", "25%"]]
     assert figure.title.endswith(" 50%")  # all answers at the longest length, each once
-
-
-def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
-    write_answers(tmp_path, {"rope": (1.0,)}, test_lengths=(8,), documents=4)
-    answers = pd.DataFrame({"method": "forward", "length": 64, "distance": range(1, 64), "exact": [1] * 7 + [0] * 56})
-    rows = rows_by_distance(
-        answers, "exact_match", {"task": "copy-decoder", "label": "rope", "seed": 0, "learning_rate": 4e-3}
-    )
-    put_rows(tmp_path, rows)
-    [figure] = drawn("by-distance", analyse(tmp_path))
-    spec = figure.chart.to_dict()
-    squares = values(spec, "rect", spec["concat"][0])
-    assert [each["place"] for each in squares] == ["1", "2 to 3", "4 to 7", "8 to 15", "16 to 31", "32 to 63"]
-    assert [(each["count"], each["value"]) for each in squares] == [(1, 1), (2, 1), (4, 1), (8, 0), (16, 0), (32, 0)]
-    answers = pd.DataFrame({"method": "by-distance", "length": 8, "distance": [1, 2, 4, 32, 64], "exact": 1})
-    put_rows(
-        tmp_path,
-        rows_by_distance(answers, "accuracy", {"task": "toy", "label": "rope", "seed": 0, "learning_rate": 4e-3}),
-    )
-    assert len(analyse(tmp_path).run.rows) == 5  # of whatever method
-    [figure] = drawn("by-distance", analyse(tmp_path))  # of a task that names the least of several distances
-    assert list(figure.table) == ["label", "length", "1", "2 to 3", "4 to 7", "32 to 63", "64 to 127"]

@@ -16,7 +16,7 @@ from longitude.study.results import read_run, status_of
 from longitude.study.tasks.base import task_for
 from longitude.study.train import build_model, selection_loss
 from longitude.study.trial import Status, Trial, trials_of
-from tests.study.conftest import COPY, NUMBERS, TINY, assert_same_runs, conclusion, printed, run
+from tests.study.conftest import COPY, TINY, assert_same_runs, conclusion, printed, reading_numbers, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32), methods=("non-overlapping",))
@@ -125,8 +125,7 @@ def test_a_sweep_trains_every_candidate_and_measures_the_chosen(tmp_path):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+    with reading_numbers():
         assert run(SWEEP, path)[0].complete
     return path
 
@@ -184,6 +183,7 @@ def test_another_rate_makes_the_choice_anew_and_rows_of_the_old_one_leave(tmp_pa
     assert run(ROPE, tmp_path)[0].complete and rates_of(tmp_path) == [0.005]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_never_chosen(tmp_path, losses):
     losses |= {0.005: math.nan, 0.01: 9.0}
     outcome, _ = run(ROPE, tmp_path)
@@ -195,6 +195,7 @@ def test_a_loss_that_is_not_finite_is_never_chosen(tmp_path, losses):
     assert "diverged" in printed(tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_tested_lengths_have_no_part_in_the_choice(tmp_path, losses, monkeypatch):
     """A chosen model that is not finite at a longer length stays chosen, when lengths are added and when rates are."""
     losses |= {0.005: 1.0, 0.01: 2.0, 0.02: 3.0}

@@ -15,10 +15,9 @@ from longitude.report.wording import papers
 from longitude.study import tables
 from longitude.study.analysis import analyse, conclude
 from longitude.study.criterion import Cell, Column
-from longitude.study.pictures import figures
 from longitude.study.report import table, write_report
 from longitude.study.results import read_run
-from tests.study.conftest import BITS, put_rows, summary, values, write_answers, write_run
+from tests.study.conftest import put_rows, summary, values, write_answers, write_run
 
 NAMES = ("by-length", "one-text", "by-position", "by-length-sliding", "change", "training")
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)> & </script>'
@@ -56,6 +55,7 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [write_run, write_answers])
 def test_a_new_column_is_shown_everywhere(write, tmp_path, monkeypatch):
     """It stands in the columns of its criterion and nowhere else: terminal, page, Markdown and LaTeX read these."""
@@ -141,36 +141,6 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     frame = summary(run)
     expected = frame[frame["value"].notna()][["label", "length", "value"]].values.tolist()
     assert [[point["label"], point["length"], point["value"]] for point in points] == expected
-
-
-def words_of(run):
-    return "".join(Page(write_report(analyse(run)).read_text(encoding="utf-8")).text)
-
-
-@pytest.mark.slow
-def test_nothing_was_measured(tmp_path):
-    states = {("rope", 0): {"status": "failed", "step": 0, "reason": "RuntimeError: no memory"}}
-    text = words_of(write_run(tmp_path, {"rope": BITS["rope"]}, states=states))
-    assert "No encoding was measured" in text and "failed: RoPE" in text and "RuntimeError: no memory" in text
-    assert list((tmp_path / "figures").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_the_page_speaks_of_answers_alone(tmp_path):
-    html = write_report(analyse(write_answers(tmp_path))).read_text(encoding="utf-8")
-    text = re.sub(r"<(script|style).*?</\1>", "", html, flags=re.DOTALL)
-    assert all(f"<dt>{head}</dt>" in text for head in conclude(analyse(tmp_path)).lines)
-    assert "Reverse: trained up to 16 symbols, asked up to 32" in text and "Reverse at 32 symbols: " in text
-    assert "99.0%" in text and text.count('class="verdict lost">not solved') == 2
-    assert not re.search(
-        r"bits per byte|does not hold|validation documents|non-overlapping windows", text, re.IGNORECASE
-    )
-    assert "longitude study --task copy-decoder --encodings rope alibi t5 learned --test-lengths" in text
-    chart = figures(analyse(tmp_path))[0].chart.to_dict()
-    points = values(chart, "line")
-    assert [point["value"] for point in points if point["label"] == "t5"] == [1.0, 0.96, 0.9, 0.4]
-    axis = next(layer["encoding"]["y"] for layer in chart["layer"] if layer["mark"]["type"] == "line")
-    assert "higher is better" in axis["title"] and axis["scale"]["domain"] == [-0.03, 1.03]
 
 
 def test_labels_never_overlap_and_keep_their_order():

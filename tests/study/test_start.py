@@ -14,7 +14,7 @@ from longitude.study.plan import plan
 from longitude.study.results import read_run
 from longitude.study.schemes import extended
 from longitude.study.train import build_model, first_model
-from tests.study.conftest import NUMBERS, TINY, run, sealed_again, trial_of, units_in
+from tests.study.conftest import NUMBERS, TINY, reading_numbers, run, sealed_again, trial_of, units_in
 from tests.support import refused
 
 YARN = "rope:scaling=yarn,factor=3,original_max_length=16"
@@ -30,8 +30,7 @@ def text(numbers):
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
     """A study with two seeds of rope and learned; others stand next to it."""
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+    with reading_numbers():
         path = tmp_path_factory.mktemp("studies") / "first"
         run(replace(TINY, encodings=("rope", "learned"), seeds=(0, 1)), path)
     return path
@@ -39,8 +38,7 @@ def first(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tuned(first):
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+    with reading_numbers():
         assert run(TUNED, first.parent / "tuned")[0].complete
     return first.parent / "tuned"
 
@@ -66,6 +64,7 @@ def test_training_begins_with_the_model_of_its_seed(seed, first, tmp_path):
     torch.testing.assert_close(model.eval()(tokens).logits, expected(tokens).logits, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_where_it_began_is_recorded(tuned, first):
     study = read_run(tuned).study
     [trial] = read_run(tuned).of(YARN)
@@ -76,6 +75,7 @@ def test_where_it_began_is_recorded(tuned, first):
     assert own["start"] == sha256
 
 
+@pytest.mark.slow
 def test_another_start_trains_other_models(tuned, first):
     """Weights of the start are part of a model's unit: what began from others is another model, and both stay."""
     [trial] = [trial for trial in read_run(first).of("rope") if trial.seed == 0]
@@ -92,6 +92,7 @@ def test_another_start_trains_other_models(tuned, first):
     assert all(Store(tuned).holds(units.measuring) for units in planned.trials)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -109,6 +110,7 @@ def test_refusals(options, words, first):
         plan(replace(TUNED, **options), first.parent / "new")
 
 
+@pytest.mark.slow
 def test_a_start_of_another_text_is_refused(first, monkeypatch):
     """It may hold what is measured; other lengths and documents of the same text are none."""
     assert plan(replace(TUNED, test_lengths=(16, 64), documents=3), first.parent / "new").data.start
@@ -117,6 +119,7 @@ def test_a_start_of_another_text_is_refused(first, monkeypatch):
         plan(TUNED, first.parent / "new")
 
 
+@pytest.mark.slow
 def test_a_start_that_is_not_done_is_refused(first, tmp_path):
     shutil.copytree(first, tmp_path / "first")
     [trial] = [trial for trial in read_run(first).of("rope") if trial.seed == 0]

@@ -47,26 +47,8 @@ def assert_same(one: OneTrial, other: OneTrial) -> None:
     assert one.status.selection == other.status.selection is not None
 
 
-def test_files_of_a_trial(unkilled, data):
-    names = {
-        kind: {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {".lock"}
-        for kind, folder in {"train": unkilled.trained, "measure": unkilled.measured}.items()
-    }
-    assert names["train"] == {
-        "unit.json", "status.json", "config.json", "generation_config.json", "model.safetensors",
-        "losses.jsonl", "trainer/trainer_state.json",
-    }  # fmt: skip
-    tables = {"results.parquet", "documents.parquet", "one-text.parquet"}
-    assert names["measure"] == {"unit.json", "status.json", *tables}
-    status = unkilled.status
-    assert (status.status, status.step, status.reason) == ("done", 20, None)
-    losses = [json.loads(line) for line in (unkilled.trained / "losses.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in losses] == list(range(1, 21))
-    assert [entry["tokens"] for entry in losses] == [64 * step for step in range(1, 21)]
-    assert max(entry["learning_rate"] for entry in losses) == TINY.learning_rates[0]
-
-
-@pytest.mark.parametrize("positions", ["contiguous", "randomized", "mixed"])
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("positions", ["mixed", "randomized", "contiguous"])
 def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp_path):
     config = checked(replace(TINY, encodings=("rope",), steps=1, positions=positions))
     trial = OneTrial(tmp_path, "rope", 1, config, data)
@@ -81,8 +63,8 @@ def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp
         assert abs(first - F.cross_entropy(model(**batch).logits.flatten(0, 1), targets).item()) > 1e-4
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("task", ["text", "recall", "flip-flop"])
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("task", ["flip-flop", "recall", "text"])
 def test_a_step_in_parts_is_the_step(task, data, tmp_path):
     """Also where parts have different numbers of targets (flip-flop)."""
     config = replace(TINY, encodings=("rope",), steps=3, batch_size=4)
@@ -110,23 +92,6 @@ def test_rows_are_those_of_the_saved_checkpoint(unkilled, data):
     assert list(documents.columns) == "label seed method length document nats tokens bytes".split()
     sums = documents[documents["length"] == 48][["nats", "bytes"]].sum()
     assert sums["nats"] / sums["bytes"] / math.log(2) == pytest.approx(values[48], rel=1e-12)
-
-
-def test_every_encoding_reads_the_same_tokens_in_the_same_order(data, tmp_path, monkeypatch):
-    read: dict[str, list] = {}
-    plain = Windows.__getitem__
-
-    def spied(self, index):
-        if len(self) == 12:  # those that train
-            read[label].append(index)
-        return plain(self, index)
-
-    monkeypatch.setattr(Windows, "__getitem__", spied)
-    for label in ("nope", "fox"):
-        read[label] = []
-        config = replace(TINY, steps=3)
-        assert OneTrial(tmp_path, label, 0, config, data).run().status == "done"
-    assert read["nope"] == read["fox"] == list(range(12))
 
 
 def test_initial_weights_follow_the_seed_and_leave_the_random_state_alone():
@@ -192,6 +157,7 @@ def test_random_starts_of_places_continue_after_a_kill(data, tmp_path, monkeypat
     assert {*read_rows(trial.measured / "results.parquet")["length"]} == {2, 20} and status.reason is None
 
 
+@pytest.mark.slow
 def test_a_long_training_saves_by_time(unkilled, data, tmp_path, monkeypatch):
     """Whatever its steps are: a kill costs the time between two saves."""
     trial, notes = OneTrial(tmp_path, "rope", 1, TINY, data), []
@@ -201,24 +167,9 @@ def test_a_long_training_saves_by_time(unkilled, data, tmp_path, monkeypatch):
     assert_same(trial, unkilled)
 
 
-def test_a_checkpoint_is_whole_or_refused(tmp_path):
-    for step in (5, 10, 15):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(b"weights")
-        (folder / "optimizer.pt").write_bytes(b"moments")
-        if step < 15:
-            seal(folder)
-    found, messages = newest(tmp_path, logged=20)
-    assert found == tmp_path / "checkpoint-10" and messages == ["dropped checkpoint-15: it was not finished"]
-    assert newest(tmp_path, logged=9)[0] == tmp_path / "checkpoint-5"  # its losses are not all there
-    (tmp_path / "checkpoint-5" / "complete.json").unlink()
-    assert newest(tmp_path, logged=20)[0] is None and not (tmp_path / "checkpoint-5").exists()
-
-
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "complete.json"])
-def test_a_byte_that_changed_after_a_checkpoint_was_saved_is_noticed(file, tmp_path):
-    """The loaders of torch and safetensors take it: most flipped bytes are another number."""
+def test_a_checkpoint_is_as_it_was_saved_or_refused(file, tmp_path):
+    """The loaders of torch and safetensors take a changed byte: most are another number."""
     for step in (5, 10):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -232,6 +183,7 @@ def test_a_byte_that_changed_after_a_checkpoint_was_saved_is_noticed(file, tmp_p
     (tmp_path / "checkpoint-10" / file).write_bytes(damaged)
     found, [message] = newest(tmp_path, logged=20)
     assert found == tmp_path / "checkpoint-5" and "checkpoint-10" in message
+    assert newest(tmp_path, logged=4)[0] is None and not found.exists()  # its losses are not all there
 
 
 def test_the_loss_log_ends_before_the_first_doubtful_line(tmp_path):
@@ -277,7 +229,7 @@ def test_lengths_beyond_a_table_are_missing_and_named(data, tmp_path):
     assert set(documents["tokens"]) == {WINDOWS * 48}  # the targets of all other trials
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("label", "words"),
     [

@@ -9,20 +9,10 @@ import pytest
 from longitude.study import run_trial
 from longitude.study.results import read_run
 from longitude.study.units import TRAINING, ngrams_unit, units_of
-from tests.study.conftest import COPY, NUMBERS, TINY, edit_question, run, trial_of
+from tests.study.conftest import COPY, NUMBERS, SHORT, edit_question, run, trial_of
 
 pytestmark = pytest.mark.usefixtures("numbers")
-TINY = replace(TINY, test_lengths=(16, 32))
 DATA = {"training_sha256": "a", "selection_sha256": "b", "sha256": "c"}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    path = tmp_path_factory.mktemp("finished") / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
-        assert run(TINY, path)[0].complete
-    return path
 
 
 @pytest.fixture
@@ -47,21 +37,21 @@ OTHER: dict[str, Any] = {
     "name", [name for name in TRAINING if name != "tokenizer"]
 )  # its tokens are hashed as the text
 def test_an_option_of_training_makes_other_models(name):
-    changed = replace(TINY, **{name: OTHER[name]}, **({"positions": "skipped"} if name == "position_range" else {}))
-    before = replace(TINY, positions="skipped", position_range=32) if name == "position_range" else TINY
+    changed = replace(SHORT, **{name: OTHER[name]}, **({"positions": "skipped"} if name == "position_range" else {}))
+    before = replace(SHORT, positions="skipped", position_range=32) if name == "position_range" else SHORT
     assert keys(changed)[0] != keys(before)[0] and keys(changed)[1] != keys(before)[1]
 
 
 @pytest.mark.parametrize("change", [{"label": "alibi"}, {"seed": 1}, {"rate": 0.5}, {"steps": 5}], ids=str)
 def test_a_trial_has_units_of_its_own(change):
-    assert not {*keys(TINY, **change)} & {*keys(TINY)}
+    assert not {*keys(SHORT, **change)} & {*keys(SHORT)}
 
 
 @pytest.mark.parametrize(
     "change", [{"test_lengths": (16, 24)}, {"methods": ("sliding",)}, {"stride": 8}, {"documents": 5}], ids=str
 )
 def test_an_option_of_measuring_measures_the_same_model_again(change):
-    before, after = keys(TINY), keys(replace(TINY, **change))
+    before, after = keys(SHORT), keys(replace(SHORT, **change))
     assert before[0] == after[0] and before[1] != after[1]
 
 
@@ -69,36 +59,38 @@ def test_an_option_of_measuring_measures_the_same_model_again(change):
     "change", [{"encodings": ("alibi",)}, {"seeds": (5,)}, {"learning_rates": (0.5,)}, {"data": ("other",)}], ids=str
 )
 def test_what_stands_beside_a_trial_decides_nothing(change):
-    assert keys(replace(TINY, **change), rate=0.005) == keys(TINY, rate=0.005)
+    assert keys(replace(SHORT, **change), rate=0.005) == keys(SHORT, rate=0.005)
 
 
 def test_text_and_weights_are_part_of_a_key():
-    assert keys(TINY, DATA | {"sha256": "d"})[0] == keys(TINY)[0] != keys(TINY, DATA | {"training_sha256": "d"})[0]
-    assert keys(TINY, DATA | {"sha256": "d"})[1] != keys(TINY)[1]
-    assert keys(TINY, DATA | {"selection_sha256": "d"})[0] != keys(TINY)[0]
-    assert len({keys(TINY, DATA | {"start_sha256": {"0": one}})[0] for one in "ab"} | {keys(TINY)[0]}) == 3
+    assert keys(SHORT, DATA | {"sha256": "d"})[0] == keys(SHORT)[0] != keys(SHORT, DATA | {"training_sha256": "d"})[0]
+    assert keys(SHORT, DATA | {"sha256": "d"})[1] != keys(SHORT)[1]
+    assert keys(SHORT, DATA | {"selection_sha256": "d"})[0] != keys(SHORT)[0]
+    assert len({keys(SHORT, DATA | {"start_sha256": {"0": one}})[0] for one in "ab"} | {keys(SHORT)[0]}) == 3
     drawn = {"sha256": "c"}  # of a task whose examples are drawn, the selection follows --documents
     assert keys(COPY, drawn)[0] != keys(replace(COPY, documents=7), drawn)[0]
 
 
 def test_the_recipe_is_part_of_a_key(monkeypatch):
-    before = keys(TINY)
+    before = keys(SHORT)
     monkeypatch.setitem(run_trial.train.__globals__["ARGUMENTS"], "adam_beta2", 0.999)
-    assert not {*before} & {*keys(TINY)}
+    assert not {*before} & {*keys(SHORT)}
 
 
 def test_the_ramp_of_yarn_is_part_of_a_key(monkeypatch):
     """Of what is measured by YaRN alone."""
-    yarn, linear = (replace(TINY, methods=(name,)) for name in ("yarn", "linear"))
+    yarn, linear = (replace(SHORT, methods=(name,)) for name in ("yarn", "linear"))
     before = keys(yarn), keys(linear)
     monkeypatch.setattr("longitude.study.units.ramp_start", lambda length: 7.0)
     assert keys(yarn)[0] == before[0][0] and keys(yarn)[1] != before[0][1] and keys(linear) == before[1]
 
 
 def test_ngrams_are_of_the_windows_of_the_first_seed():
-    first = ngrams_unit(TINY, DATA).key
-    assert ngrams_unit(replace(TINY, seeds=(0, 1), encodings=("alibi",)), DATA).key == first
-    assert ngrams_unit(replace(TINY, seeds=(1, 0)), DATA).key != first != ngrams_unit(replace(TINY, steps=5), DATA).key
+    first = ngrams_unit(SHORT, DATA).key
+    assert ngrams_unit(replace(SHORT, seeds=(0, 1), encodings=("alibi",)), DATA).key == first
+    assert (
+        ngrams_unit(replace(SHORT, seeds=(1, 0)), DATA).key != first != ngrams_unit(replace(SHORT, steps=5), DATA).key
+    )
 
 
 # ---- one folder, many questions ----------------------------------------------------------------------------------------
@@ -126,17 +118,17 @@ def test_in_one_folder_nothing_is_trained_twice_and_each_report_is_right(four, t
         assert {row.length for row in read.rows} == {*config.test_lengths}
         return [replace(row, commit=None) for row in read.rows]
 
-    first = ask(TINY, 0)
-    ask(replace(TINY, seeds=(0, 1)), 2)
-    ask(replace(TINY, test_lengths=(16, 24, 48)), 0)
-    ask(replace(TINY, encodings=("alibi",), test_lengths=(16, 24, 48)), 1)
-    ask(replace(TINY, encodings=("rope",), methods=("sliding",)), 0)
+    first = ask(SHORT, 0)
+    ask(replace(SHORT, seeds=(0, 1)), 2)
+    ask(replace(SHORT, test_lengths=(16, 24, 48)), 0)
+    ask(replace(SHORT, encodings=("alibi",), test_lengths=(16, 24, 48)), 1)
+    ask(replace(SHORT, encodings=("rope",), methods=("sliding",)), 0)
     with monkeypatch.context() as other:
         other.setattr("longitude.study.data.read_texts", lambda data: type(NUMBERS)("other", NUMBERS.documents[2:]))
-        ask(replace(TINY, data=("other",)), 2)
-    assert ask(TINY, 0) == first
-    fresh, _ = run(replace(TINY, encodings=("rope",)), four, fresh=True)
-    assert fresh.complete and trained[-1] == "rope seed 0 lr 0.005" and ask(TINY, 0) != []
+        ask(replace(SHORT, data=("other",)), 2)
+    assert ask(SHORT, 0) == first
+    fresh, _ = run(replace(SHORT, encodings=("rope",)), four, fresh=True)
+    assert fresh.complete and trained[-1] == "rope seed 0 lr 0.005" and ask(SHORT, 0) != []
 
 
 # ---- what is damaged ---------------------------------------------------------------------------------------------------
