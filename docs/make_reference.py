@@ -19,7 +19,7 @@ WORDS = {
 """Sections that are no module."""
 INTERFACES = (
     "study.tasks.base.register_task", "study.tasks.base.Task", "study.tasks.base.Measuring", "study.analysis.Analysis",
-    "study.criterion.Finding", "statistics.comparisons.Comparison", "statistics.estimates.Estimate", "report.figure.Figure",
+    "study.criterion.Finding", "statistics.estimates.Comparison", "statistics.estimates.Estimate", "report.figure.Figure",
     "recurrent.base.RecurrentMixer", "registry.Registry", "attention.mixer.MixerInputs",
     "attention.request.Request", "attention.operation.Verdict", "testing.engine.Measurement", "attention.documents.Packed",
     "checkpoints.source.Source", "measure.windows.Reader", "extend.plan.Target",

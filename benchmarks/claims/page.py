@@ -15,8 +15,7 @@ from claims.tables import false_discovery
 from longitude.report.figure import SLACK, Figure
 from longitude.report.table import markdown
 from longitude.report.wording import count, legible, paper, short_papers, with_base
-from longitude.statistics.comparisons import orders_kept
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, level
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, level, orders_kept
 from longitude.study.analysis import CRITERIA, Analysis
 from longitude.study.answers import SOLVED
 from longitude.study.config import option

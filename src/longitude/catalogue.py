@@ -7,7 +7,6 @@ as it is registered.
 import copy
 import inspect
 import io
-import re
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import Any
@@ -36,8 +35,6 @@ from longitude.runs.provenance import machine, versions
 from longitude.testing.examples import SHAPES, example
 
 Facts = dict[str, Any]
-USE = re.compile(r"^ +(\w+): (?:(?!^ +\w+: ).)*?Use\s+(?:it|them)\s+when\s+([^.]*)\.", re.MULTILINE | re.DOTALL)
-"""An option in a docstring of a class, and when to use it."""
 
 
 def catalogue() -> dict[str, Any]:
@@ -175,12 +172,11 @@ def source_of(thing: Any) -> str | None:
 
 # ---- mixers, schemes, samplers ---------------------------------------------------------------------------------------
 def of_mixer(name: str, kind: Any) -> Facts:
-    """Facts of a mixer. takes: supported kinds of encodings. cache: growth with the number of tokens. use: when, by option."""
+    """Facts of a mixer. takes: supported kinds of encodings. cache: growth with the number of tokens."""
     takes = ["input", *["rotation"] * kind.rotates, *["terms"] * kind.scores]
     facts = _of_class(name, kind) | {"takes": takes, "cache": kind.growth, "bidirectional": kind.bidirectional}
     facts["options"].pop("encoding", None)  # the model's
-    uses = USE.findall(inspect.getdoc(kind) or "")
-    return facts | {"use": "; ".join(f"{option} when {' '.join(when.split())}" for option, when in uses) or None}
+    return facts
 
 
 def _of_class(name: str, kind: type) -> Facts:

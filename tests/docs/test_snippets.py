@@ -21,7 +21,7 @@ from longitude import cli, plugins
 from longitude.attention.mixer import MIXERS
 from longitude.positions.base import ENCODINGS
 from longitude.study.tasks.base import TASKS
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
+from longitude.testing.examples import ENCODING_LAWS, MIXER_LAWS
 from tests.check.building import write_gguf
 from tests.extend.conftest import saved
 

@@ -157,7 +157,7 @@ def test_shapes_of_positions(make) -> None:
     close(rope.rotate(x, grid), rows, 0)
     assert not torch.allclose(rows, want, atol=0.1)
     for wrong in ([2, 5, n + 1], [2, 5, n, 1], []):
-        with refused(f"[B, L, {n}]", what=rope.registered_name, got=str(wrong)):
+        with refused(f"[B, L, {n}]", what=type(rope).__name__, got=str(wrong)):
             rope.prepare(torch.zeros(wrong, dtype=torch.long))
 
 
@@ -276,7 +276,7 @@ def test_xpos_without_a_length_takes_positions_that_fit_the_dtype() -> None:
     x, xpos = torch.ones(1, 4), XPos(4, "half")
     for dtype, reach in ((torch.float16, 2266), (torch.bfloat16, 18_129), (torch.float32, 18_130)):
         assert bool(xpos.rotate_keys(x.to(dtype), reach - 1).isfinite().all())
-        with refused("xpos", str(dtype), f"0 .. {reach - 1}"):
+        with refused("XPos", str(dtype), f"0 .. {reach - 1}"):
             xpos.rotate_keys(x.to(dtype), reach)
     assert bool(xpos.rotate_keys(x.double(), LAST).isfinite().all())
 
@@ -290,17 +290,17 @@ test_wrong_options = refused_calls(
         (lambda: lg.encoding("rope", head_dim=8), "'rope'", "'layout'"),
         (lambda: lg.Rotary(8, "half", scaling={"name": "yarm"}), "'yarn'"),
         (lambda: lg.Rotary(8, "half").rotate(torch.zeros(2, 6), 0), "[B, H, L, 8]", "[1, 1, 2, 6]"),
-        (lambda: lg.Rotary(8, "half").prepare(AT(3)), "rope", "[L]", "[B, L]", "[B, L, 1]"),
+        (lambda: lg.Rotary(8, "half").prepare(AT(3)), "Rotary", "[L]", "[B, L]", "[B, L, 1]"),
         (lambda: lg.Rotary(8, "half").prepare(torch.zeros(2, 3, 2).long()), "[B, L]", "[B, L, 1]", "[2, 3, 2]"),
-        (lambda: AxialRotary(14, "half"), "multiple", "axial_rope", "head_dim", "4"),
+        (lambda: AxialRotary(14, "half"), "multiple", "AxialRotary", "head_dim", "4"),
         (lambda: AxialRotary(8, "half", axes=3), "multiple", "6"),
-        (lambda: MultimodalRotary(16, "half", sections=4), "mrope", "rotary_dim", "2", "8"),
+        (lambda: MultimodalRotary(16, "half", sections=4), "MultimodalRotary", "rotary_dim", "2", "8"),
         (lambda: MultimodalRotary(16, "half", sections=[2, 3, 4]), "rotary_dim", "8", "[2, 3, 4]"),
-        (lambda: MultimodalRotary(16, "half", sections=[4, 4]), "mrope", "[4, 4]"),
+        (lambda: MultimodalRotary(16, "half", sections=[4, 4]), "MultimodalRotary", "[4, 4]"),
         (lambda: MultimodalRotary(16, "half", sections=[9, 0, -1]), "rotary_dim", "2", "8", "[9, 0, -1]"),
         (lambda: MultimodalRotary(16, "half", sections=[4.0, 2, 2]), "sections"),
         (lambda: MultimodalRotary(16, "half", sections=[2, 3, 3], arrangement="interleaved"), "3", "2"),
-        (lambda: XPos(7, "half"), "xpos", "rotary_dim"),
+        (lambda: XPos(7, "half"), "rope", "rotary_dim"),
     ]
 )
 
@@ -390,9 +390,9 @@ def test_mixed_frequencies_start_as_those_of_the_axes_turned() -> None:
 
 def test_mixed_options_that_do_not_go_together() -> None:
     for options in ({"axes": 4}, {"kv_heads": None}):
-        with refused(what="axial_rope"):
+        with refused(what="AxialRotary"):
             mixed(**options)
-    with refused(what="axial_rope", got="[1, 3, 5, 16]"):
+    with refused(what="AxialRotary", got="[1, 3, 5, 16]"):
         mixed().rotate(torch.zeros(1, 3, 5, 16), 0)
 
 

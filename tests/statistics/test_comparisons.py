@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from longitude.statistics.comparisons import compared, orders_kept
 from longitude.statistics.documents import Interval
-from longitude.statistics.estimates import HOLDS, UNCLEAR, Estimate, Sums, combined, difference, unpaired
+from longitude.statistics.estimates import (
+    HOLDS,
+    UNCLEAR,
+    Estimate,
+    Sums,
+    combined,
+    compared,
+    difference,
+    orders_kept,
+    unpaired,
+)
 from longitude.statistics.seeds import benjamini_hochberg, holm, t_interval, unpaired_difference
 
 OVER = np.ones((3, 4))

@@ -174,7 +174,7 @@ def test_what_a_compiler_or_the_law_itself_raises_is_no_finding(battery: Battery
 
 
 def test_a_law_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testing.parts.ENCODING_LAWS, "added", testing.laws())
+    monkeypatch.setattr(testing.examples.ENCODING_LAWS, "added", testing.laws())
 
     @testing.law(threshold=1e-12)
     def symmetric(build):

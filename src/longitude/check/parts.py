@@ -14,8 +14,7 @@ from longitude.errors import unknown
 from longitude.plugins import run_file
 from longitude.positions.base import Encoding, list_encodings
 from longitude.testing.engine import OnLaw, Result, in_words, try_laws
-from longitude.testing.examples import SHAPES, Example
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, PartBattery
+from longitude.testing.examples import ENCODING_LAWS, MIXER_LAWS, SHAPES, Example, PartBattery
 
 EncodingOrMixer = str | Callable[..., Any]
 """A registered name, a class of an Encoding or a Mixer, or a function that builds one."""

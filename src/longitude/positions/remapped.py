@@ -31,7 +31,7 @@ class Remapped(Rotary):
         super().__init__(head_dim, layout, **options)
         if not self.stable_keys:
             raise UsageError(
-                self.registered_name,
+                type(self).__name__,
                 "a scaling that does not follow the length",
                 repr(self.scaling),
                 "declare its length with follow='declared'",
@@ -47,7 +47,7 @@ class Remapped(Rotary):
         move: Callable[[Tensor], Tensor] | None = None,
     ) -> RotaryTable:
         """Cos and sin in float32 or wider, of positions [L] or [B, L], or of those to which a region maps them by `move`."""
-        require_positions(positions, who=self.registered_name)
+        require_positions(positions, who=type(self).__name__)
         return self.tables(positions if move is None else move(positions), length, dtype, center)
 
     def offset(self, i: Tensor, j: Tensor) -> Tensor:
@@ -97,7 +97,6 @@ class ReRoPE(Remapped):
     """
 
     source = "Su 2023, https://kexue.fm/archives/9708"
-    registered_name = "rerope"
     model_defaults = {**Rotary.model_defaults, "window": 32}
 
     def __init__(self, head_dim: int, layout: Layout, window: int, **options: Unpack[RotaryOptions]):
@@ -132,7 +131,6 @@ class LeakyReRoPE(Remapped):
     """
 
     source = "Su 2023, https://kexue.fm/archives/9708"
-    registered_name = "leaky_rerope"
     model_defaults = {**Rotary.model_defaults, "window": 32}
 
     def __init__(
@@ -175,7 +173,6 @@ class SelfExtend(Remapped):
     """
 
     source = "Jin et al. 2024, https://arxiv.org/abs/2401.01325"
-    registered_name = "self_extend"
     model_defaults = {**Rotary.model_defaults, "window": 32}
 
     def __init__(
@@ -235,7 +232,6 @@ class DualChunk(Remapped):
     """
 
     source = "An et al. 2024, https://arxiv.org/abs/2402.17463"
-    registered_name = "dual_chunk"
     model_defaults = {**Rotary.model_defaults, "chunk_size": 32, "local_size": 8}
 
     def __init__(
@@ -249,7 +245,7 @@ class DualChunk(Remapped):
     ):
         if local_size >= chunk_size:
             raise UsageError(
-                "dual_chunk", "local_size below chunk_size", f"{local_size} and {chunk_size}", "a sixteenth is usual"
+                "DualChunk", "local_size below chunk_size", f"{local_size} and {chunk_size}", "a sixteenth is usual"
             )
         super().__init__(head_dim, layout, **options)
         self.relative = False

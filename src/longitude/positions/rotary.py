@@ -63,7 +63,6 @@ class Rotary(Encoding):
     source = "Su et al. 2021, https://arxiv.org/abs/2104.09864"
     shared = True
     model_defaults = {"layout": "interleaved"}  # one complex product; a new model learns the same in both layouts
-    registered_name: str = "rope"
     full_precision = ("alpha",)  # positions multiply it: in bfloat16 angles would be wrong by radians
     axis_of_pair: Sequence[int] = ()
     """With several axes: the one that each pair reads."""
@@ -117,8 +116,7 @@ class Rotary(Encoding):
 
     def _frequencies_of(self, dim: int, length: int | None, device: torch.device | None) -> Frequencies:
         """Frequencies of the rotary pairs of `dim` dimensions."""
-        arguments = self.head_dim, self.base, self.scaling, dim, length, self.proportion, device, self.registered_name
-        frequencies = rope_frequencies(*arguments)
+        frequencies = rope_frequencies(self.head_dim, self.base, self.scaling, dim, length, self.proportion, device)
         if self.angle_dtype == "float32" and self.scaling is None:  # with the roundings of most ports, on a CPU
             theta = 1.0 / self.base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
             frequencies = frequencies._replace(inverse=frequencies.inverse.sign() * theta.to(device))  # 0 stays 0
@@ -135,7 +133,7 @@ class Rotary(Encoding):
 
         center: position from which gradients of learned frequencies count, the same for all queries and keys of a call.
         """
-        require_positions(positions, who=self.registered_name)
+        require_positions(positions, who=type(self).__name__)
         return self.tables(positions, length, dtype, center)
 
     def tables(
@@ -143,10 +141,10 @@ class Rotary(Encoding):
     ) -> RotaryTable:
         """Cos and sin of checked positions."""
         theta, factor = self._theta(length, positions.device)
-        coordinates = by_axis(positions, self.axes, self.registered_name)
+        coordinates = by_axis(positions, self.axes, type(self).__name__)
         angles = self.angles(coordinates, theta)
         if center is not None:  # zeros, whose gradient is that of theta
-            offsets = coordinates - by_axis(center, self.axes, self.registered_name)
+            offsets = coordinates - by_axis(center, self.axes, type(self).__name__)
             angles = angles.detach() + self.angles(offsets, theta - theta.detach())
         return table_of(angles, dtype, factor)
 
@@ -174,7 +172,7 @@ class Rotary(Encoding):
 
     def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
         if q.shape[-1] != self.head_dim:
-            raise UsageError(self.registered_name, f"[B, H, L, {self.head_dim}]", list(q.shape))
+            raise UsageError(type(self).__name__, f"[B, H, L, {self.head_dim}]", list(q.shape))
         return apply_rotary(q, prepared, self.layout)
 
     def keys(self, k: Tensor, prepared: RotaryTable) -> Tensor:
@@ -228,7 +226,6 @@ class AxialRotary(Rotary):
     """
 
     source = "Wang et al. 2024, https://arxiv.org/abs/2409.12191"
-    registered_name = "axial_rope"
     full_precision = ("theta",)
 
     def __init__(
@@ -241,7 +238,7 @@ class AxialRotary(Rotary):
         num_kv_heads: int | None = None,
     ):
         if head_dim % (2 * axes):
-            raise UsageError("axial_rope", f"head_dim to be a multiple of {2 * axes}, 2 per axis", head_dim)
+            raise UsageError("AxialRotary", f"head_dim to be a multiple of {2 * axes}, 2 per axis", head_dim)
         self.axes = axes
         super().__init__(head_dim, layout, base)
         self.axis_of_pair = [axis for axis in range(axes) for _ in range(head_dim // axes // 2)]
@@ -249,7 +246,7 @@ class AxialRotary(Rotary):
         if mixed:
             if axes != 2 or num_kv_heads is None:
                 got = f"num_kv_heads={num_kv_heads}, axes={axes}"
-                raise UsageError("axial_rope", "mixed with num_kv_heads and axes=2", got)
+                raise UsageError("AxialRotary", "mixed with num_kv_heads and axes=2", got)
             self.learned, self.shared, self.learns_frequencies = True, False, True
             self.theta = nn.Parameter(torch.empty(axes, num_kv_heads, head_dim // 2))
             self.reset_parameters()
@@ -282,7 +279,7 @@ class AxialRotary(Rotary):
         if self.theta is None:
             return super().queries(q, prepared)
         if q.dim() != 4 or q.shape[1] % self.theta.shape[1]:
-            raise UsageError("axial_rope", f"[B, H, L, {self.head_dim}], H a multiple of num_kv_heads", list(q.shape))
+            raise UsageError("AxialRotary", f"[B, H, L, {self.head_dim}], H a multiple of num_kv_heads", list(q.shape))
         return super().queries(q, RotaryTable(*by_heads(prepared, q.shape[1])))
 
 
@@ -314,7 +311,6 @@ class MultimodalRotary(Rotary):
     """
 
     source = "Wang et al. 2024, https://arxiv.org/abs/2409.12191"
-    registered_name = "mrope"
     axes = 3
 
     def __init__(
@@ -335,7 +331,7 @@ class MultimodalRotary(Rotary):
         three = isinstance(sections, list | tuple) and len(sections) == 3
         if not three or any(type(n) is not int or n < 0 for n in sections) or sum(sections) != pairs:
             raise UsageError(
-                "mrope",
+                "MultimodalRotary",
                 f"sections of pairs for time, height and width that sum to rotary_dim/2 = {pairs}",
                 repr(sections),
             )
@@ -347,7 +343,7 @@ class MultimodalRotary(Rotary):
         counts = tuple(self.axis_of_pair.count(axis) for axis in range(3))
         if counts != self.sections:
             raise UsageError(
-                "mrope",
+                "MultimodalRotary",
                 "sections that interleave",
                 repr(sections),
                 f"{pairs} interleaved pairs read {counts}: pass these, or arrangement='contiguous'",
@@ -359,12 +355,6 @@ class ScaledRotaryTable(NamedTuple):
 
     queries: RotaryTable
     keys: RotaryTable
-
-
-class RotaryOfXPos(Rotary):
-    """Rotary with xpos as the name in its errors."""
-
-    registered_name = "xpos"
 
 
 @register("xpos")
@@ -410,7 +400,7 @@ class XPos(Encoding):
         gamma: Positive = 0.4,
     ):
         super().__init__()
-        self.rope = RotaryOfXPos(head_dim, layout, base)
+        self.rope = Rotary(head_dim, layout, base)
         self.head_dim, self.layout, self.base, self.scale_base, self.gamma = head_dim, layout, base, scale_base, gamma
         self.half_block = max(1, self.distance_to(16))
 
@@ -432,7 +422,7 @@ class XPos(Encoding):
         to_query, to_key = distance, distance
         if length is None:
             limit = self.distance_to(math.sqrt(torch.finfo(dtype).max))
-            require_positions(positions, limit, who=f"xpos without a length, in {dtype}")
+            require_positions(positions, limit, who=f"XPos without a length, in {dtype}")
         else:
             distance = distance - (length - self.half_block)
             to_query, to_key = distance.clamp(min=-self.half_block), distance.clamp(max=self.half_block)

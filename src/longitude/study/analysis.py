@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from longitude.report.wording import capital, named
-from longitude.statistics.comparisons import Comparison
-from longitude.statistics.estimates import HOLDS, UNCLEAR
+from longitude.statistics.estimates import HOLDS, UNCLEAR, Comparison
 from longitude.statistics.seeds import pooled_spread
 from longitude.study.answers import AnswerCriterion
 from longitude.study.criterion import Criterion, Effective, Finding

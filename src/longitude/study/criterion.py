@@ -7,8 +7,7 @@ from itertools import takewhile
 from typing import Any, ClassVar, NamedTuple, Self
 
 from longitude.report.wording import count, far, named
-from longitude.statistics.comparisons import Comparison, compared
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, Sums
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Comparison, Estimate, Sums, compared
 from longitude.study.results import Run
 
 LISTED = 8

@@ -3,8 +3,7 @@
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from longitude.statistics.comparisons import SIGNIFICANT, orders_kept
-from longitude.statistics.estimates import UNCLEAR, WEAK, Estimate, level, unpaired
+from longitude.statistics.estimates import SIGNIFICANT, UNCLEAR, WEAK, Estimate, level, orders_kept, unpaired
 from longitude.statistics.seeds import holm
 from longitude.study.analysis import CRITERIA
 from longitude.study.criterion import VERDICTS, Criterion

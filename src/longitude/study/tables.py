@@ -8,8 +8,7 @@ import pandas as pd
 from longitude.measure.rows import TRAINING
 from longitude.report import table
 from longitude.report.wording import count
-from longitude.statistics.comparisons import Comparison
-from longitude.statistics.estimates import level
+from longitude.statistics.estimates import Comparison, level
 from longitude.study.analysis import CRITERIA, Analysis, analyse, conclude, ranked
 from longitude.study.criterion import CONTEXT, LOSS, VERDICTS, Criterion, Effective, Finding
 from longitude.study.parts import agreement, by_size, ceilings

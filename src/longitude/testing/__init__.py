@@ -21,9 +21,8 @@ Mixers have separate laws with the same functions: testing.mixers.check("mamba")
 
 from longitude.testing import mixers
 from longitude.testing.engine import DoesNotApply, LawBroken, measure
-from longitude.testing.examples import example, fill
+from longitude.testing.examples import ENCODING_LAWS, example, fill
 from longitude.testing.fixtures import close
-from longitude.testing.parts import ENCODING_LAWS
 
 law, laws, cases = ENCODING_LAWS.law, ENCODING_LAWS.laws, ENCODING_LAWS.cases
 examine, check = ENCODING_LAWS.examine, ENCODING_LAWS.check

@@ -1,23 +1,25 @@
-"""Subjects of laws: encodings and mixers at toy size, built fresh each time."""
+"""Subjects of laws, encodings and mixers at toy size, and the two batteries of laws that try them; a law may be in both."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
 
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.attention.mixer import MIXERS, Mixer
+from longitude.attention.mixer import MIXERS, Mixer, list_mixers
 from longitude.errors import unknown
-from longitude.positions.base import ENCODINGS, Encoding
+from longitude.positions.base import ENCODINGS, Encoding, list_encodings
 from longitude.positions.composed import Composed, compose
 from longitude.recurrent.ops.checks import MODES
 from longitude.registry import options_of
+from longitude.testing.engine import Battery, Law, Measurement, Result, Test
 
 Module = TypeVar("Module", bound=nn.Module)
 SHAPES = {"dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_length": 600}
@@ -211,3 +213,75 @@ def fill(module: Module, seed: int = 0, std: float = 0.5) -> Module:
         noise = std * torch.randn(p.shape, generator=generator, dtype=torch.float64)
         p.copy_(noise.abs() + 0.1 if above else noise)
     return module
+
+
+# ---- their batteries ---------------------------------------------------------------------------------------------------
+class PartBattery(Battery):
+    """The laws of encodings, or of mixers, and how they are tried on one that is registered, a class or a function."""
+
+    def __init__(self, noun: str, example: Callable[..., Example], registered: Callable[[], list[str]]):
+        super().__init__(noun, "longitude.testing.battery")
+        self.example, self.registered = example, registered
+
+    def examine(self, law: str | Law, part: Any, **options: Any) -> Result:
+        """Try a law on an encoding or mixer.
+
+        Args:
+            law: A Law, or its name.
+            part: A registered name, a class, or a function that builds a fresh one at the toy size, SHAPES.
+            options: Options to build it with.
+
+        Returns:
+            The Result: it passed, or does not apply.
+
+        Raises:
+            LawBroken: If the law is broken, or an unexpected error is raised.
+            ValueError: For an unknown law, name or option.
+        """
+        law = self[law] if isinstance(law, str) else law
+        build = self.example(part, **options)
+        build()
+        return law(build).require(build.name)
+
+    def check(self, part: Any, *, without: Iterable[str] = (), **options: Any) -> dict[str, Result]:
+        """Try every law on one encoding or mixer.
+
+        Args:
+            part: A registered name, a class, or a function that builds a fresh one at the toy size, SHAPES.
+            without: Names of laws to leave out, such as "compile".
+            options: Options to build it with.
+
+        Returns:
+            The Result of each law by its name: status, measured number, threshold, reason.
+
+        Raises:
+            LawBroken: For the first law that is broken, an AssertionError with the law and the measured number.
+            ValueError: For an unknown law, name or option.
+        """
+        return {law.name: self.examine(law, part, **options) for law in self.chosen(without=without)}
+
+    def cases(self) -> list[tuple[str, str]]:
+        """(name, law) for everything registered, to parametrize a test with.
+
+        Returns:
+            Every pair of a registered name and a law's name.
+        """
+        return [(name, law) for name in self.registered() for law in self.laws()]
+
+
+ENCODING_LAWS = PartBattery("encoding", example, list_encodings)
+MIXER_LAWS = PartBattery("mixer", mixer_example, list_mixers)
+
+
+def shared_law(**options: Any) -> Callable[[Test], Test]:
+    """Decorator: a law of mixers that is one of encodings, too, which are tried in attention. options: those of Battery.law."""
+
+    def add(test: Test) -> Test:
+        @wraps(test)
+        def in_attention(build: Example, **how: Any) -> Measurement | None:
+            return test(build.in_attention(), **how)
+
+        ENCODING_LAWS.law(**options)(in_attention)
+        return MIXER_LAWS.law(**options)(test)
+
+    return add

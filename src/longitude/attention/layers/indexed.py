@@ -231,7 +231,7 @@ class Indexer(AttentionLayer):
 
     def _frequencies(self, device: torch.device | None) -> Frequencies:
         sizes = self.index_dim, self.index_base, self.index_scaling, self.index_rotary_dim
-        return rope_frequencies(*sizes, None, 1.0, device, type(self).__name__)
+        return rope_frequencies(*sizes, None, 1.0, device)
 
 
 @register_mixer("indexed")

@@ -75,4 +75,4 @@ class RePoAttention(MultiHeadAttention):
         return tuple(placed)  # type: ignore[return-value]
 
     def _frequencies(self, device: torch.device | None) -> Tensor:
-        return rope_frequencies(self.head_dim, self.base, None, None, None, 1.0, device, "RePoAttention").inverse
+        return rope_frequencies(self.head_dim, self.base, device=device).inverse

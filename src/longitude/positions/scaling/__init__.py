@@ -33,7 +33,6 @@ def rope_frequencies(
     length: int | Tensor | None = None,
     proportion: Share = 1.0,
     device: torch.device | None = None,
-    who: str = "rope",
 ) -> Frequencies:
     """Frequencies theta_k = base^(-2k/rotary_dim), k = 0 .. rotary_dim/2 - 1, as `scaling` changes them.
 
@@ -45,7 +44,6 @@ def rope_frequencies(
         length: tokens, for a scheme that follows a length; None: its declared length, else the original one.
         proportion: p-RoPE: only the int(p rotary_dim) // 2 fastest pairs rotate; the others have frequency 0.
         device: device of the frequencies.
-        who: the name that errors begin with.
 
     Returns:
         Frequencies: `inverse` [rotary_dim/2] in radians per position, `attention_factor`, `softmax_factor`.
@@ -59,9 +57,9 @@ def rope_frequencies(
     """
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     options = {"head_dim": head_dim, "rotary_dim": rotary_dim, "base": base, "proportion": proportion}
-    check_declared(who, {"head_dim": int, "rotary_dim": int, "base": Positive, "proportion": Share}, options)
+    check_declared("rope", {"head_dim": int, "rotary_dim": int, "base": Positive, "proportion": Share}, options)
     if rotary_dim % 2 or rotary_dim > head_dim:
-        raise UsageError(who, f"an even rotary_dim of at most head_dim={head_dim}", rotary_dim)
+        raise UsageError("rope", f"an even rotary_dim of at most head_dim={head_dim}", rotary_dim)
     scheme = from_dict(scaling) or UNSCALED
     inverse = scheme.frequencies(rotary_dim, base, length, device)
     rotating = int(proportion * rotary_dim) // 2

@@ -19,7 +19,7 @@ from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call, calls_with_every_mask, documents_of, masks
 from longitude.testing.battery.compilers import require_one_table
 from longitude.testing.engine import DoesNotApply, LawBroken, Measurement
-from longitude.testing.examples import SMALL_ENCODING, Example
+from longitude.testing.examples import ENCODING_LAWS, SMALL_ENCODING, Example
 from longitude.testing.fixtures import (
     Named,
     close,
@@ -32,7 +32,6 @@ from longitude.testing.fixtures import (
     small_blocks,
 )
 from longitude.testing.memory_use import memory_of
-from longitude.testing.parts import ENCODING_LAWS
 
 PRECISIONS = {torch.float64: 1e-10, torch.float32: 2e-4}
 """Largest relative error of a backend against `reference` in float64, by dtype."""

@@ -7,10 +7,9 @@ import torch
 from longitude.recurrent.base import RecurrentMixer
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken, Measurement
-from longitude.testing.examples import DIM, MixerExample
+from longitude.testing.examples import DIM, MIXER_LAWS, MixerExample
 from longitude.testing.fixtures import LayerStack, close, numbers
 from longitude.testing.memory_use import bytes_held, tensors_held
-from longitude.testing.parts import MIXER_LAWS
 
 MOST = {"O(1)": 1.0, "O(log N)": 2.0, "O(N)": 16.0}
 """Largest growth of a cache in bytes for eight times the tokens; caches that grow with the tokens reserve memory ahead."""

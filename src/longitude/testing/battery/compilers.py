@@ -16,9 +16,8 @@ from longitude.attention.operation import attend
 from longitude.positions.base import Encoding, Transport
 from longitude.positions.composed import compose
 from longitude.testing.engine import DoesNotApply, LawBroken, Measurement
-from longitude.testing.examples import DIM, Example, MixerExample
+from longitude.testing.examples import DIM, ENCODING_LAWS, Example, MixerExample, shared_law
 from longitude.testing.fixtures import LayerStack, Named, close, heads_and_tokens, learned_of, numbers
-from longitude.testing.parts import ENCODING_LAWS, shared_law
 
 SLOW_OR_OLD = "There is a performance drop|`torch.jit"
 """Warnings to ignore: that vmap runs an operator row by row, and that torch's forward mode uses torch.jit."""

@@ -11,9 +11,8 @@ from torch import Tensor
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import NoMask
 from longitude.testing.engine import DoesNotApply, LawBroken
-from longitude.testing.examples import DIM, MixerExample
+from longitude.testing.examples import DIM, MIXER_LAWS, MixerExample, shared_law
 from longitude.testing.fixtures import LayerStack, close, error, learned_of, numbers, random_cuts
-from longitude.testing.parts import MIXER_LAWS, shared_law
 
 CACHES = ("transformers",)
 LENGTHS = (1, 7, 63, 130)

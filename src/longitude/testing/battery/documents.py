@@ -7,9 +7,8 @@ from torch import Tensor
 
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
-from longitude.testing.examples import DIM, MixerExample
+from longitude.testing.examples import DIM, MIXER_LAWS, MixerExample, shared_law
 from longitude.testing.fixtures import LayerStack, close, numbers, random_cuts
-from longitude.testing.parts import MIXER_LAWS, shared_law
 
 NOISE = 50.0
 """Scale of the numbers at padding, relative to those of tokens."""

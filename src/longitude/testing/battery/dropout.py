@@ -11,7 +11,7 @@ from longitude.attention.backends import BACKENDS
 from longitude.positions.base import OffsetVectors
 from longitude.testing.attend_calls import Call, calls_with_every_mask
 from longitude.testing.engine import DoesNotApply, LawBroken
-from longitude.testing.examples import DIM, SHAPES, Example, MixerExample, seeded
+from longitude.testing.examples import DIM, ENCODING_LAWS, MIXER_LAWS, SHAPES, Example, MixerExample, seeded
 from longitude.testing.fixtures import (
     LayerStack,
     close,
@@ -23,7 +23,6 @@ from longitude.testing.fixtures import (
     small_blocks,
     with_gradients,
 )
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
 
 P = 0.3
 KEYS = SHAPES["head_dim"]  # as many as values are wide: values of one-hot rows show the weights

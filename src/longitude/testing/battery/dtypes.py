@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from longitude.testing.engine import LawBroken
-from longitude.testing.examples import DIM, Example, MixerExample, seeded
+from longitude.testing.examples import DIM, ENCODING_LAWS, MIXER_LAWS, Example, MixerExample, seeded
 from longitude.testing.fixtures import LayerStack, close, learned_of, numbers
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
 from longitude.training import parameter_groups
 
 ROUNDED = {torch.bfloat16: 0.01, torch.float16: 0.002}

@@ -15,9 +15,17 @@ from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import DoesNotApply, LawBroken
-from longitude.testing.examples import DIM, Example, MixerExample, fill, mixer_example
+from longitude.testing.examples import (
+    DIM,
+    ENCODING_LAWS,
+    MIXER_LAWS,
+    Example,
+    MixerExample,
+    fill,
+    mixer_example,
+    shared_law,
+)
 from longitude.testing.fixtures import LayerStack, close, numbers, random_cuts, tensors_in
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, shared_law
 
 if TYPE_CHECKING:
     from longitude.models.causal import LongitudeForCausalLM

@@ -16,9 +16,18 @@ from longitude.attention.mixer import Mixer
 from longitude.registry import options_of
 from longitude.testing.battery.decoding import CACHES, two_documents
 from longitude.testing.engine import DoesNotApply, LawBroken
-from longitude.testing.examples import DIM, OTHER_SHAPES, SHAPES, Example, MixerExample, seeded
+from longitude.testing.examples import (
+    DIM,
+    ENCODING_LAWS,
+    MIXER_LAWS,
+    OTHER_SHAPES,
+    SHAPES,
+    Example,
+    MixerExample,
+    seeded,
+    shared_law,
+)
 from longitude.testing.fixtures import LayerStack, close, learned_of, numbers, refused
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, shared_law
 
 
 @ENCODING_LAWS.law(threshold=1e-9)

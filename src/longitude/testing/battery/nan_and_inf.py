@@ -18,7 +18,7 @@ from longitude.attention.pairs import is_band
 from longitude.testing.attend_calls import Call, calls_with_every_mask
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
-from longitude.testing.examples import DIM, Example, MixerExample
+from longitude.testing.examples import DIM, ENCODING_LAWS, MIXER_LAWS, Example, MixerExample, shared_law
 from longitude.testing.fixtures import (
     LayerStack,
     Named,
@@ -29,7 +29,6 @@ from longitude.testing.fixtures import (
     with_gradients,
     without_loops,
 )
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, shared_law
 
 QUICK = ("causal", "documents by row", "global")
 LENGTH, AT = 11, 5

@@ -14,9 +14,8 @@ from longitude.positions.composed import compose
 from longitude.positions.coordinates import explicit
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import DoesNotApply, LawBroken
-from longitude.testing.examples import DIM, SHAPES, Example
+from longitude.testing.examples import DIM, ENCODING_LAWS, SHAPES, Example
 from longitude.testing.fixtures import LayerStack, Named, close, error, heads_and_tokens, numbers, refused, tensors_in
-from longitude.testing.parts import ENCODING_LAWS
 
 SHIFTS = (1, 3, 1000, 100_000)
 

@@ -25,9 +25,8 @@ from longitude.attention.masks import (
 from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import LawBroken
-from longitude.testing.examples import SHAPES, Example
+from longitude.testing.examples import ENCODING_LAWS, SHAPES, Example
 from longitude.testing.fixtures import Named, close, numbers, small_blocks
-from longitude.testing.parts import ENCODING_LAWS
 
 
 # ---- what is drawn -------------------------------------------------------------------------------------------------------

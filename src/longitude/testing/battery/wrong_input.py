@@ -19,9 +19,8 @@ from longitude.positions.rotary import Rotary
 from longitude.recurrent.base import RecurrentMixer
 from longitude.registry import annotations_of
 from longitude.testing.battery.decoding import CACHES
-from longitude.testing.examples import DIM, OTHER_SHAPES, SHAPES, Example, MixerExample
+from longitude.testing.examples import DIM, ENCODING_LAWS, MIXER_LAWS, OTHER_SHAPES, SHAPES, Example, MixerExample
 from longitude.testing.fixtures import heads_and_tokens, numbers, refused, tensors_in, unchanged
-from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
 
 WRONG_NUMBERS = (0, -1, 1.5, "8", True)
 Wrong = dict[str, tuple[Callable[[], Any], *tuple[str, ...]]]
