@@ -1,6 +1,7 @@
 """The rules of the house: what an import may cost, where a name may stand, what is never unpickled."""
 
 import ast
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -81,23 +82,19 @@ for name in lg.list_mixers():
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
-def lazy_names_of_type_checkers() -> dict[str, str]:
-    """name -> module, as the TYPE_CHECKING block of the package says."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
-
-
-def test_public_names_come_from_where_type_checkers_see_them() -> None:
-    """Each loads, and is listed."""
-    modules = lazy_names_of_type_checkers()
-    assert sorted([*modules, "__version__"]) == sorted(lg.__all__)
+@pytest.mark.parametrize("package", ["", ".attention", ".checkpoints", ".measure", ".positions", ".study"])
+def test_public_names_come_from_where_type_checkers_see_them(package) -> None:
+    """Each loads from the module that the stub names, and is listed."""
+    room = importlib.import_module(f"longitude{package}")
+    stub = ast.parse(Path(str(room.__file__)).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    modules = {alias.name: str(node.module) for node in imports for alias in node.names if alias.asname}
+    assert sorted(modules) == sorted({*room.__all__} - {"__version__"}) and modules
     for name, module in modules.items():
-        home = sys.modules[f"longitude.{name}" if module == "longitude" else module] if getattr(lg, name) else None
-        assert getattr(lg, name) is (home if module == "longitude" else getattr(home, name)) and name in dir(lg), name
+        thing = getattr(room, name)
+        assert thing is sys.modules.get(f"{module}.{name}") or thing is getattr(sys.modules[module], name), name
     with pytest.raises(AttributeError, match="no attribute 'alibi'"):
-        lg.alibi  # noqa: B018
+        room.alibi  # noqa: B018
 
 
 # ---- data ----------------------------------------------------------------------------------------------------------

@@ -1,44 +1,5 @@
 """One operation, its masks, backends, caches and layers. It depends on terms, and on no single encoding."""
 
-from typing import TYPE_CHECKING
-
 from longitude import loaded_on_use
 
-if TYPE_CHECKING:
-    from longitude.attention.backends.base import Backend as Backend, register_backend as register_backend
-    from longitude.attention.cache import LongitudeCacheLayer as LongitudeCacheLayer
-    from longitude.attention.layers.cross import CrossAttention as CrossAttention
-    from longitude.attention.layers.hierarchical import (
-        HierarchicalAttention as HierarchicalAttention,
-        hierarchical_attention as hierarchical_attention,
-    )
-    from longitude.attention.layers.indexed import (
-        IndexedAttention as IndexedAttention,
-        IndexedLatentAttention as IndexedLatentAttention,
-        indexer_loss as indexer_loss,
-    )
-    from longitude.attention.layers.latent import LatentAttention as LatentAttention
-    from longitude.attention.layers.longformer import LongformerAttention as LongformerAttention
-    from longitude.attention.layers.parallel import ParallelMixer as ParallelMixer
-    from longitude.attention.layers.repo import RePoAttention as RePoAttention
-    from longitude.attention.layers.stick_breaking import StickBreaking as StickBreaking
-    from longitude.attention.layers.window import ChunkAttention as ChunkAttention, WindowAttention as WindowAttention
-    from longitude.attention.merge import merge_attention as merge_attention
-
-__getattr__, __all__ = loaded_on_use(
-    __name__,
-    {
-        "attention.backends.base": "Backend register_backend",
-        "attention.cache": "LongitudeCacheLayer",
-        "attention.merge": "merge_attention",
-        "attention.layers.cross": "CrossAttention",
-        "attention.layers.hierarchical": "HierarchicalAttention hierarchical_attention",
-        "attention.layers.indexed": "IndexedAttention IndexedLatentAttention indexer_loss",
-        "attention.layers.latent": "LatentAttention",
-        "attention.layers.longformer": "LongformerAttention",
-        "attention.layers.parallel": "ParallelMixer",
-        "attention.layers.repo": "RePoAttention",
-        "attention.layers.stick_breaking": "StickBreaking",
-        "attention.layers.window": "ChunkAttention WindowAttention",
-    },
-)
+__getattr__, __all__ = loaded_on_use(__name__)

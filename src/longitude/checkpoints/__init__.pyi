@@ -1,0 +1,1 @@
+from longitude.checkpoints.config import layers_from_hugging_face as layers_from_hugging_face

@@ -1,0 +1,2 @@
+from longitude.positions.coordinates import multimodal_positions as multimodal_positions
+from longitude.positions.rotation import convert_layout as convert_layout
