@@ -243,7 +243,7 @@ def test_a_model_larger_than_memory(whole, text, tmp_path, command):
 
 def test_size_of_weights(whole, sharded, tmp_path):
     """A number of the model is 4 bytes as saved here, and what no index names is not counted."""
-    numbers = sum(math.prod(shape) for shape in require_shards(whole).values())
+    numbers = sum(math.prod(tensor.shape) for tensor in require_shards(whole).values())
     shutil.copy(whole / "model.safetensors", sharded / "consolidated.safetensors")
     for folder in (whole, sharded):
         assert 4 * numbers < size_of(folder, "auto") < 4 * numbers + 2**15

@@ -7,7 +7,7 @@ import torch
 from transformers import T5Config, ViTConfig
 
 from longitude.check import check
-from longitude.checkpoints.load import load, require
+from longitude.checkpoints.load import load, require_shards
 from longitude.checkpoints.source import open_source
 from longitude.hf import set_positions
 from tests.support import edit_config, refused
@@ -71,9 +71,9 @@ def test_weights_that_are_not_whole(llama):
         file.write_bytes(part)
         assert "download them again" in refusal(llama)
         with refused("safetensors", "header"):
-            require(llama)
+            require_shards(llama)
     file.write_bytes(whole)
-    require(llama)
+    require_shards(llama)
 
 
 def test_weights_that_are_not_the_models(llama):

@@ -342,13 +342,6 @@ def test_dry_run_writes_nothing(checkpoint, command, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_base_of_1_is_noted_by_its_key(command, tmp_path) -> None:
-    turning_alike = {"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}}
-    folder = saved("llama", tmp_path / "llama", **turning_alike)
-    code, printed, _ = command(folder, *by("linear"), "--dry-run", "--json")
-    assert code == 0 and any("rope_theta" in note for note in json.loads(printed)["notes"])
-
-
 def test_cost_is_measured(checkpoint, write, text, monkeypatch) -> None:
     monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
     found = {}

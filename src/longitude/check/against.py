@@ -14,14 +14,12 @@ from longitude.checkpoints.compare import frequencies_of as of_rope, head_dim_of
 from longitude.checkpoints.declared import declared_length, of_full_attention
 from longitude.checkpoints.gguf import GGUF, LONG, SHORT, Divided
 from longitude.checkpoints.layout import layout_changes
-from longitude.checkpoints.load import shapes_of
+from longitude.checkpoints.load import tensors_of
 from longitude.checkpoints.source import Source, open_source, ropes_of
-from longitude.errors import UsageError
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import DynamicNTK, LongRoPE
 from longitude.positions.scaling.base import Follows
 
-ADAPTER = "adapter_config.json"
 FORMS = {
     "interleaved": "the same, rows reordered from half to interleaved",
     "half": "the same, rows reordered from interleaved to half",
@@ -68,9 +66,6 @@ def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False)
         ValueError: for a file that cannot be read.
     """
     source, place = open_source(str(model), allow_pickle), Path(other)
-    if (place / ADAPTER).is_file():
-        expected = "a .gguf file or another checkpoint"
-        raise UsageError("--against", expected, f"the adapter {other}", "compare with the checkpoint it was trained on")
     if place.suffix == ".gguf":
         file = GGUF(place)
         facts, frequencies, weights = file.facts(), file.frequencies(), gguf_layouts(source, file)
@@ -177,7 +172,7 @@ def _contradict(here: Any, there: Any) -> bool:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 def _named(source: Source) -> Iterable[tuple[Path, str]]:
     for shard in source.shards:
-        yield from ((shard, name) for name in shapes_of(shard))
+        yield from ((shard, name) for name in tensors_of(shard))
 
 
 def _read(shard: Path, name: str) -> Tensor:

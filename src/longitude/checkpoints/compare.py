@@ -16,12 +16,12 @@ from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 
 from longitude.checkpoints.declared import (
     Ropes,
+    by_type,
     class_of,
     fault_of,
     require_numbers,
     require_windows,
     text_part,
-    turning_alike,
     type_in,
     unread,
 )
@@ -115,8 +115,7 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     if theirs is None:
         kind = as_mapping(written).get("model_type")
         alone = f"not understood: model_type {kind!r}, of which no class is here: its keys are read as if all layers rotated"
-        notes = [*([] if kind is None else [alone]), *turning_alike(written)]
-        return Reading(read_ropes(written, follow, max_length), notes=notes)
+        return Reading(read_ropes(written, follow, max_length), notes=[] if kind is None else [alone])
     keys = as_mapping(theirs)
     require_windows(theirs, keys)
     try:
@@ -137,8 +136,7 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     declared = read_ropes(keys, follow, max_length)
     if isinstance(config, Mapping):
         require_kept(read_ropes(as_written(as_mapping(written), theirs, declared), follow, max_length), declared)
-    reading = Agreement(theirs, keys, declared, seen).reading(attends)
-    return reading._replace(notes=[*reading.notes, *turning_alike(keys)])
+    return Agreement(theirs, keys, declared, seen).reading(attends)
 
 
 def head_dim_of(config: Any, layer_type: str | None = None) -> int:
@@ -178,15 +176,7 @@ def ropes(config: Any) -> dict[str | None, RopeConfig]:
     """
     if (reason := not_rotary(config)) is not None:
         raise ValueError(reason)
-    try:
-        read_as = read(config).ropes
-    except NotUnderstood:
-        raise
-    except ValueError as error:
-        raise ValueError(f"the rotary parameters cannot be read ({error})") from error
-    if isinstance(read_as, RopeConfig):
-        return {None: read_as}
-    return {layer: rope for layer, rope in read_as.items() if rope is not None}
+    return {layer: rope for layer, rope in by_type(read(config).ropes).items() if rope is not None}
 
 
 def border_of(config: Any) -> int | None:
@@ -244,7 +234,7 @@ def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:
     """
 
     def facts(ropes: Ropes) -> list[tuple[Any, ...]]:
-        rotations = [rope for rope in (ropes.values() if isinstance(ropes, dict) else [ropes]) if rope is not None]
+        rotations = [rope for rope in by_type(ropes).values() if rope is not None]
         if isinstance(written, dict) or isinstance(declared, RopeConfig):
             return [
                 (rope.base, rope.scaling, (rope.partial_rotary_factor, rope.proportion) if shares else ())
@@ -260,17 +250,16 @@ def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:
         )
 
 
-def in_words(ropes: Ropes, others: Ropes | None) -> str:
+def in_words(ropes: Ropes, others: Ropes) -> str:
     """The numbers of rotary parameters that differ from those of others, by layer type; all of a type that others lack."""
-    if isinstance(ropes, dict):
-        alike = others if isinstance(others, dict) else dict.fromkeys(ropes, others)
-        parts = {layer: in_words(rope, alike.get(layer)) for layer, rope in ropes.items() if rope is not None}
-        return ", ".join(f"{layer}: {numbers}" for layer, numbers in parts.items() if numbers) or "no more than that"
-    theirs = others._asdict() if isinstance(others, RopeConfig) else RopeConfig._field_defaults
-    apart = {name: value for name, value in ropes._asdict().items() if name not in theirs or theirs[name] != value}
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float | int) else f"{name} {value}" for name, value in apart.items()
-    )
+    parts, theirs = [], by_type(others)
+    for layer, rope in by_type(ropes).items():
+        other = theirs.get(layer, theirs.get(None))
+        same = {} if other is None else other._asdict()
+        apart = {} if rope is None else {k: v for k, v in rope._asdict().items() if k not in same or same[k] != v}
+        numbers = ", ".join(f"{k} {v:g}" if isinstance(v, float | int) else f"{k} {v}" for k, v in apart.items())
+        parts += [f"{layer}: {numbers}" if layer else numbers] if numbers else []
+    return ", ".join(parts) or "no more than that"
 
 
 # ---- declared against observed ---------------------------------------------------------------------------------------
@@ -365,10 +354,7 @@ class Agreement:
 
     def candidates(self, n: int) -> list[tuple[str | None, RopeConfig]]:
         """(label, parameters) that a layer may have: those of its type, else all."""
-        declared: dict[Any, RopeConfig | None] = (
-            {None: self.declared} if isinstance(self.declared, RopeConfig) else {**self.declared}
-        )
-        kind = self.types[n]
+        declared, kind = by_type(self.declared), self.types[n]
         ropes = [
             (label, rope)
             for label, rope in declared.items()

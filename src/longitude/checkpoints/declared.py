@@ -45,6 +45,11 @@ ABSENT = Absent("-")
 Ropes = RopeConfig | dict[str, RopeConfig | None]
 
 
+def by_type(ropes: Ropes) -> dict[str | None, RopeConfig | None]:
+    """Rotary parameters by layer type; one for all layers under None."""
+    return {None: ropes} if isinstance(ropes, RopeConfig) else {**ropes}
+
+
 # ---- the parts of a config -------------------------------------------------------------------------------------------
 def raw_config(path: str | Path) -> dict[str, Any]:
     """config.json of a folder or a name of the hub, as it is written."""
@@ -202,8 +207,7 @@ def rotary_fault(config: Mapping[str, Any] | Any) -> str | None:
     if width is None and isinstance(size, int) and isinstance(heads, int):
         width = size // heads
     try:
-        ropes = read_ropes(keys)
-        for rope in ropes.values() if isinstance(ropes, dict) else [ropes]:
+        for rope in by_type(read_ropes(keys)).values():
             if rope is not None and isinstance(width, int):
                 if rope.sections is not None and 2 * sum(rope.sections) != (rotated := rope.rotary_dim(width)):
                     return f"mrope_section has {sum(rope.sections)} pairs, and heads rotate {rotated // 2}"
@@ -236,22 +240,6 @@ def heads_apart(keys: Mapping[str, Any]) -> str | None:
     if type(heads) is int and type(shared) is int and shared > 0 and heads % shared:
         return f"expected num_attention_heads to be a multiple of num_key_value_heads, got {heads} and {shared}"
     return None
-
-
-def turning_alike(config: Mapping[str, Any] | Any) -> list[str]:
-    """A note for each base of 1 or less: at 1 all pairs turn by one radian a token, below it the later ones turn faster."""
-    keys = as_mapping(text_part(config))
-    bases = [
-        (key, where[key])
-        for where in (keys, *(parameters for _, parameters in rope_dicts(keys)))
-        for key in ALL_BASES
-        if key in where
-    ]
-    return [
-        f"{key} = {base:g}: {'all pairs turn by the same angle' if base == 1 else 'later pairs turn faster than the first'}"
-        for key, base in dict.fromkeys(bases)
-        if type(base) in (int, float) and base <= 1
-    ]
 
 
 def by_default(config: Any) -> Any:

@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -202,18 +201,16 @@ class GGUF:
         names = {SHORT: FACTORS} if FACTORS in self._tensors else LISTS
         if not {*names.values()} & self._tensors.keys():
             return {SHORT: Divided(base, inverse)}
-        return {
-            kind: Divided(base, inverse / torch.tensor(self.factors(name)).double()) for kind, name in names.items()
-        }
+        return {kind: Divided(base, inverse / self._factors(name, inverse)) for kind, name in names.items()}
 
-    def factors(self, name: str) -> list[float]:
-        """Factors by which the frequency of each pair is divided; 1 if the file has no tensor of this name."""
-        pairs = self.facts()["rotated dimensions"] // 2
+    def _factors(self, name: str, inverse: Tensor) -> Tensor:
+        """Factors [pairs] by which frequencies are divided; 1 if the file has no tensor of this name."""
         if name not in self._tensors:
-            return [1.0] * pairs
-        factors = _numbers(self._tensors[name]).tolist()
-        if len(factors) != pairs:
-            raise UsageError(str(self.path), f"{name} to have a factor for each of {pairs} pairs", len(factors))
+            return torch.ones_like(inverse)
+        factors = _numbers(self._tensors[name]).to(inverse)
+        if factors.shape != inverse.shape:
+            expected = f"{name} to have a factor for each of {len(inverse)} pairs"
+            raise UsageError(str(self.path), expected, len(factors))
         return factors
 
     def rotation_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -224,7 +221,7 @@ class GGUF:
                 case ["blk", layer, kind, "weight"] if kind in names:
                     yield (
                         f"model.layers.{layer}.self_attn.{names[kind]}.weight",
-                        torch.from_numpy(_numbers(tensor).copy()),
+                        _numbers(tensor),
                     )
 
     @property
@@ -234,8 +231,8 @@ class GGUF:
         return kinds <= {"F32", "F16", "BF16"}
 
 
-def _numbers(tensor: Any) -> np.ndarray:
+def _numbers(tensor: Any) -> Tensor:
     """A tensor of the file as float32."""
     from gguf.quants import dequantize
 
-    return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+    return torch.tensor(dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)

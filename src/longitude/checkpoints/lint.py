@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
@@ -27,6 +27,7 @@ from longitude.checkpoints.compare import (
 from longitude.checkpoints.declared import (
     Ropes,
     by_default,
+    by_type,
     class_of,
     declared_length,
     has_key,
@@ -249,9 +250,17 @@ def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
             yield f"{ORIGINAL} is {top} at the top and {inside} in {name}; transformers takes the former"
 
 
+def turning_alike(facts: Facts) -> Iterator[str]:
+    """Bases of 1 or less, by which later pairs turn as fast as the first, or faster."""
+    for where in (facts.raw, *(parameters for _, parameters in rope_dicts(facts.raw))):
+        for key in (*BASES, *LOCAL_BASES):
+            if type(base := where.get(key)) in (int, float) and base <= 1:
+                yield f"{key} = {base}, by which no pair turns slower than the first"
+
+
 def scaled(facts: Facts) -> Iterator[tuple[str | None, RopeConfig]]:
     """Layer types with scaled rotations; None for all layers. ValueError for keys that cannot be read."""
-    ropes = {None: facts.ours} if isinstance(facts.ours, RopeConfig) else facts.ours
+    ropes = by_type(facts.ours)
     yield from ((layer, rope) for layer, rope in ropes.items() if rope is not None and rope.scaling is not None)
 
 
@@ -319,6 +328,7 @@ RULES = (
     Rule(uneven_heads),
     NONE_ROTATES,
     Rule(lambda facts: two_values(facts.raw), WRONG_ONE),
+    Rule(turning_alike, "write the base of training"),
     Rule(ill_fitting, last=True),  # before `misread`, which would say of a list that is too short that two differ
     Rule(misread, last=True),
     Rule(lengths),
@@ -344,9 +354,8 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
         factor, original = parameters.get("factor"), parameters.get(ORIGINAL, raw.get(ORIGINAL))
         kind = type_in(parameters)
         if isinstance(kind, str) and kind not in ROPE_TYPES and kind not in OLD_TYPES:
-            notes.append(
-                f"{name}: type {kind!r} is unknown here, and its class rotates as {' and '.join(_kinds(config))}"
-            )
+            theirs = dict.fromkeys(str(type_in(entry)) for entry in of_layers(getattr(config, SCHEMAS[0], None)))
+            notes.append(f"{name}: type {kind!r} is unknown here, and its class rotates as {' and '.join(theirs)}")
         if None in (factor, original, declared) or not (
             kind in ("yarn", "longrope") or (kind == "llama3" and original == declared)
         ):
@@ -368,57 +377,42 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _kinds(config: Any) -> list[str]:
-    """The types of a class's rope parameters."""
-    kinds = [str(type_in(parameters)) for parameters in of_layers(getattr(text_part(config), SCHEMAS[0], None))]
-    return list(dict.fromkeys(kinds))
-
-
 def idle(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Keys of a scaling, or of a window, that change nothing up to the declared length: a fourth and four times of each."""
     if (declared := declared_length(config)) is None:
         return
+    nothing = f"changes no frequency and no factor up to the declared length {declared}"
     for layer, rope in ropes(config).items():
         parameters, scaling = parameters_of(raw, layer), rope.scaling
         kind = OLD_TYPES.get(kind := type_in(parameters) or "default", kind)
         if scaling is None or isinstance(scaling, DynamicNTK) or kind not in ROPE_TYPES:
             continue  # dynamic changes nothing up to there by its rule
-        if not (rotations := _rotations(config, layer, rope, declared)):
+        turns = partial(_turns, rope, head_dim_of(config, layer), declared)
+        if not (rotations := turns(scaling)):
             continue
         where = next((name for name in SCHEMAS if raw.get(name)), "") + (f".{layer}" if layer else "")
-        if rotations == _rotations(config, layer, rope._replace(scaling=None), declared):
-            yield f"{where}: {kind!r} changes no frequency and no factor up to the declared length {declared}"
+        if rotations == turns(None):
+            yield f"{where}: {kind!r} {nothing}"
             continue
         _, must, may = ROPE_TYPES[kind]
         for key, ours in (must | may).items():
             value = getattr(scaling, ours, None)
             if key == ORIGINAL or parameters.get(key) is None or isinstance(value, bool) or not value:
                 continue
-            scaled = [
-                [number * by for number in value] if isinstance(value, list | tuple) else value * by for by in (0.25, 4)
-            ]
-            others = [rope._replace(scaling=_changed(scaling, ours, other)) for other in scaled]
-            if all(_rotations(config, layer, other, declared) == rotations for other in others):
+            others = [[n * by for n in value] if isinstance(value, list | tuple) else value * by for by in (0.25, 4)]
+            if all(turns(scaling, **{ours: other}) == rotations for other in others):
                 alone = " without mscale_all_dim" if key == "mscale" and not parameters.get("mscale_all_dim") else ""
-                yield f"{where}: {key} changes no frequency and no factor up to the declared length {declared}{alone}"
+                yield f"{where}: {key} {nothing}{alone}"
     types = {*(getattr(config, "layer_types", None) or ())}
     if raw.get("use_sliding_window") is True and raw.get("sliding_window") and types == {FULL}:
         yield f"sliding_window = {raw['sliding_window']} with use_sliding_window = True: no layer has a window"
 
 
-def _changed(scaling: Any, name: str, value: Any) -> Any:
-    """A scaling with another number; None if it rejects the number, which therefore has an effect."""
+def _turns(rope: RopeConfig, width: int, declared: int, scaling: Any, **changes: Any) -> list[Any]:
+    """Frequencies and factor in short and in declared sequences; empty for numbers that a scheme rejects: they have an effect."""
     try:
-        return dataclasses.replace(scaling, **{name: value})
-    except ValueError:
-        return None
-
-
-def _rotations(config: Any, layer: str | None, rope: RopeConfig, declared: int) -> list[Any]:
-    """Frequencies and factor, in short sequences and in those of the declared length; empty for what cannot be computed."""
-    width = head_dim_of(config, layer)
-    try:
-        rotations = [frequencies_of(rope, width, length) for length in (1, declared)]
+        scaling = scaling and dataclasses.replace(scaling, **changes)
+        rotations = [frequencies_of(rope._replace(scaling=scaling), width, length) for length in (1, declared)]
     except ValueError:
         return []
     return [(frequencies.inverse.tolist(), frequencies.attention_factor) for frequencies in rotations]

@@ -1,20 +1,22 @@
 """Checkpoints: a Hugging Face causal model with its tokenizer from a folder or a hub name, or an error of one line."""
 
+from __future__ import annotations
+
 import copy
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -111,9 +113,9 @@ def load(
     kind, place = dtype_of(dtype), _device(device)
     config = config_of(path)
     its_tokenizer = tokenizer_of(path, config) if tokenizer else None
+    held: dict[str, Saved] = {}
     if where is not None:
-        require_weights(where, allow_pickle)
-        require_shards(where)
+        held = require_files(path, where, allow_pickle, config)
         for device_type in dict.fromkeys(("cpu", place.type)):  # read on the CPU, then moved
             require_memory(size_of(where, kind), available_memory(device_type), f"{path}: its weights take", SMALLER)
     require_causal(path, config, images)
@@ -123,11 +125,9 @@ def load(
             raise ValueError(f"{path}: its positions need attn_implementation 'longitude', got {attn_implementation!r}")
         kinds = make = class_of(path, config)
         attn_implementation = "longitude"
-    method, problem = quantization_of(config), "the weights cannot be loaded; copy or download them again"
-    if method is not None:
+    problem = "the weights cannot be loaded; copy or download them again"
+    if (method := quantization_of(config)) is not None:
         problem = f"its weights are quantized ({method}), and cannot be loaded here"
-        if where is not None:
-            require_quantized(path, where, config)
     try:
         with quiet(), in_one_line(f"{path}: {problem}"):
             loaded: Any = kinds.from_pretrained(
@@ -145,18 +145,10 @@ def load(
         raise
     model, info = loaded
     unused, untied = held_against(path, model, info)
-    require_finite(path, model)
+    for name, weight in model.named_parameters():
+        require_finite(name, weight, held[name].shard if name in held else path)
     model = model.eval().to(place)
     return Checkpoint(model, its_tokenizer, model.config, path, unused, untied)
-
-
-def require(name_or_path: str | Path, allow_pickle: bool = False) -> None:
-    """ValueError, in one line, for files of a local folder for which `load` raises it, without reading the weights."""
-    where = local_folder(str(name_or_path))
-    if where is not None:
-        require_config(where)
-        require_weights(where, allow_pickle)
-        require_shards(where)
 
 
 def require_causal(path: str, config: PreTrainedConfig, images: bool = False) -> None:
@@ -307,26 +299,18 @@ def differences(model: Any, unused: Sequence[str], untied: Untied = ()) -> tuple
 
 def beyond_layers(model: Any, names: Iterable[str]) -> list[str]:
     """Tensors of layers of a higher number than the model's."""
-    stacks = {f".{name}": len(module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     counts: dict[str, int] = {}  # by the last part of a stack's name, as files may leave out the first
-    for name, length in stacks.items():
-        last = name.rpartition(".")[2]
-        counts[last] = min(length, counts.get(last, length))
-    numbered = {name: re.findall(r"(?<![^.])(\w+)\.(\d+)\.", name) for name in names}
-    return [
-        name for name, places in numbered.items() if any(int(n) >= counts.get(stack, math.inf) for stack, n in places)
-    ]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList):
+            last = name.rpartition(".")[2]
+            counts[last] = min(len(module), counts.get(last, len(module)))
+    places = {name: re.findall(r"(?<![^.])(\w+)\.(\d+)\.", name) for name in names}
+    return [name for name, at in places.items() if any(int(n) >= counts.get(stack, math.inf) for stack, n in at)]
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
-    """Names of tensors, those of one layer as "layers.2.* (9 tensors)"."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(re.sub(r"(\.\d+)\..*", r"\1.*", name), []).append(name)
-    labels = [
-        members[0] if len(members) == 1 else f"{group} ({len(members)} tensors)" for group, members in groups.items()
-    ]
-    return ", ".join(labels[:most]) + (f" and {len(labels) - most} more" if len(labels) > most else "")
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first names of tensors, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # ---- quantized weights --------------------------------------------------------------------------------------------------
@@ -339,16 +323,14 @@ def quantization_of(config: Any) -> str | None:
     return None
 
 
-def require_quantized(path: str, folder: Path, config: Any) -> None:
+def require_quantized(path: str, held: Mapping[str, Saved], config: Any) -> None:
     """Raise ValueError for plain weights that are declared quantized, and for quantized weights with a wrong number of layers.
 
     Names and shapes of packed weights depend on the method: only their layers are counted.
     """
-    if not (held := require_shards(folder)):
-        return
     method, text = quantization_of(config), config.get_text_config()
-    kinds = {kind for shard in folder.glob("*.safetensors") for kind in kinds_of(shard).values()}
-    if method in PACKED and kinds <= FLOATS.keys():
+    kinds = {tensor.kind for tensor in held.values()}
+    if held and method in PACKED and kinds <= FLOATS.keys():
         raise ValueError(
             f"{path}: config.json says that the weights are quantized (quantization_config, {method}), and the files have "
             f"plain ones ({', '.join(sorted(kinds))}); remove quantization_config, or copy the quantized files again"
@@ -370,6 +352,7 @@ def local_folder(path: str) -> Path | None:
                 f"{path} is being written, or was left by a process that was killed; take the finished folder"
             )
         require_own_files(folder)
+        require_no_adapter(folder)
         return folder
     if folder.exists():
         made = "; make one of it with from_pretrained(..., gguf_file=...) and save_pretrained" * (
@@ -406,8 +389,6 @@ def require_own_files(folder: Path) -> None:
 def require_config(place: Path) -> dict[str, Any]:
     """The content of a config.json, or of that in a folder. ValueError unless it is one of an architecture in transformers."""
     file = place / "config.json" if place.is_dir() else place
-    if not file.exists() and (place / ADAPTER).is_file():
-        _refuse_adapter(place)
     if (raw := read_json(file, links=True)) is None:
         raise ValueError(f"{place}: there is no config.json; expected the folder of a Hugging Face checkpoint")
     kind = raw.get("model_type")
@@ -424,12 +405,8 @@ def require_config(place: Path) -> dict[str, Any]:
 
 def require_weights(folder: Path, allow_pickle: bool) -> None:
     """ValueError if there are no weights, or only pickled ones that were not allowed."""
-    if any(not path.name.startswith("adapter_") for path in folder.glob("*.safetensors")):
+    if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
         return
-    if any(folder.glob("*.safetensors.index.json")):
-        return
-    if (folder / ADAPTER).is_file():
-        _refuse_adapter(folder)
     pickled = sorted(path.name for path in folder.glob(PICKLED))
     if not pickled:
         raise ValueError(f"{folder}: there are no weights; expected model.safetensors")
@@ -440,20 +417,31 @@ def require_weights(folder: Path, allow_pickle: bool) -> None:
         )
 
 
-def _refuse_adapter(folder: Path) -> NoReturn:
-    base = (read_json(folder / ADAPTER, links=True) or {}).get("base_model_name_or_path")
-    raise ValueError(
-        f"{folder / ADAPTER}: this is an adapter of {base}, and no model; merge it into its base (merge_and_unload of peft) and "
-        "give the folder of that"
-    )
+def require_no_adapter(folder: Path) -> None:
+    """ValueError for the weights of an adapter, without those of a model beside them."""
+    if any(not path.name.startswith("adapter_") for path in folder.glob("*.safetensors")):
+        return
+    if (adapter := read_json(folder / ADAPTER, links=True)) is not None:
+        raise ValueError(
+            f"{folder / ADAPTER}: this is an adapter of {adapter.get('base_model_name_or_path')}, and no model; merge it into "
+            "its base (merge_and_unload of peft) and give the folder of that"
+        )
 
 
-def require_shards(folder: Path) -> dict[str, list[int]]:
-    """Name -> shape of every tensor in a folder's safetensors, from their headers.
+def require_files(path: str, folder: Path, allow_pickle: bool, config: Any) -> dict[str, Saved]:
+    """Every tensor of a folder's safetensors. ValueError unless weights are there, whole, and quantized as config.json says."""
+    require_weights(folder, allow_pickle)
+    held = require_shards(folder)
+    if quantization_of(config) is not None:
+        require_quantized(path, held, config)
+    return held
 
-    ValueError if a file is truncated, or one that the index names is missing.
-    """
-    held = {name: shape for shard in sorted(folder.glob("*.safetensors")) for name, shape in shapes_of(shard).items()}
+
+def require_shards(folder: Path) -> dict[str, Saved]:
+    """Every tensor of a folder's safetensors by name. ValueError for a truncated file, or a missing one of the index."""
+    held = {
+        name: tensor for shard in sorted(folder.glob("*.safetensors")) for name, tensor in tensors_of(shard).items()
+    }
     index, named = folder / INDEX, weight_map(folder)
     if lost := sorted({file for file in named.values() if not (folder / file).is_file()}):
         raise ValueError(f"{index} names {lost[0]}, which is not there; fetch it, or restore the index")
@@ -479,52 +467,44 @@ def size_of(folder: Path, dtype: torch.dtype | str) -> int:
 
     Quantized numbers stay as they are saved. Files that the index does not name are not read.
     """
-    single = folder / "model.safetensors"
-    shards = [folder / name for name in {*weight_map(folder).values()}]
-    shards = shards or ([single] if single.is_file() else [*folder.glob("*.safetensors")])
+    named = {*weight_map(folder).values()} or {"model.safetensors"}
+    every = [*folder.glob("*.safetensors")]
+    shards = [shard for shard in every if shard.name in named] or every
     total = sum(shard.stat().st_size for shard in shards)
     if isinstance(dtype, torch.dtype):
-        for shard in shards:
-            kinds = kinds_of(shard)
-            total += sum(
-                math.prod(shape) * (dtype.itemsize - FLOATS[kinds[name]])
-                for name, shape in shapes_of(shard).items()
-                if kinds[name] in FLOATS
-            )
+        tensors = [tensor for shard in shards for tensor in tensors_of(shard).values() if tensor.kind in FLOATS]
+        total += sum(math.prod(tensor.shape) * (dtype.itemsize - FLOATS[tensor.kind]) for tensor in tensors)
     return total
 
 
-def require_finite(path: str, model: Any) -> None:
-    """ValueError for a weight with NaN or infinity, with the file that has it."""
-    for name, weight in model.named_parameters():
-        if weight.is_floating_point() and weight.dtype.itemsize > 1 and not bool(torch.isfinite(weight).all()):
-            folder = local_folder(path)
-            shards = [] if folder is None else sorted(folder.glob("*.safetensors"))
-            held_by = next((shard for shard in shards if name in shapes_of(shard)), path)
-            raise not_finite(held_by, name)
+def require_finite(name: str, weight: Tensor, file: Path | str) -> None:
+    """ValueError for a weight of this file with NaN or infinity."""
+    if weight.is_floating_point() and weight.dtype.itemsize > 1 and not bool(weight.isfinite().all()):
+        raise ValueError(f"{file}: {name} has numbers that are not finite; copy or download the weights again")
 
 
-def not_finite(file: Path | str, name: str) -> ValueError:
-    """The error for a weight that is not finite, with its file."""
-    return ValueError(f"{file}: {name} has numbers that are not finite; copy or download the weights again")
+class Saved(NamedTuple):
+    """A tensor in a safetensors file, by its header.
+
+    Attributes:
+        shard: The file.
+        kind: The kind of its numbers ("F32", "I8").
+        shape: Its shape.
+    """
+
+    shard: Path
+    kind: str
+    shape: list[int]
 
 
-def shapes_of(shard: Path) -> dict[str, list[int]]:
-    """Name -> shape of each tensor of a safetensors file, from its header. ValueError when it is truncated or broken."""
-    return _of_header(shard, lambda tensor: tensor.get_shape())
-
-
-def kinds_of(shard: Path) -> dict[str, str]:
-    """Name -> kind of numbers ("F32", "I8") of each tensor of a safetensors file."""
-    return _of_header(shard, lambda tensor: str(tensor.get_dtype()))
-
-
-def _of_header(shard: Path, fact: Callable[[Any], Any]) -> dict[str, Any]:
+def tensors_of(shard: Path) -> dict[str, Saved]:
+    """Every tensor of a safetensors file by name, from its header. ValueError when it is truncated or broken."""
     if not os.access(shard, os.R_OK):
         raise ValueError(f"{shard} cannot be read; you need the permission to")
     try:
         with safe_open(shard, framework="np") as file:  # "pt" reserves memory for the whole file
-            return {name: fact(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118  it is no dict
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+            return {name: Saved(shard, str(part.get_dtype()), part.get_shape()) for name, part in slices.items()}
     except Exception as error:
         raise ValueError(
             f"{shard}: the weights are truncated or broken; copy or download them again ({one_line_of(error)})"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedConfig
+from torch import nn
+from transformers import PreTrainedConfig
 
 from longitude.hf.stock import heads_of
 from longitude.positions.bias import alibi_slopes
-from longitude.runs.quiet import quiet
 
 TABLE = re.compile(r"(^|\.)(wpe|pos(ition)?s?_?emb\w*|embed_positions)$")
 """Names of learned tables of positions in models."""
@@ -82,25 +79,6 @@ def alibi_of(config: PreTrainedConfig) -> list[float]:
     """The slopes that a config declares; MPT's files may have another number for 8 in the published 2^(-8h/H)."""
     inside = getattr(config, "attn_config", None)
     return alibi_slopes(heads_of(config)["num_heads"], bias_max=getattr(inside, "alibi_bias_max", 8))
-
-
-def alibi_of_class(config: PreTrainedConfig) -> list[float] | None:
-    """The slopes by which the class of an MPT config biases, from one pass of a narrow layer; None for other families."""
-    if config.model_type != "mpt":
-        return None
-    narrow = copy.deepcopy(config)
-    narrow.n_layers, narrow.vocab_size, narrow.max_seq_len = 1, 2, 2
-    narrow.hidden_size = narrow.num_attention_heads
-    seen: list[Tensor] = []
-    with quiet(), torch.no_grad():
-        model = AutoModel.from_config(narrow).eval()
-        for module in model.modules():
-            if type(module).__name__ == "MptAttention":
-                module.register_forward_pre_hook(
-                    lambda _, args, kwargs: seen.append(kwargs["position_bias"]), with_kwargs=True
-                )
-        model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
-    return (-seen[0].flatten(1)[:, 0].double()).tolist()
 
 
 def kind_of(name: str, config: PreTrainedConfig, model: nn.Module) -> Kind:

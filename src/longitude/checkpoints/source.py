@@ -23,9 +23,7 @@ from longitude.checkpoints.load import (
     local_folder,
     quantization_of,
     require_causal,
-    require_quantized,
-    require_shards,
-    require_weights,
+    require_files,
 )
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
 from longitude.positions.config_keys import LENGTHS
@@ -101,7 +99,10 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
     inner = json if text is config else json.get("text_config", json)
     skeleton = built_without_weights(model, AutoModelForCausalLM.from_config, config)
     source = Source(model, folder, json, inner, text, skeleton)
-    return replace(source, unread=require_files(source, allow_pickle))
+    held = require_files(model, folder, allow_pickle, config)
+    # Packed weights have names and shapes of their own.
+    fits = held and source.quantization is None
+    return replace(source, unread=require_fit(model, folder, skeleton)) if fits else source
 
 
 def fetched(name: str, allow_pickle: bool) -> Path:
@@ -136,16 +137,6 @@ def ropes_of(source: Source) -> Ropes:
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
-def require_files(source: Source, allow_pickle: bool) -> tuple[str, ...]:
-    """The tensors that the model does not read, from headers. ValueError unless all files are whole and nothing is missing."""
-    require_weights(source.folder, allow_pickle)
-    held = require_shards(source.folder)
-    if source.quantization is not None:  # packed weights have names and shapes of their own
-        require_quantized(source.name, source.folder, source.skeleton.config)
-        return ()
-    return require_fit(source.name, source.folder, source.skeleton) if held else ()
-
-
 def require_fit(name: str, folder: Path, skeleton: Any) -> tuple[str, ...]:
     """Check the files against the model; return the names of tensors that the model does not read.
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.compare import head_dim_of
-from longitude.checkpoints.declared import Ropes, changed_keys, of_full_attention, turning_alike, with_ropes
+from longitude.checkpoints.declared import Ropes, changed_keys, of_full_attention, with_ropes
 from longitude.checkpoints.lint import COVERAGE, contradictions, unread_keys
 from longitude.checkpoints.load import differences, in_one_line, require_shards
 from longitude.checkpoints.source import Source, require_fit, ropes_of
@@ -289,7 +289,7 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     plan.notes.append(method.note)
     if unread := unread_keys(source.inner, source.config):
         plan.notes.append(f"{unread_words(unread)}. They stay as they are.")
-    plan.notes += [*turning_alike(source.config), *layers.notes()]
+    plan.notes += layers.notes()
     if warm := [spec for spec in (rope.temperature, rope.unrotated_temperature) if spec is not None]:
         plan.notes.append(f"The temperature of queries stays as it is: {', '.join(map(str, warm))}.")
     with in_one_line(f"{source.name}: the size of its heads is unknown"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from longitude.checkpoints.load import not_finite, shapes_of
+from longitude.checkpoints.load import require_finite, tensors_of
 from longitude.checkpoints.source import Source
 from longitude.runs.files import new_folder, read_json, require_space, write_json
 
@@ -75,9 +75,7 @@ def require_numbers(source: Source) -> None:
     weights = {name for name, _ in source.skeleton.named_parameters()}
     for shard in source.shards:
         with safe_open(shard, framework="pt") as file:
-            for name in shapes_of(shard):
+            for name in tensors_of(shard):
                 if not weights & {name, f"{prefix}.{name}"}:
                     continue  # a table of an older release may have infinity
-                tensor = file.get_tensor(name)
-                if tensor.is_floating_point() and tensor.dtype.itemsize > 1 and not bool(tensor.isfinite().all()):
-                    raise not_finite(shard, name)
+                require_finite(name, file.get_tensor(name), shard)

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 from warnings import catch_warnings
 
-import numpy as np
 from transformers import CONFIG_MAPPING, AutoModel
 
 from longitude.checkpoints.compare import Reading, head_dim_of, not_rotary, read as reading, ropes
@@ -14,7 +13,7 @@ from longitude.checkpoints.config import attention_apart, positions_of_layers
 from longitude.checkpoints.declared import class_of, declared_length, text_part, trained_length, unrotated
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import built_without_weights, config_of, without_class
-from longitude.checkpoints.positions import alibi_of, alibi_of_class, has_alibi, table_of
+from longitude.checkpoints.positions import alibi_of, has_alibi, table_of
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
@@ -134,14 +133,7 @@ def _understood(config: Any) -> tuple[Reading | None, str]:
 
 
 def _of_class(config: Any) -> Iterator[str]:
-    """Difference between a config and what its class does: with the slopes of ALiBi, and with windows."""
-    if (
-        has_alibi(config)
-        and (slopes := alibi_of_class(config))
-        and not np.allclose(slopes, alibi_of(config), rtol=1e-6)
-    ):
-        theirs = f"its first slope is {slopes[0]:.4g}, not {alibi_of(config)[0]:.4g}"
-        yield f"transformers' class of {config.model_type} does not read alibi_bias_max: {theirs}"
+    """Difference between the windows of a config and those of its class."""
     known, layers = class_of(config), positions_of(config)
     if known is not None and any(layer.window or layer.chunk for layer in layers):
         with suppress(ValueError):
