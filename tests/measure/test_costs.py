@@ -31,8 +31,6 @@ def llama3(tmp_path, monkeypatch):
 def test_8b_at_128k(llama3) -> None:
     options = {"lengths": (8192, 131072), "documents": 2, "methods": ("non-overlapping",)}
     short, long = costs(MeasureConfig(**options), (llama3,))
-    drawn = costs(MeasureConfig(**options, text_figure=True), (llama3,))  # a window more, of the longest length
-    assert [each.flops / plain.flops for each, plain in zip(drawn, (short, long), strict=True)] == [1, 1.5]
     for cost, length in ((short, 8192), (long, 131072)):
         window = 2 * MATRICES * length + 32 * 4 * 4096 * length * (length + 1) / 2
         assert cost.tokens == 2 * 131072
@@ -55,13 +53,6 @@ def test_windows_are_those_that_are_read(llama3) -> None:
     assert both[0].tokens == windows * 1024
     [cost] = costs(MeasureConfig(lengths=(1024,), tasks=("passkey",), trials=4, depths=(0.0, 1.0)), (llama3,))
     assert cost.tokens == 8 * 1024
-
-
-@pytest.mark.slow
-def test_this_machine_times_a_layer_of_it(llama3, monkeypatch) -> None:
-    monkeypatch.undo()
-    [cost] = costs(MeasureConfig(lengths=(1024,), documents=1), (llama3,))
-    assert cost.seconds is not None and 0 < cost.seconds < 24 * 3600
 
 
 SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

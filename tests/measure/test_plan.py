@@ -65,7 +65,7 @@ def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, c
         ({"stride": 16, "methods": ("sliding",), "tasks": ("passkey",)}, ["--methods", "--tasks", "perplexity"]),
         *(
             ({name: value, "tasks": ("passkey",)}, [f"--{name}", "perplexity", "passkey"])
-            for name, value in (("documents", 3), ("tokens", 99), ("methods", ("sliding",)))
+            for name, value in (("documents", 3), ("methods", ("sliding",)))
         ),
         *(({name: value}, [f"--{name}", "perplexity"]) for name, value in (("depths", (0.3,)), ("trials", 3))),
         ({"chat": False}, ["--no-chat", "perplexity"]),

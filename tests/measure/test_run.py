@@ -16,7 +16,7 @@ from longitude.cli import main
 from longitude.measure import Row, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
 from longitude.measure.plan import Part, plan
-from longitude.measure.report import figures, terminal, write_report
+from longitude.measure.report import terminal, write_report
 from longitude.measure.rows import from_frame
 from longitude.measure.run import Measured, Results, measure, read_results
 from longitude.measure.tables import sentences, tables
@@ -187,22 +187,6 @@ def test_the_page_needs_no_network(llama):
     assert [column.header for column in shown[0].columns] == ["model", "positions", "trained at", "32", "48", "64"]
 
 
-def test_the_losses_of_one_text_add_up_to_its_perplexity(checkpoints, config, tmp_path):
-    """A document as long as the longest window is that window; its text is the text."""
-    results, failures, _ = go(
-        replace(config, text_figure=True, documents=1, dtype="float64"), tmp_path / "run", checkpoints["llama"]
-    )
-    assert failures == []
-    [one] = [each for each in results.measured if each.window]
-    [whole] = [each for each in results.measured if each.part == Part("perplexity", 64, "non-overlapping")]
-    assert one.window and whole.documents
-    assert sum(one.window["nats"]) == pytest.approx(whole.documents["nats"][0], rel=1e-9)
-    assert len("".join(one.window["text"]).encode()) == whole.documents["bytes"][0]
-    [figure] = [each for each in figures(results) if each.name == "one-text"]
-    [panel] = figure.spec()["concat"]
-    assert panel["title"]["text"] == "llama"
-
-
 @pytest.mark.slow
 def test_its_report_is_built_again(llama, capsys):
     results, _ = llama
@@ -289,18 +273,6 @@ def test_an_extended_model_is_compared_with_the_first(checkpoints, config, tmp_p
     others = [each._replace(documents={"nats": [1.0] * 3, "bytes": [2] * 3}) for each in results.measured[3:]]
     unpaired = replace(results, measured=(*results.measured[:3], *others))  # of other tokens
     assert not any("bits per byte at 32 tokens" in sentence for sentence in sentences(unpaired))
-
-
-@pytest.mark.slow
-def test_retrieval_stands_in_the_same_run(checkpoints, config, tmp_path):
-    config = MeasureConfig(lengths=(512,), tasks=("passkey",), depths=(0.0, 1.0), trials=1, device="cpu")
-    results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
-    assert failures == [] and [row.task for row in results.rows] == ["passkey"] * 2
-    [table] = tables(results)
-    assert table.lengths == [32, 512]
-    assert table.lines[0][3][0].value == "–"  # too short for a prompt
-    assert [line for line in sentences(results) if "llama has no passkey at 32:" in line] == sentences(results)[:1]
-    assert "Retrieval: passkey" in write_report(results).read_text()
 
 
 def spoil(folder, change):

@@ -30,7 +30,6 @@ sampled = partial(tiny, positions="randomized")
         (["digits", "256", "--task"], tiny(encodings=("abacus:digits=255,256",))),
         (["rope:base=5e5", "rope:base=5E5"], tiny(encodings=("rope:base=5e5", "rope:base=5E5"))),
         (["--heads", "--hidden", "3"], tiny(heads=3)),
-        (["--accumulation", "--batch-size", "3"], tiny(batch_size=4, accumulation=3)),
         (["--precision", "float32", "bfloat16"], tiny(precision="bfloat16")),
         (["copies", "non-overlapping"], tiny(methods=("copies",))),
         (["--learning-rates", "nan"], tiny(learning_rates=(1e-3, float("nan")))),

@@ -13,7 +13,7 @@ from longitude.positions.scaling import SCHEMES as SCALINGS, Linear, NTKByParts,
 from longitude.study import schemes
 from longitude.study.plan import plan
 from longitude.study.results import read_run
-from longitude.study.schemes import extended, extends, list_schemes, method_of, searched, windows_of, with_temperatures
+from longitude.study.schemes import extended, extends, list_schemes, method_of, searched, windows_of
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, model_config
 from tests.study.conftest import NUMBERS, TINY, run
@@ -131,14 +131,14 @@ def test_each_layer_that_rotates_is_scaled():
     [
         ("rope", SCHEMES),
         ("rope+alibi", SCHEMES),
-        ("sinusoidal", ("linear", "temperatures")),
+        ("sinusoidal", ("linear",)),
         ("learned", ("linear",)),
-        ("sinusoidal+rope", ("linear", "temperatures")),
-        ("alibi", ("temperatures",)),
+        ("sinusoidal+rope", ("linear",)),
+        ("alibi", ()),
         ("mamba", ()),
-        ("xpos", ("temperatures",)),
-        ("sinusoidal:factor=2", ("temperatures",)),
-        ("rope:scaling=linear,factor=2", ("temperatures",)),
+        ("xpos", ()),
+        ("sinusoidal:factor=2", ()),
+        ("rope:scaling=linear,factor=2", ()),
         ("learned:beyond=clamp", ()),
         ("learned:max_length=32", ()),
         ("nope+attention:qk_norm=true", ()),  # a factor before a norm does nothing
@@ -174,42 +174,6 @@ def test_the_search_reads_selection_text_alone(data, monkeypatch):
     assert read and all(bytes(window[:-1].tolist()) in selection for window in read)
 
 
-# ---- temperatures ----------------------------------------------------------------------------------------------------
-
-
-def nats_at(model, data, length=48):
-    [of] = losses_by_length(model, windows_of(data.apart, length), lengths=[length], methods=["non-overlapping"])
-    return of.nats.sum()
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("label", ["nope", "rope", "alibi", "rope+attention:num_kv_heads=1"])
-def test_temperatures_multiply_the_scores_of_heads_and_nothing_else(data, label):
-    model = build_model(TINY, label, 0)
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    other = with_temperatures(model, data.apart, 16, 48)
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-    for name, weight in other.state_dict().items():
-        if "q_proj" not in name:
-            assert torch.equal(weight, before[name]), name
-            continue
-        by_head = (weight / before[name]).unflatten(0, (TINY.heads, -1)).flatten(1)
-        torch.testing.assert_close(by_head, by_head[:, :1].expand_as(by_head), rtol=1e-4, atol=0)
-        assert (by_head > 0).all() and (by_head[:, 0] - 1).abs().max() > 1e-3
-
-
-def test_temperatures_undo_a_change_of_sharpness(data):
-    """Of a model whose heads were made too blunt or too sharp, by less than the search can reach, nothing is lost."""
-    model = build_model(TINY, "nope", 0)
-    best = nats_at(with_temperatures(model, data.apart, 16, 48), data)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith("q_proj.weight"):
-                weight.unflatten(0, (TINY.heads, -1)).mul_(torch.tensor([0.5, 2.0])[:, None, None])
-    assert nats_at(with_temperatures(model, data.apart, 16, 48), data) == pytest.approx(best, rel=1e-4)
-    assert best <= nats_at(build_model(TINY, "nope", 0), data)
-
-
 # ---- in a study ------------------------------------------------------------------------------------------------------
 
 
@@ -234,9 +198,9 @@ def test_rows_of_a_study_that_was_given_schemes(study):
     measured = {label: {*of["method"]} for label, of in rows.groupby("label")}
     assert measured == {
         "rope": {"non-overlapping", *SCHEMES},
-        "sinusoidal": {"non-overlapping", "linear", "temperatures"},
+        "sinusoidal": {"non-overlapping", "linear"},
         "learned": {"non-overlapping", "linear"},
-        "alibi": {"non-overlapping", "temperatures"},
+        "alibi": {"non-overlapping"},
     }
     assert len({*rows["count"]}) == len({*rows["tokens"]}) == 1  # the same tokens everywhere
     at = rows.set_index(["label", "method", "length"])["value"]

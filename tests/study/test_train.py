@@ -19,7 +19,7 @@ from longitude.study import run_trial, train
 from longitude.study.data import WINDOWS, Windows
 from longitude.study.plan import checked
 from longitude.study.resume import LossLog, newest, seal
-from longitude.study.tasks.base import of_task, sampler_of, task_of
+from longitude.study.tasks.base import of_task, sampler_of
 from longitude.study.train import build_model
 from tests.study.conftest import COPY, SHAPE, TINY, OneTrial, dying
 
@@ -61,23 +61,6 @@ def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp
     if positions != "contiguous":
         del batch["position_ids"]
         assert abs(first - F.cross_entropy(model(**batch).logits.flatten(0, 1), targets).item()) > 1e-4
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("task", ["flip-flop", "recall", "text"])
-def test_a_step_in_parts_is_the_step(task, data, tmp_path):
-    """Also where parts have different numbers of targets (flip-flop)."""
-    config = replace(TINY, encodings=("rope",), steps=3, batch_size=4)
-    if task != "text":
-        short = {"train_length": 16, "test_lengths": (16,)} if task == "flip-flop" else {}
-        config = replace(of_task(task), encodings=("rope",), steps=3, batch_size=4, documents=4, **SHAPE, **short)
-        data = task_of(task).prepare(config)
-    losses = []
-    for parts in (1, 4):
-        trial = OneTrial(tmp_path / str(parts), "rope", 1, checked(replace(config, accumulation=parts)), data)
-        trial.run()
-        losses.append([json.loads(line)["loss"] for line in (trial.trained / "losses.jsonl").read_text().splitlines()])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == 3
 
 
 def test_rows_are_those_of_the_saved_checkpoint(unkilled, data):
@@ -208,7 +191,7 @@ def test_a_loss_that_is_not_finite_ends_the_trial_as_diverged(data, tmp_path, mo
 
     def poisoned(self, *arguments):
         plain(self, *arguments)
-        self.parts[-1] *= math.nan if next(count) == 6 else 1
+        self.loss *= math.nan if next(count) == 6 else 1
 
     monkeypatch.setattr(train.Steps, "keep_loss", poisoned)
     trial = OneTrial(tmp_path, "rope", 1, TINY, data)

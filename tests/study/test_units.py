@@ -28,7 +28,7 @@ def keys(config, data: Any = DATA, **trial):
 # ---- keys --------------------------------------------------------------------------------------------------------------
 OTHER: dict[str, Any] = {
     "train_length": 8, "positions": "skipped", "batch_size": 3, "warmup": 0.2, "weight_decay": 0.0, "layers": 2, "hidden": 32,
-    "heads": 1, "device": "cuda", "threads": 2, "accumulation": 2, "precision": "bfloat16", "task": "recall",
+    "heads": 1, "device": "cuda", "threads": 2, "precision": "bfloat16", "task": "recall",
     "position_range": 64,
 }  # fmt: skip
 

@@ -10,13 +10,13 @@ from longitude.errors import UsageError
 from longitude.measure.config import MeasureConfig
 
 GROUPS = {
-    "data": "text documents tokens lengths trained seed",
-    "perplexity": "methods stride targets text_figure bos",
+    "data": "text documents lengths trained seed",
+    "perplexity": "methods stride targets bos",
     "retrieval": "tasks trials depths chat",
     "server": "endpoint model tokenizer concurrency thinking",
     "execution": "dtype device batch chunk allow_pickle",
 }
-EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024 --text-figure
+EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024
   longitude measure models/llama --tasks passkey needle-single --lengths 512"""
 
 

@@ -21,12 +21,12 @@ Task = Literal[
     "perplexity", "passkey", "needle-filler", "needle-single", "needle-multi-key", "needle-multi-value",
     "needle-multi-query", "needle-city", "needle-country", "variable-tracking", "common-words", "frequent-words",
 ]  # fmt: skip
-OF_PERPLEXITY = ("text", "documents", "tokens", "methods", "stride", "targets", "text_figure")
+OF_PERPLEXITY = ("text", "documents", "methods", "stride", "targets")
 """Options that only perplexity uses."""
 OF_QUESTIONS = ("trials", "depths", "thinking", "chat")
 """Options that only tasks of retrieval use."""
-PERPLEXITY, ONE_TEXT = "perplexity", "one-text"
-"""The task of losses, and the unit of the text that is colored by them."""
+PERPLEXITY = "perplexity"
+"""The task of losses."""
 BOS = Literal["tokenizer", "always", "never"]
 DType = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -48,8 +48,6 @@ class MeasureConfig:
     """Text for perplexity: "stdlib" (the sources of Python's standard library), a file, a folder, or "datasets:NAME"."""
     documents: Annotated[int, Within(1)] = 20
     """Maximum number of documents to measure perplexity on; each gives as many tokens as the longest length."""
-    tokens: int | None = None
-    """Maximum tokens of text to measure perplexity on: this reduces the number of documents, not their length."""
     methods: tuple[Method, ...] = METHODS
     """Ways to measure perplexity."""
     stride: Annotated[int | None, Within(1)] = None
@@ -58,8 +56,6 @@ class MeasureConfig:
     """With --methods same-targets: tokens scored at the end of each document; by default 256, or half the shortest length."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Depths of a single needle, 0 (first) to 1 (last), for tasks that have one."""
-    text_figure: bool = False
-    """Draw one text in the report, each token colored by its loss, at the longest length."""
     trials: Annotated[int, Within(1)] = 10
     """Questions per length and depth."""
     chat: Annotated[
@@ -99,8 +95,6 @@ def require_consistent(config: MeasureConfig) -> None:
     check_each_once("--tasks", config.tasks)
     check_bounds(config)
     check_methods("--", config.lengths, config.methods, config.stride, config.targets)
-    if config.tokens is not None and config.tokens < config.lengths[-1]:
-        raise UsageError("--tokens", f"{config.lengths[-1]} or more, the longest of --lengths", config.tokens)
     served = ("model", "tokenizer", "concurrency", "thinking")
     local = ("dtype", "device", "batch", "chunk", "allow_pickle")
     for name in served if config.endpoint is None else local:

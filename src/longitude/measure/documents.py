@@ -30,10 +30,6 @@ class Documents:
     text: list[bytes]
     unit: str
 
-    def pieces(self, document: int) -> list[str]:
-        """The text of each token of a document."""
-        return pieces_of(self.text[document], self.sizes[document].numpy())
-
     @cached_property
     def digest(self) -> str:
         """A hash of the tokens and of the text that they stand for."""

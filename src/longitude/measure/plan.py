@@ -21,7 +21,6 @@ from longitude.errors import UsageError
 from longitude.hf.stock import KEY, class_of
 from longitude.measure import retrieval
 from longitude.measure.config import (
-    ONE_TEXT,
     PERPLEXITY,
     SAME_TARGETS,
     MeasureConfig,
@@ -111,8 +110,6 @@ class MeasurePlan:
             for length in self.lengths
             for way in self._ways(task, length, subject)
         ]
-        if self.config.text_figure and (within := self.within(subject)):
-            parts.append(Part(ONE_TEXT, within[-1], ""))
         return {part: self._unit(subject, part) for part in parts}
 
     def _unit(self, subject: Subject, part: Part) -> Unit:
@@ -120,16 +117,15 @@ class MeasurePlan:
         inputs = part._asdict() | {"model": subject.content, "device": self.device}
         inputs |= {name: getattr(config, name) for name in ("dtype", "chunk", "seed")}
         inputs["plugins"] = [plugin.record["sha256"] for plugin in plugins.loaded()]
-        if part.task in (ONE_TEXT, PERPLEXITY):
+        if part.task == PERPLEXITY:
             assert subject.documents is not None
             inputs |= {"documents": subject.documents.digest, "bos": subject.bos}
-        else:
-            inputs |= {"trials": config.trials, "chat": config.chat, "bos": config.bos}
-            inputs |= {"thinking": config.thinking} if self.server else {}
-        if part.task == PERPLEXITY:
             inputs |= {"batch": config.batch, "by_position": self.by_position(part.length, subject)}
             inputs |= {"stride": config.stride} if part.way == "sliding" else {}
             inputs |= {"targets": self.targets} if part.way == SAME_TARGETS else {}
+        else:
+            inputs |= {"trials": config.trials, "chat": config.chat, "bos": config.bos}
+            inputs |= {"thinking": config.thinking} if self.server else {}
         return Unit(part.task, "-".join(map(str, filter(None, (subject.label, part.length, part.way)))), inputs)
 
     @property
@@ -265,9 +261,7 @@ def _documents(options: MeasureConfig, tokenizer: Any, text: Text, read: dict[st
     """The text in a tokenizer's tokens; read: documents that are known already, by tokenizer."""
     alphabet = json.dumps([tokenizer.get_vocab(), str(type(tokenizer)), getattr(tokenizer, "name_or_path", "")])
     if alphabet not in read:
-        longest = options.lengths[-1]
-        most = options.documents if options.tokens is None else min(options.documents, options.tokens // longest)
-        read[alphabet] = documents_of(text, tokenizer, longest, most)
+        read[alphabet] = documents_of(text, tokenizer, options.lengths[-1], options.documents)
     return read[alphabet]
 
 
@@ -387,12 +381,10 @@ def _windows(config: MeasureConfig, length: int) -> float:
     prompts = [len(config.depths) if retrieval.TASKS[task].depths else 1 for task in config.tasks if task != PERPLEXITY]
     windows = float(config.trials * sum(prompts))
     if PERPLEXITY in config.tasks:
-        longest = config.lengths[-1]
-        documents = config.documents if config.tokens is None else min(config.documents, config.tokens // longest)
+        longest, documents = config.lengths[-1], config.documents
         if "sliding" in config.methods:
             planned = plan_windows([longest] * documents, length, config.stride or max(1, length // 2))
             windows += sum(map(len, planned.values()))
-        windows += config.text_figure and length == longest
         if {"non-overlapping", "per-position"} & {*config.methods}:
             windows += documents * longest / length
         windows += documents * (SAME_TARGETS in config.methods)

@@ -1,12 +1,10 @@
 """The page of a measurement, one HTML file that needs nothing else and no network, and its tables on the terminal."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import altair as alt
-import numpy as np
 import pandas as pd
 
 from longitude.measure import retrieval
@@ -14,7 +12,6 @@ from longitude.measure.config import SAME_TARGETS
 from longitude.measure.rows import Row
 from longitude.measure.run import ANSWERS, REPORT, Results
 from longitude.measure.tables import Cell, by_position, effective, sentences, tables, wrong_answers
-from longitude.report import passage
 from longitude.report.figure import Figure, color_of, themed
 from longitude.report.page import write_page
 from longitude.report.table import table as rows_of
@@ -93,7 +90,7 @@ def figures(results: Results) -> list[Figure]:
     ways = ([row for row in rows if row.method == way] for way in ("non-overlapping", "sliding", SAME_TARGETS))
     flat = next(filter(None, ways), [])
     by_position = [row for row in rows if row.method == "per-position" and (row.position_from or 0) >= FIRST]
-    drawn = [*_one_text(results)]
+    drawn: list[Figure] = []
     if flat:
         about = f"Bits per byte, {flat[0].method} windows, lower is better; bands are 95% intervals over documents."
         ticks = alt.Axis(values=sorted({row.length for row in flat if row.length}))
@@ -105,21 +102,6 @@ def figures(results: Results) -> list[Figure]:
         drawn.append(_lines(results, by_position, "by-position", "Loss by position", about, x))
     tasks = dict.fromkeys(row.task for row in rows if row.depth is not None)
     return drawn + [_grid(results, rows, task) for task in tasks]
-
-
-def _one_text(results: Results) -> Iterator[Figure]:
-    """A window of the text under each model, colored by loss."""
-    models = results.question["models"]
-    panels = {}
-    for unit in results.measured:
-        if unit.window:
-            bits, about = np.array(unit.window["nats"]) / math.log(2), models[unit.model]
-            panels[about["label"]] = passage.Panel(unit.window["text"], bits, about["trained"])
-    if panels:
-        longest = max(len(panel.pieces) for panel in panels.values())
-        bytewise = all(len(piece) < 2 for panel in panels.values() for piece in panel.pieces)
-        caption = f"{longest} tokens of the text, of median size when compressed."
-        yield passage.figure(passage.Passage(caption=caption, unit="byte" if bytewise else "token", panels=panels))
 
 
 def _lines(results: Results, rows: list[Row], name: str, title: str, about: str, x: alt.X) -> Figure:

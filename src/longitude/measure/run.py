@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 from longitude.checkpoints.load import Checkpoint, load
 from longitude.errors import UsageError, one_line_of
 from longitude.measure import retrieval
-from longitude.measure.config import ONE_TEXT, PERPLEXITY, SAME_TARGETS, as_json
-from longitude.measure.documents import typical
+from longitude.measure.config import PERPLEXITY, SAME_TARGETS, as_json
 from longitude.measure.endpoint import ServerReader
 from longitude.measure.plan import MeasurePlan, Part, Subject
 from longitude.measure.rows import Row, write_rows
 from longitude.measure.text import losses_by_length
 from longitude.measure.transport import SUCH, Refused, Unreachable
-from longitude.measure.windows import Progress, Reading, Resumable, nats_of, reading_of
+from longitude.measure.windows import Progress, Reading, Resumable, reading_of
 from longitude.runs.files import atomic, read_json, write_json
 from longitude.runs.progress import Progress as Watcher
 from longitude.runs.provenance import commit_of_code, provenance
@@ -41,7 +40,6 @@ class Measured(NamedTuple):
         reason: Reason why there are no rows.
         documents: For perplexity, the sums of each document: nats, bytes.
         answers: For retrieval, the model's label and the fields of an Answer.
-        window: For the picture of one text, the text and the nats of each token.
     """
 
     model: str
@@ -50,7 +48,6 @@ class Measured(NamedTuple):
     reason: str | None
     documents: dict[str, list[float]] | None
     answers: list[dict[str, Any]]
-    window: dict[str, list[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -222,8 +219,6 @@ class Run:
             return {"rows": [], "reason": f"its table of positions ends at {last}"}
         if part.task == PERPLEXITY:
             return self.perplexity(opened, part, folder, progress)
-        if part.task == ONE_TEXT:
-            return {"rows": [], "window": self.window(opened, part.length)}
         return self.answers(opened, part, progress)
 
     def answers(self, opened: Opened, part: Part, progress: Progress) -> dict[str, Any]:
@@ -246,14 +241,6 @@ class Run:
                 which = f"{count} of {len(answers)} answers to {part.task} at {part.length} {what}"
                 self.watcher.note(f"{opened.subject.label}: {which}; if the model thinks first, give more --thinking")
         return {"rows": [asdict(row) for row in rows], "answers": [asdict(answer) for answer in answers]}
-
-    def window(self, opened: Opened, length: int) -> dict[str, list[Any]]:
-        """One window of the text: each token but the first, and its loss in nats."""
-        documents = opened.subject.documents
-        assert documents is not None
-        which = typical(documents.ids, self.config.lengths[-1])  # the same one for a model with fewer positions
-        nats = nats_of(opened.reading.reader, documents.ids[which][: length + 1])
-        return {"text": documents.pieces(which)[1 : length + 1], "nats": nats.tolist()}
 
     def perplexity(self, opened: Opened, part: Part, folder: Path, progress: Progress) -> dict[str, Any]:
         """Measure perplexity; all lengths of a measurement score the same targets of every document."""
@@ -358,7 +345,7 @@ def _measured(folder: Path, model: str, label: str, part: Part) -> Measured:
     saved = read_json(folder / RESULT)
     rows = [replace(Row(**row), model=model, label=label) for row in saved["rows"]]
     answers = [{"model": label, **answer} for answer in saved.get("answers", ())]
-    return Measured(model, part, rows, saved.get("reason"), saved.get("documents"), answers, saved.get("window"))
+    return Measured(model, part, rows, saved.get("reason"), saved.get("documents"), answers)
 
 
 def _write_answers(results: Results, path: Path) -> None:

@@ -21,10 +21,10 @@ BYTE = "byte"
 """--tokenizer of models that read bytes."""
 SIZES = ("layers", "hidden")
 """Options that also accept one number for a list of one."""
-NEWER = ("accumulation", "block", "precision", "train_lengths")
+NEWER = ("block", "precision", "train_lengths")
 """Options that kept studies may lack, because they are older; their defaults are what these studies did."""
-FORMER = ("split_length",)
-"""Options of older studies, whose split of a text depended on lengths; ignored when a question.json is read."""
+FORMER = ("split_length", "accumulation")
+"""Options of older studies, which changed no result that is kept; ignored when a question.json is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,6 @@ class StudyConfig:
             as cost the FLOPs of --steps steps of attention without an encoding, at the first size and training length.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
         batch_size: Windows or examples per step, at the first training length; at another one as many as give equal tokens.
-        accumulation: Split each step into this many parts to save memory; must divide --batch-size.
         precision: Data type of training: float32, or on a GPU bfloat16 for matrix products. Weights stay float32, and so does
             measuring.
         learning_rates: Peak of the schedule: linear warm-up, then a cosine down to zero. With several, each label uses the one
@@ -81,8 +80,8 @@ class StudyConfig:
             For generated tasks: examples of each length.
         methods: Ways to measure, those of the task. For text: non-overlapping, sliding, per-position. Also copies: losses on
             bytes that a copy within the training length predicts, and on bytes that a farther copy predicts. Also
-            linear, ntk, ntk-by-parts, dynamic, llama3, yarn, longrope, schemes of plugins, and temperatures (one for each head):
-            they extend the trained models to each longer length.
+            linear, ntk, ntk-by-parts, dynamic, llama3, yarn, longrope, and schemes of plugins: they extend the trained models
+            to each longer length.
             `longitude study --task NAME --help` has those of other tasks.
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
         device: auto, cpu, cuda or mps; auto uses a GPU if there is one. Only the CPU repeats results bit by bit.
@@ -103,7 +102,6 @@ class StudyConfig:
     match: Match = "steps"
     seeds: tuple[int, ...] = (0, 1, 2)
     batch_size: Annotated[int, Within(1)] = 8
-    accumulation: Annotated[int, Within(1)] = 1
     precision: Precision = "float32"
     learning_rates: tuple[float, ...] = (5e-3,)
     warmup: float = 0.1

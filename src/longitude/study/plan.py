@@ -170,9 +170,8 @@ def _with_axes(config: StudyConfig, task: Task) -> StudyConfig:
         if length not in config.test_lengths:
             expected = "a first length, and others that are tested"
             raise UsageError("--train-lengths", expected, length, "add it to --test-lengths")
-        if config.batch_size * first % (length * config.accumulation):
-            rest = length * config.accumulation
-            least = rest // math.gcd(first, rest)
+        if config.batch_size * first % length:
+            least = length // math.gcd(first, length)
             expected = f"a multiple of {least}, so that a step has as many tokens at {length} as at {first}"
             raise UsageError("--batch-size", expected, config.batch_size)
     for hidden in config.hidden:
@@ -188,7 +187,6 @@ def _with_axes(config: StudyConfig, task: Task) -> StudyConfig:
 def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
     """Options with a condition: its name, whether the condition holds, and the words for it."""
     shortest = config.test_lengths[0]
-    yield "accumulation", config.batch_size % config.accumulation == 0, f"divide --batch-size {config.batch_size}"
     yield "heads", config.width % config.heads == 0, f"divide --hidden {config.width}"
     yield "seeds", min(config.seeds) >= 0 and max(config.seeds) < 2**32, "be numbers from 0 to 2^32 - 1"
     yield "learning_rates", all(0 < rate < math.inf for rate in config.learning_rates), "be above 0"

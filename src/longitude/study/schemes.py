@@ -1,8 +1,8 @@
-"""Methods that extend a trained model to longer sequences without training: scaled positions or sharper attention.
+"""Methods that extend a trained model to longer sequences without training: scaled positions.
 
 `linear` interpolates positions: it divides those of rotary encodings and sinusoids by the factor, and stretches a learned
-table. The other schemes change the frequencies of rotary pairs. `temperatures` multiplies the scores of each head. Its numbers
-and those of `longrope` are searched for at each length, on text that no model is measured on.
+table. The other schemes change the frequencies of rotary pairs. Those of `longrope` are searched for at each length, on text
+that no model is measured on.
 """
 
 import copy
@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.errors import UsageError
 from longitude.extend.evolution import Bounds, evolve
 from longitude.extend.factors import Candidate, RotaryPairs
 from longitude.measure import losses_by_length
 from longitude.measure.windows import Progress, Reader
-from longitude.models.configuration import mixer_class
 from longitude.positions.base import ENCODINGS
 from longitude.positions.scaling import NTK, SCHEMES, NTKByParts, Scaling, base as scaling
 from longitude.registry import Registry, options_of
@@ -29,15 +27,12 @@ from longitude.report.wording import and_
 
 PLAIN = ("non-overlapping", "sliding", "per-position")
 """Methods that evaluate the unchanged model."""
-TEMPERATURES = "temperatures"
 METHODS = Registry("method of --methods", "`longitude study --help`", ())
 """Methods of plugins that extend models: name -> a function that makes its `Method`."""
 CANDIDATES = 64
 """Lists of factors that a search tries at each length; the published one tries 1344."""
 WINDOWS, TOKENS = 4, 8192
 """Text on which each list is tried: minimum number of windows, and total tokens."""
-ITERATIONS = 20
-"""Steps of L-BFGS that find temperatures: with 10, 20 or 60, NoPE and RoPE models of 0.1 million parameters had the same loss."""
 Spec = Mapping[str, Any]
 Search = Callable[[Any, Sequence[Tensor], int, int, Progress], Any]
 
@@ -51,31 +46,25 @@ class Method:
         positions: (positions, training length, length) -> position ids for the model, which stays as it is; None: 0, 1, 2, ...
         search: (model, selection text, training length, length, on_progress) -> the extended model, found on this text; None:
             nothing is searched for.
-        search_tokens: Tokens that the search evaluates at a length; with a gradient, a token counts three times.
-        takes: LongitudeConfig -> whether it extends such a model, instead of `scheme`.
+        search_tokens: Tokens that the search evaluates at a length.
     """
 
-    scheme: Callable[[Spec, float, int], Scaling] | None
+    scheme: Callable[[Spec, float, int], Scaling]
     positions: Callable[[Tensor, int, int], Tensor] | None = None
     search: Search | None = None
     search_tokens: int = 0
-    takes: Callable[[Any], bool] | None = None
 
 
 def list_schemes() -> list[str]:
-    """Methods of `longitude extend` that need no training, and `TEMPERATURES`."""
+    """Methods of `longitude extend` that need no training."""
     SCHEMES.load()
-    rows = [row for row in scaling.METHODS.values() if row.extends and not row.needs_training]
-    return [*(row.name for row in rows), TEMPERATURES]
+    return [row.name for row in scaling.METHODS.values() if row.extends and not row.needs_training]
 
 
 def method_of(name: str) -> Method:
     """A method that extends models, by its name. ValueError for an unknown one."""
     if name in METHODS:
         return METHODS[name]()
-    if name == TEMPERATURES:
-        tokens = 3 * ITERATIONS * TOKENS
-        return Method(None, search=with_temperatures, search_tokens=tokens, takes=takes_temperatures)
     if scaling.method_of(name).searched:  # NTK stands for the factors that are not known yet
         tokens = CANDIDATES * TOKENS
         return Method(lambda spec, factor, original: NTK(factor), search=with_searched_factors, search_tokens=tokens)
@@ -103,8 +92,6 @@ def extends(config: Any, scheme: str, original: int) -> bool:
     It must extend all of its encodings with a maximum length, and there must be one.
     """
     method = method_of(scheme)
-    if method.scheme is None:
-        return bool(method.takes and method.takes(config))
     specs = [spec for specs in config.layer_specs() for spec in specs]
     longer = [_extended(spec, method.scheme(spec, 2.0, original), original, 2 * original) for spec in specs]
     return None not in longer and longer != specs
@@ -118,17 +105,8 @@ def _extended(spec: Spec, scheme: Scaling, original: int, length: int) -> Spec |
     return None if longer is None else {"name": spec["name"], **longer}
 
 
-def takes_temperatures(config: Any) -> bool:
-    """Whether a factor on query projections scales scores: no QK-norm undoes it, and no encoding has a maximum length."""
-    bounded = any(spec.get("max_length") for specs in config.layer_specs() for spec in specs)
-    projected = [spec for spec in config.layer_mixers() if issubclass(mixer_class(spec), MultiHeadAttention)]
-    return bool(projected) and not bounded and not any(spec.get("qk_norm", config.qk_norm) for spec in projected)
-
-
 def extended_by(scheme: str) -> str:
     """What a scheme extends, in words for an error."""
-    if scheme == TEMPERATURES:
-        return "attention without QK-norm, with encodings that have no last position"
     option = "extended" if scheme == "linear" else "scaling"  # linear interpolates tables and sinusoids, too
     able = [name for name, kind in ENCODINGS.items() if hasattr(kind, option) or option in options_of(kind)]
     return f"{and_(able)} that are not scaled yet"
@@ -144,12 +122,11 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
         length: Positions of the extended model.
     """
     method = method_of(scheme) if isinstance(scheme, str) else Method(lambda *_: scheme)
-    make = method.scheme
-    if length <= original or make is None or method.positions is not None:
+    if length <= original or method.positions is not None:
         return model
 
     def scaled(spec: Spec) -> dict[str, Any]:
-        chosen = make(spec, length / original, original)
+        chosen = method.scheme(spec, length / original, original)
         longer = _extended(spec, chosen, original, length)
         assert longer is not None, f"{scheme} does not extend {spec['name']}"
         return dict(longer)
@@ -238,64 +215,12 @@ def searched(
     return pairs.longrope(min(losses, key=losses.__getitem__))
 
 
-def with_temperatures(
-    model: Any,
-    documents: Sequence[Tensor],
-    original: int,
-    length: int,
-    on_progress: Progress = lambda done, total: None,
-) -> Any:
-    """A model whose scores are multiplied by a number for each head, chosen for the lowest loss in windows of `length` tokens.
-
-    All other weights stay. A temperature is a factor of the rows of the query projection, so a bias on the scores is not
-    multiplied. The same arguments give the same temperatures.
-
-    Source:
-        Wang et al. 2024, Length Generalization of Causal Transformers without Position Encoding, arXiv:2404.12224. There a
-        training on longer text finds them; here L-BFGS does, as they are few.
-    """
-    other = copy.deepcopy(model).requires_grad_(False)
-    layers = [(name, each) for name, each in other.named_modules() if isinstance(each, MultiHeadAttention)]
-    device = next(other.parameters()).device
-    logs = torch.zeros(sum(layer.num_heads for _, layer in layers), device=device, requires_grad=True)
-    windows = torch.stack(windows_of(documents, length)).to(device)
-    optimizer = torch.optim.LBFGS([logs], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
-    tried = 0
-
-    def scaled() -> dict[str, Tensor]:
-        parts = logs.exp().split([layer.num_heads for _, layer in layers])
-        return {
-            f"{name}.q_proj.{of}": weight * part.repeat_interleave(layer.head_dim).view(-1, *[1] * (weight.ndim - 1))
-            for (name, layer), part in zip(layers, parts, strict=True)
-            for of, weight in layer.q_proj.named_parameters()
-        }
-
-    def closure() -> Tensor:
-        nonlocal tried
-        optimizer.zero_grad()
-        total = torch.zeros((), device=device)
-        for window in windows:  # one by one: the gradient of a window keeps all of its activations
-            named = {"input_ids": window[None, :-1]}
-            out = torch.func.functional_call(other, scaled(), (), named).logits[0]
-            loss = torch.nn.functional.cross_entropy(out, window[1:]) / len(windows)
-            loss.backward()
-            total += loss.detach()
-        tried += 1
-        on_progress(min(tried, ITERATIONS), ITERATIONS)
-        return total
-
-    optimizer.step(closure)
-    with torch.no_grad():
-        other.load_state_dict(scaled(), strict=False)
-    return other
-
-
 def windows_of(documents: Sequence[Tensor], length: int) -> list[Tensor]:
     """Windows [length + 1], evenly spread over the documents. ValueError if no document is long enough."""
     each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
     if not each:
         expected, longest = f"selection text of {length + 1} tokens in a document", max(map(len, documents), default=0)
-        raise UsageError("--methods longrope or temperatures", expected, longest, "leave it out, or give a longer text")
+        raise UsageError("--methods longrope", expected, longest, "leave it out, or give a longer text")
     count = min(len(each), max(WINDOWS, TOKENS // length))
     places = [each[i * len(each) // count] for i in range(count)]
     return [document[i * length : (i + 1) * length + 1] for document, i in places]

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load
-from torch import Tensor
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.attention.mixer import Mixer
@@ -168,12 +167,11 @@ def train(
     on_cpu = config.device == "cpu"
     examples = task.examples(replace(config, steps=trial.steps), data, trial.seed)
     tokens = lambda step: examples.targets(step * config.batch_size)  # noqa: E731
-    steps = Steps(model, checkpoints, log, tokens, on_step, config.accumulation)
+    steps = Steps(model, checkpoints, log, tokens, on_step)
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
         max_steps=trial.steps,
-        per_device_train_batch_size=config.batch_size // config.accumulation,
-        gradient_accumulation_steps=config.accumulation,
+        per_device_train_batch_size=config.batch_size,
         bf16=config.precision == "bfloat16",
         learning_rate=trial.rate,
         warmup_steps=round(config.warmup * trial.steps),
@@ -192,7 +190,7 @@ def train(
         disable_tqdm=True,
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one process, one device: never split over several GPUs
-    trainer = StepTrainer(model=model, args=arguments, train_dataset=examples, callbacks=[steps])
+    trainer = Trainer(model=model, args=arguments, train_dataset=examples, callbacks=[steps])
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     steps.remove()
@@ -232,19 +230,6 @@ def untrained(model: Any, optimizer: Any, longest: int) -> str | None:
     return " and ".join(reasons) or None
 
 
-class StepTrainer(Trainer):
-    """Trainer whose step in parts equals the step in one part, however many targets each part has.
-
-    transformers counts the targets of a step in `labels` alone; without a count every part has the same share of the mean.
-    """
-
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
-        samples, count = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if count is None and self.args.gradient_accumulation_steps > 1:
-            count = torch.tensor(sum(int((each["shift_labels"] != IGNORED).sum()) for each in samples), device=device)
-        return samples, count
-
-
 class Steps(TrainerCallback):
     """Logs every step's loss as the model computed it, seals checkpoints, and stops at a loss that is not finite."""
 
@@ -255,28 +240,22 @@ class Steps(TrainerCallback):
         log: LossLog,
         tokens: Callable[[int], int],
         on_step: Callable[[int, float], None],
-        of_step: int,
     ):
-        """tokens: step -> targets up to it. on_step(step, loss). of_step: parts of a step."""
-        self.of_step = of_step
+        """tokens: step -> targets up to it. on_step(step, loss)."""
         self.folder, self.log, self.tokens, self.on_step = folder, log, tokens, on_step
         self.diverged: int | None = None
         self.saved = time.monotonic()
-        self.parts: list[Tensor] = []
-        self.rate = math.nan
-        self.remove = model.register_forward_hook(self.keep_loss, with_kwargs=True).remove
+        self.loss = self.rate = math.nan
+        self.remove = model.register_forward_hook(self.keep_loss).remove
 
-    def keep_loss(self, module: Any, inputs: Any, named: dict[str, Any], output: Any) -> None:
-        """A part's loss is its share of the step's mean if the Trainer passes the step's targets, else its own mean."""
-        share = 1 if named.get("num_items_in_batch") is not None else self.of_step
-        self.parts.append(output.loss.detach() / share)
+    def keep_loss(self, module: Any, inputs: Any, output: Any) -> None:
+        self.loss = output.loss.detach()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
         self.rate = kwargs["optimizer"].param_groups[0]["lr"]
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        step, loss = state.global_step, float(sum(self.parts))
-        self.parts = []
+        step, loss = state.global_step, float(self.loss)
         if not math.isfinite(loss):
             self.diverged = step
             control.should_training_stop, control.should_save = True, False

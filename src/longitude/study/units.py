@@ -17,9 +17,8 @@ from longitude.study.train import recipe
 from longitude.study.trial import Trial, trials_of
 
 TRAINING = (
-    "task", "tokenizer", "train_length", "positions", "position_range", "batch_size", "accumulation",
-    "precision", "warmup", "weight_decay", "layers",
-    "hidden", "heads", "device", "threads",
+    "task", "tokenizer", "train_length", "positions", "position_range", "batch_size",
+    "precision", "warmup", "weight_decay", "layers", "hidden", "heads", "device", "threads",
 )  # fmt: skip
 """Options that decide the weights of a trial, beside its label, seed, learning rate and steps."""
 MEASURING = ("test_lengths", "methods", "stride", "documents")
