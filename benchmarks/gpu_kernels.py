@@ -34,17 +34,15 @@ SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a block may take on a chip of this compute capability (CUDA C++ Programming Guide, table of technical
 specifications)."""
 ADDS = {
-    "nothing": (False, False, 0, False, False),
-    "table": (True, False, 0, False, False),
-    "levels": (False, True, 0, False, False),
-    "both": (True, True, 0, False, False),
-    "curves": (True, False, 32, False, False),
-    "cap": (False, False, 0, True, False),
-    "mix": (False, False, 0, False, True),
+    "nothing": (False, False, 0),
+    "table": (True, False, 0),
+    "levels": (False, True, 0),
+    "both": (True, True, 0),
+    "curves": (True, False, 32),
 }
-"""A table, levels, ends of the pieces of FIRE's curves, a softcap, and profiles that tokens mix."""
-WHOLE = {"mix", "of_mix", "q", "k", "v", "out", "grad", "of_q", "of_k", "of_v"}
-INTEGERS, FLOATS = {"lo", "hi", "bounds"}, {"scale", "factor", "cap"}
+"""A table, levels, and ends of the pieces of FIRE's curves."""
+WHOLE = {"q", "k", "v", "out", "grad", "of_q", "of_k", "of_v"}
+INTEGERS, FLOATS = {"lo", "hi", "bounds"}, {"scale", "factor"}
 FLOAT_ROWS = {"lse", "grad_lse", "delta", "q_level", "k_level", "table", "curves", "rates"}
 FLOAT_ROWS |= {"of_level", "of_table", "of_rates", "of_curves"}
 
@@ -61,10 +59,10 @@ def kind_of(name: str) -> str:
 def compiled(kernel: str, chip: int, width: int, blocks: launch.Blocks, adds: str) -> dict[str, Any]:
     """What came out of it: a row of the table."""
     function = getattr(kernels, kernel)
-    (table, levels, ends, cap, mix), wide = ADDS[adds], launch.wide(width)
+    (table, levels, ends), wide = ADDS[adds], launch.wide(width)
     fixed = {
         "D": width, "DV": width, "WIDE_D": wide, "WIDE_DV": wide, "Q": blocks.Q, "K": blocks.K,
-        "TABLE": table, "LEVELS": levels, "ENDS": ends, "CAP": cap, "MIX": mix, "FAR": False, "LEARNED": table,
+        "TABLE": table, "LEVELS": levels, "ENDS": ends, "FAR": False, "LEARNED": table,
     }  # fmt: skip
     names = function.arg_names
     signature = {name: "constexpr" if name in fixed else kind_of(name) for name in names}
@@ -120,9 +118,9 @@ def assembled(code: str, chip: int) -> str:
 def rows(chips: list[int], widths: list[int], adds: list[str]) -> Iterator[dict[str, Any]]:
     for chip, width in itertools.product(chips, widths):
         for (number, kernel), what in itertools.product(enumerate(launch.KERNELS), adds):
-            several = what in ("both", "curves", "cap")
+            several = what in ("both", "curves")
             blocks = launch.blocks_for(chip // 10, launch.wide(width), several)[number]
-            yield compiled(kernel, chip, width, launch.MIXED[number] if what == "mix" else blocks, what)
+            yield compiled(kernel, chip, width, blocks, what)
         yield from (rotation(chip, width, half) for half in (True, False))
 
 

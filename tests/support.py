@@ -23,7 +23,7 @@ from longitude.errors import UsageError
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
 
-GENERAL = [name for name in BACKENDS if name not in ("transport", "split", "triton", "fla")]
+GENERAL = [name for name in BACKENDS if name not in ("transport", "split", "triton")]
 """Backends that take plain attention: the others need reflections, a pattern, 128 queries, a GPU."""
 
 

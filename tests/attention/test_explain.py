@@ -40,17 +40,11 @@ def test_a_verdict_per_backend_and_the_chosen_one_runs(case, capsys, monkeypatch
     for verdict, line in zip(verdicts, lines, strict=True):
         assert verdict.backend in line and line.startswith("->") == verdict.chosen
         if verdict.refusal is not None:
-            assert f"refuses: {verdict.refusal}" in line and verdict.passed_over is None
+            assert f"refuses: {verdict.refusal}" in line
             with refused("cannot"):
                 lg.attend(Q, K, V, **REQUESTS[case], backend=verdict.backend)
             continue
-        assert "takes it" in line and f"{verdict.memory / 2**20:.1f} MiB" in line
-        if verdict.chosen:
-            assert verdict.passed_over is None and "passed over" not in str(verdict)
-        else:
-            dearer = f"about {verdict.price:.1f} times the time of plain attention, '{chosen.backend}'"
-            why = dearer if verdict.price > chosen.price else f"no cheaper than '{chosen.backend}', which comes first"
-            assert f"passed over: {why}" in str(verdict)
+        assert f"{verdict.price:.1f} times" in line and f"{verdict.memory / 2**20:.1f} MiB" in line
 
     def never(r):
         raise AssertionError("not the one that explain chose")
@@ -58,14 +52,6 @@ def test_a_verdict_per_backend_and_the_chosen_one_runs(case, capsys, monkeypatch
     for name in BACKENDS.keys() - {chosen.backend}:
         monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], run=never))
     lg.attend(Q, K, V, **REQUESTS[case])
-
-
-def test_what_runs_slowly_says_so(capsys):
-    """As a mask that is a tensor does, or one bias of each pair; plain attention says nothing of it."""
-    lg.explain(Q, K, V, mask=torch.ones(384, 384, dtype=torch.bool).tril())
-    lg.explain(Q, K, V)
-    slow, plain = (line for line in capsys.readouterr().out.splitlines() if line.startswith("->"))
-    assert "times the time of plain attention" in slow and "times the time" not in plain
 
 
 def test_calls_of_regions_are_counted(capsys):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 import longitude as lg
 from longitude.show.build import Shape, built
@@ -14,17 +13,6 @@ SHAPE = Shape(length=64, heads=2, head_dim=8)
 
 def drawn(label: str):
     return {each.name: each for each in drawings(built(label, SHAPE).mixers[0].module, SHAPE)}
-
-
-@pytest.mark.parametrize(("window", "query"), [(4, 40), (1, 31), (16, 63), (64, 20)])
-def test_blocks_are_those_that_attention_reads(window, query):
-    """Scores 0 and no size term: a key of a block of s tokens shares its weight among them."""
-    mixer = built(f"hierarchical:window={window}", SHAPE).mixers[0].module
-    q = torch.zeros(1, 1, query + 1, query + 1, dtype=torch.float64)
-    values = torch.eye(query + 1, dtype=torch.float64)[None, None]
-    out = lg.attention.hierarchical_attention(q, q, values, window=window, combine="softmax", size_term=False)
-    weights = out[0, 0, query].numpy()
-    np.testing.assert_allclose(block_sizes(mixer, query), weights[-1] / weights, rtol=1e-9)
 
 
 def test_blocks_of_a_query_are_the_digits_of_its_prefix():

@@ -217,7 +217,6 @@ def test_lengths_beyond_a_table_are_missing_and_named(data, tmp_path):
     ("label", "words"),
     [
         ("hierarchical:window=16", "never used its far part, which begins beyond 16 positions, in training at 16"),
-        ("hierarchical:window=16,combine=softmax", "never used its far part, which begins beyond 16 positions"),
         ("rope+window:size=64", None),
     ],
 )

@@ -3,7 +3,6 @@ from longitude.attention.cache import LongitudeCacheLayer as LongitudeCacheLayer
 from longitude.attention.layers.cross import CrossAttention as CrossAttention
 from longitude.attention.layers.hierarchical import (
     HierarchicalAttention as HierarchicalAttention,
-    hierarchical_attention as hierarchical_attention,
 )
 from longitude.attention.layers.indexed import (
     IndexedAttention as IndexedAttention,

@@ -63,8 +63,17 @@ class Mask:
         """The mask of the stream without its first tokens."""
         return self._by_column(lambda x: x[..., first:])
 
+    looks_ahead: bool = False
+    """Whether tokens attend to later ones, alone; a mask joined by & may hide them."""
+
     def require_past(self, past: int) -> None:
         """ValueError if cached tokens would have had to attend to the new ones."""
+        if self.looks_ahead:
+            raise UsageError(
+                f"mask: {type(self).__name__}, in which cached tokens attend to later ones",
+                "the whole sequence in one call, or (...) & lg.Causal()",
+                f"{past} cached tokens",
+            )
 
     def __and__(self, other: Mask) -> Mask:
         require_mask(other)
@@ -172,12 +181,9 @@ class Band(_Offsets):
     def limits(self) -> Reach:  # type: ignore[override]
         return -self.after, self.before
 
-    def require_past(self, past: int) -> None:
-        if self.after:
-            raise ValueError(
-                f"Band: cached tokens attend to the {self.after} after them, which were not there yet; expected the whole "
-                "sequence in one call, or after=0"
-            )
+    @property
+    def looks_ahead(self) -> bool:  # type: ignore[override]
+        return self.after > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,6 +346,7 @@ class Global(Mask):
     """
 
     _columns = ("tokens",)
+    looks_ahead = True
     tokens: Bool[Tensor, ...] | Int[Tensor, " n"] | Sequence[int]
 
     def __post_init__(self):
@@ -378,12 +385,6 @@ class Global(Mask):
         if self.tokens.dtype == torch.bool:
             return super().since(first)
         return Global(self.tokens[self.tokens >= first] - first)
-
-    def require_past(self, past: int) -> None:
-        raise ValueError(
-            "Global: cached global tokens would attend to the new ones too; expected the whole sequence in one call, or "
-            "(... | lg.Global(tokens)) & lg.Causal()"
-        )
 
 
 @dataclass(frozen=True)
@@ -438,6 +439,7 @@ class Chunks(Mask):
     """
 
     _columns = ("places",)
+    looks_ahead = True
     size: int
     places: Int[Tensor, ...] | None = None
     first: int = 0
@@ -469,12 +471,6 @@ class Chunks(Mask):
 
     def since(self, first: int) -> Mask:
         return replace(self, first=self.first + first) if self.places is None else super().since(first)
-
-    def require_past(self, past: int) -> None:
-        raise ValueError(
-            "Chunks: cached tokens would attend to the new ones of their chunk too; expected the whole sequence in one call, or "
-            "Causal() & lg.Chunks(size)"
-        )
 
 
 @dataclass(frozen=True)

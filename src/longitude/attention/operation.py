@@ -301,10 +301,10 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
     if torch.is_autocast_enabled(r.q.device.type):
         with torch.autocast(r.q.device.type, enabled=False):
             return answer(backend, r)
+    if r.terms:
+        r = mixed(r)
     if r.factors is not None:
         r = multiplied(r)
-    if r.terms and not backend.mixes:
-        r = mixed(r)
     # `nan_where_attended` would do the same by more calls, in each layer of a decoding step.
     plain = len(r.pairs.beyond_band) == 0
     result = _computed(backend, r) if plain else nan_where_attended(backend, r, partial(_computed, backend))
@@ -332,7 +332,6 @@ class Verdict:
         memory: Bytes beyond inputs and output.
         price: Estimated time relative to causal attention without bias.
         chosen: Whether the backend runs.
-        passed_over: Reason why it does not run though it supports the request.
     """
 
     backend: str
@@ -340,30 +339,13 @@ class Verdict:
     memory: int
     price: float
     chosen: bool
-    passed_over: str | None = None
 
     def __str__(self) -> str:
         mark = "->" if self.chosen else "  "
         if self.refusal is not None:
             return f"{mark} {self.backend:10s} refuses: {self.refusal}"
-        why = f"; passed over: {self.passed_over}" if self.passed_over else ""
-        if self.chosen and 1.5 <= self.price < math.inf:
-            why = f", in about {self.price:.1f} times the time of plain attention"
-        return f"{mark} {self.backend:10s} takes it, with about {_mib(self.memory)} beyond inputs and output{why}"
-
-
-def _mib(memory: int) -> str:
-    return f"{memory / 2**20:.1f} MiB"
-
-
-def passed_over(backend: Backend, chosen: Backend, r: Request) -> str:
-    """Why "auto" took another."""
-    price, best = backend.price(r), chosen.price(r)
-    if price == math.inf:
-        return f"{_mib(backend.memory(r))} are more than it is taken for unasked"
-    if price == best:
-        return f"no cheaper than {chosen.name!r}, which comes first"
-    return f"about {price:.1f} times the time of plain attention, {chosen.name!r} about {best:.1f}"
+        time = "by name only" if self.price == math.inf else f"about {self.price:.1f} times the time of plain attention"
+        return f"{mark} {self.backend:10s} takes it, {time}, {self.memory / 2**20:.1f} MiB beyond inputs and output"
 
 
 def explain(
@@ -414,13 +396,9 @@ def explain(
     require_backend(name)
     refusals = {b.name: refusal(b, requested) for b in BACKENDS.values()}
     chosen = choose(requested, name) if name == "auto" or refusals[name] is None else None
-    verdicts = []
-    for b in BACKENDS.values():
-        why = None
-        if refusals[b.name] is None and b is not chosen:
-            why = f"{name!r} was requested"
-            if chosen is not None and name == "auto":
-                why = passed_over(b, chosen, requested[-1])
-        verdicts.append(Verdict(b.name, refusals[b.name], b.memory(largest), b.price(requested[-1]), b is chosen, why))
+    verdicts = [
+        Verdict(b.name, refusals[b.name], b.memory(largest), b.price(requested[-1]), b is chosen)
+        for b in BACKENDS.values()
+    ]
     print("\n".join(map(str, verdicts)))
     return tuple(verdicts)

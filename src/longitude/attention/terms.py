@@ -111,7 +111,7 @@ def with_terms_around(r: Request, terms: tuple[Term, ...]) -> Request:
 def mixed(r: Request) -> Request:
     """The request with each mix in front of the queries, and zeros in front of the keys: queries then read its vectors.
 
-    A backend that supports vectors of offsets so supports a mix of them, in the same memory.
+    A backend that supports vectors of offsets so supports a mix of them, in the same memory. Factors of queries apply after it.
     """
     for n, term in enumerate(r.terms):
         if not isinstance(term, OffsetVectors) or term.mix is None:
@@ -134,15 +134,7 @@ def multiplied(r: Request) -> Request:
     """The request with its queries multiplied by their factors, rounded once."""
     assert r.factors is not None
     wider = torch.promote_types(r.q.dtype, torch.float32)
-    terms = r.terms
-    if any(isinstance(term, OffsetVectors) and term.mix is not None for term in terms):  # not in front of the queries
-        terms = tuple(
-            replace(term, mix=per_query_head(term.mix, r.heads).to(wider) * r.factors.to(wider))
-            if isinstance(term, OffsetVectors) and term.mix is not None
-            else term
-            for term in terms
-        )
-    done = replace(r, q=(r.q.to(wider) * r.factors.to(wider)).to(r.q.dtype), factors=None, terms=terms)
+    done = replace(r, q=(r.q.to(wider) * r.factors.to(wider)).to(r.q.dtype), factors=None)
     done.step = r.step
     return done
 

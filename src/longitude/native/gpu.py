@@ -12,7 +12,7 @@ import torch
 
 
 def switched_off() -> set[str]:
-    """Backends after a minus in LONGITUDE_BACKENDS, such as "-triton,-fla".
+    """Backends after a minus in LONGITUDE_BACKENDS, such as "-triton,-table".
 
     ValueError for another form, and for `reference`, which supports what no other backend does.
     """
@@ -21,7 +21,7 @@ def switched_off() -> set[str]:
     if any(not word.startswith("-") or word == "-reference" for word in words):
         raise ValueError(
             "LONGITUDE_BACKENDS: expected backends to switch off, all but reference, each after a minus, such as "
-            f"-triton,-fla; got {named!r}"
+            f"-triton,-table; got {named!r}"
         )
     return {word[1:] for word in words}
 

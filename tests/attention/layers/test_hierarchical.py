@@ -8,8 +8,10 @@ from torch import Tensor
 
 import longitude as lg
 from longitude.attention.layers import hierarchical as module
-from longitude.attention.layers.hierarchical import HierarchicalAttention, hierarchical_attention
+from longitude.attention.layers.hierarchical import HierarchicalAttention
+from longitude.attention.state_mixer import StateInputs, document_flags
 from longitude.positions.composed import compose
+from longitude.positions.coordinates import explicit
 from longitude.testing import fill
 from tests.support import close, gradients, heads, random, refused_calls
 
@@ -63,15 +65,15 @@ def bias(encoding, offsets: Tensor) -> Tensor | float:
 
 def binary_blocks(a: int) -> list[tuple[int, int]]:
     """The largest block first: as many tokens as the highest power of two that still fits."""
-    found, start = [], 0
+    blocks, start = [], 0
     while start < a:
         size = 2 ** int(math.log2(a - start))
-        found.append((start, start + size))
+        blocks.append((start, start + size))
         start += size
-    return found
+    return blocks
 
 
-def definition(q, k, v, gate, window, combine, encoding=(), size_term=True) -> Tensor:
+def definition(q, k, v, gate, window, encoding=()) -> Tensor:
     """Query by query."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     every = torch.arange(q.shape[2], dtype=torch.float64)
@@ -87,87 +89,69 @@ def definition(q, k, v, gate, window, combine, encoding=(), size_term=True) -> T
         centres = torch.tensor([s + (e - s - 1) / 2 for s, e in parts], dtype=torch.float64)
         far_k, far_v = (torch.stack([x[:, :, s:e].mean(2) for s, e in parts], 2) for x in (k, v))
         far = (rotate(encoding, far_k, centres) @ q[:, :, t, :, None])[..., 0] / DIM**0.5 + bias(encoding, t - centres)
-        far = far + torch.tensor([math.log(e - s) if size_term else 0.0 for s, e in parts], dtype=torch.float64)
-        if combine == "softmax":
-            weights = torch.cat([near, far], -1).softmax(-1)
-            outs.append((weights[..., None] * torch.cat([near_v, far_v], 2)).sum(2))
-        else:
-            g = gate[:, :, t, None]
-            both = [(s.softmax(-1)[..., None] * x).sum(2) for s, x in ((near, near_v), (far, far_v))]
-            outs.append(g * both[0] + (1 - g) * both[1])
+        far = far + torch.tensor([math.log(e - s) for s, e in parts], dtype=torch.float64)
+        g = gate[:, :, t, None]
+        both = [(s.softmax(-1)[..., None] * x).sum(2) for s, x in ((near, near_v), (far, far_v))]
+        outs.append(g * both[0] + (1 - g) * both[1])
     return torch.stack(outs, 2)
 
 
-def gate_of(combine: str, gate: Tensor) -> dict[str, Tensor]:
-    return {"gate": gate} if combine == "gate" else {}
+def hierarchical(q, k, v, gate, *, window, encoding=None, documents=None, positions=0) -> Tensor:
+    """What the layer does between its projections."""
+    encoding, length = compose(encoding), q.shape[2]
+    at = explicit(positions, length, q.device)
+    flags = (None, None) if documents is None else document_flags(documents)
+    inputs = StateInputs(*flags, at, encoding, encoding.prepare(at, None, q.dtype), documents, False)
+    return module.attend_tokens(module.Rule(window, q.shape[3] ** -0.5), q, k, v, gate, inputs)[0]
 
 
 # ---- what is published -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"gate": 1.0}, 7.0),
-        ({"gate": 0.0}, 2.5),
-        ({"gate": 0.0, "size_term": False}, 3.0),
-        ({"combine": "softmax"}, 4.0),
-    ],
-)
-def test_zero_keys(options: dict, expected: float) -> None:
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 7.0), (0.0, 2.5)])
+def test_zero_keys(share: float, expected: float) -> None:
     q = torch.zeros(1, 1, 9, 2, dtype=torch.float64)
     v = torch.arange(9.0, dtype=torch.float64).view(1, 1, 9, 1).expand(1, 1, 9, 2)
-    if "gate" in options:
-        options = options | {"gate": torch.full((1, 1, 9), options["gate"], dtype=torch.float64)}
-    out = hierarchical_attention(q, q, v, window=3, **options)
+    out = hierarchical(q, q, v, torch.full((1, 1, 9), share, dtype=torch.float64), window=3)
     close(out[0, 0, 8], torch.full((2,), expected, dtype=torch.float64), atol=1e-14)
     early = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)  # the gate is 1 without blocks
     close(out[0, 0, :3, 0], early, atol=1e-14)
 
 
 # ---- the definition --------------------------------------------------------------------------------------------------
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("combine", ["gate", "softmax"])
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize(("length", "window"), [(1, 1), (7, 3), (24, 5)])
-def test_output_and_gradients(name: str, length: int, window: int, combine: str) -> None:
+def test_output_and_gradients(name: str, length: int, window: int) -> None:
     inputs = [x.requires_grad_() for x in numbers(length, batch=1)]
     encoding = built(name)
-    q, k, v, gate = inputs
-    ours = hierarchical_attention(q, k, v, window=window, combine=combine, encoding=encoding, **gate_of(combine, gate))
-    theirs = definition(q, k, v, gate, window, combine, encoding)
+    ours = hierarchical(*inputs, window=window, encoding=encoding)
+    theirs = definition(*inputs, window, encoding)
     close(ours, theirs)
     wanted = [*inputs, *encoding.parameters()]
     close(gradients(ours, wanted), gradients(theirs, wanted), atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("window", "size_term", "chunk"), [(1, False, 32), (33, True, 32), (33, True, 1), (33, True, 8), (33, True, 64)]
-)
-def test_longer_than_a_chunk(window: int, size_term: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunk", [32, 1, 8])
+def test_longer_than_a_chunk(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", chunk)
-    q, k, v, gate = numbers(71, batch=1)
-    ours = hierarchical_attention(q, k, v, window=window, gate=gate, size_term=size_term, encoding=built("rotation"))
-    close(ours, definition(q, k, v, gate, window, "gate", built("rotation"), size_term))
+    inputs = numbers(71, batch=1)
+    ours = hierarchical(*inputs, window=33, encoding=built("rotation"))
+    close(ours, definition(*inputs, 33, built("rotation")))
 
 
 # ---- documents and positions -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("window", "combine"), [(1, "softmax"), (3, "gate"), (50, "gate")])
-@pytest.mark.parametrize("name", ["rotation", "fixed bias"])
-def test_documents_as_a_compiler_sees_them(
-    name: str, window: int, combine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "window"), [("rotation", 1), ("fixed bias", 3), ("rotation", 50)])
+def test_documents_as_a_compiler_sees_them(name: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a look at where they end: the same, gradients too, with numbers that come back."""
     inputs = [x.requires_grad_() for x in numbers(40)]
-    q, k, v, gate = inputs
     documents = torch.zeros(2, 40, dtype=torch.long)
     documents[0, :7], documents[0, 20:] = -1, 1
     documents[1, 11:30], documents[1, 36:] = 3, -1
-    options = {"window": window, "combine": combine, "encoding": built(name), **gate_of(combine, gate)}
     answers = []
     for compiling in (False, True):
         with monkeypatch.context() as patch:
             if compiling:
                 patch.setattr(module, "readable", lambda *tensors: False)
-            out = hierarchical_attention(q, k, v, documents=documents, **options)
+            out = hierarchical(*inputs, window=window, encoding=built(name), documents=documents)
         answers.append([out, *gradients(out, inputs)])
     close(*answers, atol=1e-11)
 
@@ -175,30 +159,26 @@ def test_documents_as_a_compiler_sees_them(
 @pytest.mark.parametrize("name", ["rotation", "learned bias"])
 def test_positions_move_together(name: str) -> None:
     """Far away, as numbers of each row, and with gaps: a block stands half way between its first and last token."""
-    q, k, v, gate = numbers(40)
-    options = {"window": 3, "gate": gate, "encoding": built(name)}
-    near = hierarchical_attention(q, k, v, **options)
+    inputs, options = numbers(40), {"window": 3, "encoding": built(name)}
+    near = hierarchical(*inputs, **options)
     rows = torch.arange(40) + torch.tensor([[5], [90_000]])
-    close(hierarchical_attention(q, k, v, positions=rows, **options), near, atol=1e-9)
+    close(hierarchical(*inputs, positions=rows, **options), near, atol=1e-9)
     with_gap = torch.arange(40) * 3 // 2
-    gaps = hierarchical_attention(q, k, v, positions=with_gap, **options)
+    gaps = hierarchical(*inputs, positions=with_gap, **options)
     assert not torch.allclose(gaps, near)
-    moved = hierarchical_attention(q, k, v, positions=with_gap + 11, **options)
-    close(moved, gaps)
+    close(hierarchical(*inputs, positions=with_gap + 11, **options), gaps)
 
 
 # ---- precision -------------------------------------------------------------------------------------------------------
 def test_bfloat16() -> None:
     """Summaries of narrow keys are wide: as near to float64 as one rounding of the output."""
-    narrow = [x.bfloat16() for x in numbers(500, batch=1)]
+    narrow = [x.bfloat16() for x in numbers(200, batch=1)]
     options = {"window": 16, "encoding": lg.Rotary(DIM, "interleaved")}
-    q, k, v, gate = narrow
     with torch.autocast("cpu", torch.bfloat16):
-        found = hierarchical_attention(q, k, v, gate=gate, **options)
-    q, k, v, gate = (x.double() for x in narrow)
-    exact = hierarchical_attention(q, k, v, gate=gate, **options)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), exact, rtol=2**-6, atol=2**-7)
+        rounded = hierarchical(*narrow, **options)
+    exact = hierarchical(*(x.double() for x in narrow), **options)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.double(), exact, rtol=2**-6, atol=2**-7)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -207,25 +187,16 @@ class Mirror(lg.Encoding):
         return k.flip(-1)
 
 
-def calling(**options):
-    q, k, v, gate = numbers(7, dtype=torch.float32)
-    return lambda: hierarchical_attention(q, k, v, **{"window": 3, "gate": gate, **options})
-
-
 test_refusals = refused_calls(
     [
-        (calling(window=0), "window"),
-        (calling(combine="gates"), "'gate'"),
-        (calling(size_term=1), "size_term"),
-        (calling(gate=None), "combine='gate'", "None"),
-        (calling(combine="softmax"), "gate", "combine='softmax'"),
-        (calling(gate=torch.ones(2, 1, 7)), "gate", "[B, H, L]"),
-        (calling(documents=torch.zeros(2, 6, dtype=torch.long)), "documents"),
-        (calling(encoding=lg.Fire(HEADS)), "PairBias", "Fire"),
-        (calling(encoding=lg.FoX(16, HEADS)), "FoX"),
-        (calling(encoding=lg.XPos(DIM, "half")), "XPos"),
-        (calling(encoding=lg.ReRoPE(DIM, "half", 4)), "ReRoPE"),
-        (calling(encoding=lg.Rotary(DIM, "half", rotate_values=True)), "Rotary", "values"),
-        (lambda: HierarchicalAttention(16, 2, encoding=Mirror()), "RotaryTable"),
+        (lambda encoding=encoding: HierarchicalAttention(32, HEADS, encoding=encoding()), *named)
+        for encoding, *named in (
+            (lambda: lg.Fire(HEADS), "PairBias", "Fire"),
+            (lambda: lg.FoX(16, HEADS), "FoX"),
+            (lambda: lg.XPos(DIM, "half"), "XPos"),
+            (lambda: lg.ReRoPE(DIM, "half", 4), "ReRoPE"),
+            (lambda: lg.Rotary(DIM, "half", rotate_values=True), "Rotary", "values"),
+            (Mirror, "RotaryTable"),
+        )
     ]
 )

@@ -5,7 +5,6 @@ from pkgutil import iter_modules
 
 from longitude.attention.backends.base import BACKENDS, Backend, refuses, register_backend
 from longitude.attention.backends.chunked import CHUNKED, REFERENCE
-from longitude.attention.backends.fla import FLA
 from longitude.attention.backends.sdpa import SDPA
 from longitude.attention.backends.split import SPLIT
 from longitude.attention.backends.table.backend import TABLE
@@ -15,7 +14,7 @@ from longitude.errors import UsageError
 from longitude.native.gpu import switched_off
 
 # "auto" chooses the first of equal prices.
-for backend in (SDPA, TABLE, TRITON, FLA, TRANSPORT, SPLIT, CHUNKED, REFERENCE):
+for backend in (SDPA, TABLE, TRITON, TRANSPORT, SPLIT, CHUNKED, REFERENCE):
     register_backend(backend)
 for module in iter_modules(__path__):  # a backend of another file registers itself
     import_module(f"{__name__}.{module.name}")

@@ -42,7 +42,6 @@ class Backend:
             return_lse nor sinks.
         sinks: whether it applies the sinks of a request itself; otherwise they are applied to the result of `partial`.
         transforms: whether it supports torch.func gradients and forward-mode derivatives; autograd always works.
-        mixes: whether it supports a mix of vectors (`OffsetVectors.mix`); otherwise it gets wider queries and keys.
         by_weight: for a backend with any_mask: whether it hides keys of this request by weights of 0 instead of leaving them
             out. It then gets finite numbers only, because 0 * NaN is NaN.
     """
@@ -62,7 +61,6 @@ class Backend:
     partial: Callable[[Request], tuple[Tensor, Tensor]] | None = None
     sinks: bool = False
     transforms: bool = True
-    mixes: bool = False
     by_weight: Callable[[Request], bool] = lambda r: True
 
 

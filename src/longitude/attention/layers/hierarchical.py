@@ -1,4 +1,4 @@
-"""Attention to the near tokens one by one, and to everything before them in blocks: a function and a layer.
+"""Attention to the near tokens one by one, and to everything before them in blocks.
 
 A node (level, m) is the block of tokens m 2^level .. (m + 1) 2^level - 1. A prefix of `a` tokens is a block for each binary
 digit 1 of `a`, largest first. The digit of `level` is the node m = (a >> level) - 1, which is even: a left child.
@@ -9,26 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from longitude.attention.documents import require_number_per_token
 from longitude.attention.heads import Headed, HeadedOptions, join_heads
-from longitude.attention.masks import Causal, Documents, Mask, Padding, Window
-from longitude.attention.merge import merge_attention
+from longitude.attention.masks import Documents, Mask, Padding, Window
 from longitude.attention.mixer import register_mixer
 from longitude.attention.operation import raw_request, run
-from longitude.attention.request import validate
-from longitude.attention.state_mixer import StateInputs, StateMixer, document_flags
-from longitude.errors import UsageError, check_choice, check_sizes
+from longitude.attention.state_mixer import StateInputs, StateMixer
+from longitude.errors import UsageError
 from longitude.native.derivatives import readable, with_zero_gradients
 from longitude.positions.base import Encoding, OffsetBias
 from longitude.positions.composed import Composed, compose
-from longitude.positions.coordinates import Positions, as_int, canonical, explicit, wide
+from longitude.positions.coordinates import as_int, wide
 from longitude.positions.rotation import RotaryTable
 
 if TYPE_CHECKING:
@@ -40,28 +37,12 @@ CHUNK = 32
 
 @dataclass(frozen=True)
 class Rule:
-    """The options of one call, as in hierarchical_attention."""
+    """The options of one call, as in HierarchicalAttention."""
 
     window: int
-    combine: str
-    size_term: bool
     scale: float
     dropout: float = 0.0
     backend: str = "auto"
-
-    def combined(
-        self,
-        near: tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"] | None],
-        far: tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]],
-        gate: Float[Tensor, "B H L"] | None,
-    ) -> Float[Tensor, "B H L Dv"]:
-        """The sum g near + (1 - g) far, or one softmax over both, by their logsumexps. A query without a block has g = 1."""
-        if self.combine == "softmax":
-            assert near[1] is not None
-            return merge_attention([near[0].to(far[0].dtype), far[0]], [near[1].to(far[1].dtype), far[1]])[0]
-        assert gate is not None
-        g = gate.to(far[0].dtype).masked_fill(far[1] == -math.inf, 1.0)[..., None]
-        return g * near[0] + (1 - g) * far[0]
 
 
 class State(NamedTuple):
@@ -80,97 +61,22 @@ class State(NamedTuple):
     ends: Int[Tensor, "B 1 levels 2"]
 
 
-def hierarchical_attention(
+# ---- attention --------------------------------------------------------------------------------------------------------
+def attend_tokens(
+    rule: Rule,
     q: Float[Tensor, "B H L D"],
     k: Float[Tensor, "B Hkv L D"],
     v: Float[Tensor, "B Hkv L Dv"],
-    *,
-    window: int,
-    combine: str = "gate",
-    gate: Float[Tensor, "B H L"] | None = None,
-    size_term: bool = True,
-    encoding: Encoding | Sequence[Encoding] | None = None,
-    positions: Positions | None = None,
-    documents: Int[Tensor, "B L"] | None = None,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    backend: str = "auto",
-) -> Float[Tensor, "B H L Dv"]:
-    """Attention to blocks of growing size: the last `window` tokens individually, earlier tokens in blocks of sizes 2^l.
+    gate: Float[Tensor, "B H L"],
+    inputs: StateInputs,
+    state: State | None = None,
+) -> tuple[Float[Tensor, "B H L Dv"], State | None]:
+    """G near + (1 - g) far for projected q, k, v, and the state after these tokens if a cache keeps it.
 
-    For each query t, with a = max(0, t - window + 1):
-
-        near = attention over the tokens a .. t
-        far  = softmax over the blocks of a (scale q.K + bias + ln size) V,    blocks: one for each binary digit 1 of a
-        out  = g near + (1 - g) far,  g = gate (1 where a = 0);   or one softmax over both
-
-    A block of 2^l tokens begins at a multiple of 2^l. Its key and value are the averages of the keys and values of its tokens
-    before any rotation. All its tokens come before the window, so the result is causal.
-
-    A block is rotated after pooling, at its center half way between its first and last token. Half way between two offsets a
-    bias is the mean of both. With size_term and "softmax" the result equals full attention if all keys are equal, or if
-    window >= L. It takes O(L (window + log L)) time and O(L) memory.
-
-    Args:
-        q: [B, H, L, D].
-        k: [B, Hkv, L, D].
-        v: [B, Hkv, L, Dv].
-        window: tokens attended individually, the query's token included.
-        combine: "gate", or "softmax" over both parts.
-        gate: [B, H, L] in [0, 1], with "gate" only.
-        size_term: whether a block counts as its number of tokens.
-        encoding: rotations and relative position biases.
-        positions: as in attend.
-        documents: a number per token [B, L]; windows and blocks stay within a run of equal numbers. Negative numbers are
-            padding, with outputs of zeros.
-        scale: factor of the scores; None: D^-1/2.
-        dropout: dropout probability of the weights.
-        backend: backend of the near part, as in attend.
-
-    Returns:
-        [B, H, L, Dv].
-
-    Raises:
-        ValueError: for a window below 1, a gate that is missing, superfluous or of another shape, an encoding that reads tokens
-            or adds anything but a bias of the offset, and what attend refuses.
+    A block begins at a multiple of its size. Its key and value are averages before any rotation, and all its tokens come before
+    the window, so the result is causal. It is rotated at its center, half way between its first and last token. Half way
+    between two offsets a bias is the mean of both. A query without a block has g = 1. O(L (window + log L)) time, O(L) memory.
     """
-    validate(q, k, v, Causal(), scale, dropout)
-    if q.shape[2] != k.shape[2]:
-        raise UsageError("", "as many queries as keys", f"{q.shape[2]} and {k.shape[2]}")
-    require_rule("hierarchical_attention", window, combine, size_term)
-    rule = Rule(window, combine, size_term, q.shape[3] ** -0.5 if scale is None else scale, dropout, backend)
-    if (gate is not None) != (combine == "gate"):
-        raise ValueError(
-            f"gate: combine={combine!r} expected {'a gate' if combine == 'gate' else 'no gate'}, got {gate!r}"
-        )
-    if gate is not None and gate.shape != q.shape[:3]:
-        raise UsageError("gate", f"[B, H, L] = {list(q.shape[:3])}", list(gate.shape))
-    if documents is not None:
-        require_number_per_token(documents, q.shape[0], q.shape[2])
-    encoding = compose(encoding)
-    for member in encoding:
-        if (why := refusal(member)) is not None:
-            raise ValueError(f"{why}; expected rotations or biases of the offset")
-    at = canonical("positions", 0 if positions is None else positions, q.shape[0], q.shape[2], encoding.axes)
-    at = explicit(at, q.shape[2], q.device)
-    tables = encoding.prepare(at, None, q.dtype)
-    reset, valid = (None, None) if documents is None else document_flags(documents)
-    inputs = StateInputs(reset, valid, at, encoding, tables, documents, False)
-    return attend_tokens(rule, q, k, v, gate, inputs)[0]
-
-
-def require_rule(who: str, window: int, combine: str, size_term: bool) -> None:
-    """ValueError for options that no call supports."""
-    check_sizes(who, window=window)
-    check_choice(who, bool, size_term=size_term)
-    check_choice(who, Literal["gate", "softmax"], combine=combine)
-
-
-# ---- attention --------------------------------------------------------------------------------------------------------
-def attend_tokens(
-    rule: Rule, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, inputs: StateInputs, state: State | None = None
-) -> tuple[Tensor, State | None]:
-    """Output for projected q, k, v, and the state after these tokens if a cache keeps it."""
     encoding, reset, valid, dtype = inputs.encoding, inputs.reset, inputs.valid, q.dtype
     if encoding.transforms:
         q, k = encoding.queries(q, inputs.tables), torch.cat([k, encoding.keys(k, inputs.tables)], -1)
@@ -184,14 +90,16 @@ def attend_tokens(
         real = valid.gather(1, order)
         source = order.masked_fill(~real, -1)
         q, k, v, places = (picked(x, source) for x in (q, k, v, places))
-        gate = None if gate is None else picked(gate[..., None], source)[..., 0]
+        gate = picked(gate[..., None], source)[..., 0]
         reset, valid = None if reset is None else reset.gather(1, order), real
     with torch.autocast(q.device.type, enabled=False):
         # Where documents begin is not known while compiling: chunks of one token may begin anywhere.
         stream = stream_of(state, (k, v, places), reset, valid, rule.window, 1 if traced else CHUNK)
-        near, lse = attend_near(rule, q, stream, encoding, counted)
+        out = attend_near(rule, q, stream, encoding, counted)
         far, state = attend_far(rule, q, stream, encoding, counted or traced, state, inputs.cached)
-        out = near if far is None else rule.combined((near, lse), far, gate).to(dtype)
+        if far is not None:
+            g = gate.to(far[0].dtype).masked_fill(far[1] == -math.inf, 1.0)[..., None]
+            out = (g * out + (1 - g) * far[0]).to(dtype)
     if order is not None and inputs.valid is not None:
         out = picked(out, order.argsort(1).masked_fill(~inputs.valid, -1))
     return out, state
@@ -267,8 +175,8 @@ def source_of(slot: Int[Tensor, "#B S"], use: Bool[Tensor, "#B S"], count: int) 
 
 def attend_near(
     rule: Rule, q: Float[Tensor, "B H L D"], stream: Stream, encoding: Composed, counted: bool
-) -> tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"] | None]:
-    """Attention to the window, and its logsumexp if the rule needs it. counted: whether there is one document without a state."""
+) -> Float[Tensor, "B H L Dv"]:
+    """Attention to the window. counted: whether there is one document without a state."""
     mask: Mask = Window(rule.window)
     alone = stream.there & (stream.first_slot == 0)
     if not counted and not (readable(alone) and bool(alone.all())):
@@ -277,7 +185,7 @@ def attend_near(
     q_at, k_at = (as_int(p[0] if len(p) == 1 else p) for p in (places[:, stream.held :], places))
     keys = stream.keys[..., -q.shape[3] :]
     r = raw_request(q, keys, stream.values, encoding, None, mask, q_at, k_at, rule.scale, rule.dropout, False)
-    return run(r.with_lse() if rule.combine == "softmax" else r, rule.backend)
+    return run(r, rule.backend)[0]
 
 
 def attend_far(
@@ -482,8 +390,7 @@ def attend_blocks(
         tables = tables_at(encoding, twice.flatten(1), keys.dtype)
         keys = encoding.keys(keys.flatten(2, 3), tables).view(keys.shape)
     scores = rule.scale * (rows.flatten(3, 4) @ keys.mT).unflatten(3, rows.shape[3:5])
-    if rule.size_term:
-        scores = scores + level.to(scores.dtype) * math.log(2)
+    scores = scores + level.to(scores.dtype) * math.log(2)
     if terms := offset_terms(encoding):
         bias = bias_at(terms, 2 * at[..., None] - twice[:, :, None], scores.dtype)  # [H, B, C, n, m]
         scores = scores + bias.unflatten(0, (keys.shape[1], -1)).permute(2, 0, 3, 1, 4, 5)
@@ -547,10 +454,10 @@ class HierarchicalAttention(StateMixer, Headed):
     """Attention to blocks of growing size: the last `window` tokens individually, earlier tokens in blocks of sizes 2^l.
 
         near = attention over the last tokens,   far = softmax over the blocks (scale q.K + bias + ln size) V
-        out  = g near + (1 - g) far,   g = sigmoid(W_g x + b_g);   or one softmax over both
+        out  = g near + (1 - g) far,   g = sigmoid(W_g x + b_g) for each head, b_g = 2 at the start
 
     Each binary digit 1 of the number of tokens before the window is a block of that power of two tokens, their average.
-    `hierarchical_attention` has the definition. Its cache is a state of the window and about log2 L blocks.
+    Its cache is a state of the window and about log2 L blocks.
 
     Args:
         dim: width of x and of the output.
@@ -558,8 +465,6 @@ class HierarchicalAttention(StateMixer, Headed):
         num_kv_heads: heads of keys and values; None: num_heads.
         encoding: rotations and relative position biases.
         window: tokens attended individually, the query's token included.
-        combine: "gate": g = sigmoid(W_g x + b_g) for each head, b_g = 2 at the start; or "softmax".
-        size_term: whether a block counts as its number of tokens.
         head_dim, bias, dropout, scale: as in MultiHeadAttention.
         backend: backend of the near part, as in attend.
 
@@ -582,24 +487,20 @@ class HierarchicalAttention(StateMixer, Headed):
         encoding: Encoding | Sequence[Encoding] | None = None,
         *,
         window: int = 256,
-        combine: str = "gate",
-        size_term: bool = True,
         bias: bool = False,
         **options: Unpack[HeadedOptions],
     ):
         super().__init__(dim, num_heads, num_kv_heads, bias=bias, **options)
-        require_rule("HierarchicalAttention", window, combine, size_term)
-        self.window, self.combine, self.size_term = window, combine, size_term
-        self.gate_proj = nn.Linear(dim, num_heads, bias=False) if combine == "gate" else None
-        self.gate_bias = nn.Parameter(torch.empty(num_heads)) if combine == "gate" else None
+        self.window = window
+        self.gate_proj = nn.Linear(dim, num_heads, bias=False)
+        self.gate_bias = nn.Parameter(torch.empty(num_heads))
         self.encoding = compose(encoding)
         self.require(self.encoding)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """The gate opens to the window: sigmoid(2) = 0.88."""
-        if self.gate_bias is not None:
-            nn.init.constant_(self.gate_bias, 2.0)
+        nn.init.constant_(self.gate_bias, 2.0)
 
     def products(self, keys: float) -> float:
         seen = min(keys, self.window + math.log2(max(1, keys)))  # the near tokens, and about a block for each doubling
@@ -616,14 +517,13 @@ class HierarchicalAttention(StateMixer, Headed):
     def rule(self) -> Rule:
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         dropout = self.dropout if self.training else 0.0
-        return Rule(self.window, self.combine, self.size_term, scale, dropout, self.backend)
+        return Rule(self.window, scale, dropout, self.backend)
 
     def mix(self, x: Tensor, state: State | None, inputs: StateInputs) -> tuple[Tensor, State | None]:
         self.require_state(state, len(x), inputs.encoding)
-        q, (k, v), gate = self.queries(x), self.keys_and_values(x), None
-        if self.gate_proj is not None and self.gate_bias is not None:
-            opening = self.gate_proj(x) + self.gate_bias
-            gate = opening.to(torch.promote_types(opening.dtype, torch.float32)).sigmoid().transpose(1, 2)
+        q, (k, v) = self.queries(x), self.keys_and_values(x)
+        opening = self.gate_proj(x) + self.gate_bias
+        gate = opening.to(torch.promote_types(opening.dtype, torch.float32)).sigmoid().transpose(1, 2)
         out, state = attend_tokens(self.rule(), q, k, v, gate, inputs, state)
         out = with_zero_gradients(out, self.far_parameters())  # sequences within the window use no block
         return self.o_proj(join_heads(out.to(q.dtype))), state
@@ -634,8 +534,6 @@ class HierarchicalAttention(StateMixer, Headed):
 
     def far_parameters(self) -> list[nn.Parameter]:
         """Parameters that only sequences longer than the window use: those of the gate."""
-        if self.gate_proj is None or self.gate_bias is None:
-            return []
         return [*self.gate_proj.parameters(), self.gate_bias]
 
     def require_state(self, state: State | None, batch: int, encoding: Composed) -> None:

@@ -38,10 +38,7 @@ def request(**options):
             lambda: request(names="fire", q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)),
             "pass one int p",
         ),
-        (lambda: request(names="alibi", softcap=5.0), "with a softcap"),
-        (lambda: request(names="shaw"), "mixed profiles"),
-        (lambda: request(names="inkling", mask=lg.NoMask()), "need causality"),
-        (lambda: request(names="inkling", q_positions=7, k_positions=0), "in the order of the tokens"),
+        (lambda: request(names="inkling"), "OffsetVectors"),
         (lambda: request(q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)), "pass one int p"),
         (lambda: request(mask=lg.Causal() & lg.Documents(torch.arange(20) % 2)), "not contiguous"),
         (lambda: request(mask=masks(20)["another order"]), "token order"),
@@ -146,11 +143,10 @@ def test_blocks_of_every_chip():
     )
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(("names", "softcap"), [("fox+t5", None), ("fire", None), ("rope", 5.0), ("inkling", None)])
-def test_compiled_calls_have_the_shapes_of_real_ones(names, softcap):
+@pytest.mark.parametrize("names", ["fox+t5", "fire"])
+def test_compiled_calls_have_the_shapes_of_real_ones(names):
     """`torch.compile` and `torch.export` see the operators by these."""
-    r, _ = problem(20, 24, names=names, kv_heads=1, dv=24, softcap=softcap)
+    r, _ = problem(20, 24, names=names, kv_heads=1, dv=24)
     operators = backend.OPERATORS
     x = operators.flat(backend.inputs_of(r))
     torch.library.opcheck(

@@ -10,13 +10,10 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.backends.operators import present
 from longitude.attention.backends.triton import backend, launch
-from longitude.attention.operation import answer, requests
 from longitude.attention.reference import reference
 from longitude.positions.rotation import Angles
-from longitude.positions.terms import OffsetVectors
 from tests.attention.backends.one_request import compare, masks, problem
 from tests.support import LargestTensor, Reads, close
 
@@ -60,52 +57,6 @@ def cases():  # a gate has no meaning for the future, nor do the products of int
 def test_same_answer_and_gradients(names, case):
     """Of queries, keys, values, tokens and parameters; several lengths of the keys, grouped heads."""
     compare(run, *FEW(37, 37, names=names, mask=masks(37)[case]), tolerance=3e-5)
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("softcap", [0.5, 3.0, 1e-3])
-@pytest.mark.parametrize("case", ["causal", "padded, packed"])
-def test_capped_products(case, softcap):
-    """Of caps that some products reach, and of one so small that e^(2 s / cap) is beyond float32."""
-    r, wanted = FEW(37, 53, names="rope", mask=masks(53)[case], softcap=softcap)
-    uncapped = FEW(37, 53, names="rope", mask=masks(53)[case])[0]
-    assert (reference(r)[0] - reference(replace(r, terms=uncapped.terms))[0]).abs().max() > 1e-2
-    compare(run, r, wanted, tolerance=3e-5)
-
-
-class FarProfiles(lg.Inkling):
-    """All far offsets have the last profile, which is not zero."""
-
-    def terms(self, context):
-        return (
-            OffsetVectors(
-                lambda offset: self.profiles.T[offset.clamp(0, self.extent - 1)],
-                reach=self.extent - 1,
-                mix=context["mix"],
-            ),
-        )
-
-
-@pytest.mark.one_in(7)
-@pytest.mark.parametrize(
-    ("kind", "extent", "floor"),
-    [(lg.Inkling, 9, None), (lg.Inkling, 40, 5), (lg.Inkling, 400, None), (FarProfiles, 7, None)],
-)
-@pytest.mark.parametrize("case", ["causal", "window", "padded, packed"])
-def test_profiles_that_tokens_mix(case, kind, extent, floor):
-    """Inkling: extents within a block, of several, and beyond all offsets; a temperature multiplies queries and mixes."""
-    encoding = kind(dim=8, num_heads=2, d_rel=4, extent=extent, log_scaling_n_floor=floor)
-    torch.nn.init.normal_(encoding.profiles)
-    q, k, v, x = (torch.randn(2, *shape).requires_grad_() for shape in ((2, 37, 16), (1, 53, 16), (1, 53, 16), (53, 8)))
-    [part] = requests(q, k, v, encoding, encoding.context(x)[0], masks(53)[case])
-    assert refuses(replace(backend.TRITON, dtypes=(torch.float32,), devices=None), part.request) is None
-    ours, theirs = (answer(BACKENDS[name], part.request)[0] for name in ("triton", "reference"))
-    close(ours, theirs, atol=3e-5)
-    inputs, direction = [q, k, v, x, *encoding.parameters()], torch.randn(ours.shape)
-    for mine, other in zip(
-        *(torch.autograd.grad(y, inputs, direction, retain_graph=True) for y in (ours, theirs)), strict=True
-    ):
-        close(mine, other, atol=2e-4 * (1 + other.abs().max().item()))
 
 
 @pytest.mark.slow

@@ -13,15 +13,14 @@ from longitude.attention.backends.triton import launch
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
 from longitude.attention.backends.triton.launch import Limits, Terms
 from longitude.attention.request import Request
-from longitude.attention.scores import drift_level, per_query_head
+from longitude.attention.scores import drift_level
 from longitude.attention.spans import steady
 from longitude.native.derivatives import exporting
 from longitude.native.gpu import why_no_triton, why_not_on
 from longitude.native.tensors import needs_operator
-from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias
+from longitude.positions.base import Drift, OffsetBias, PairBias
 from longitude.positions.coordinates import explicit
 from longitude.positions.formulas import NormalizedOffset
-from longitude.positions.terms import Softcap
 
 OLDEST = (8, 0)
 """Compute capability."""
@@ -31,7 +30,7 @@ WIDEST = 128
 
 def inputs_of(r: Request) -> Inputs:
     """Inputs of the kernels for a request."""
-    terms, formula = Terms(mix=mix_of(r)), normalized(r)
+    terms, formula = Terms(), normalized(r)
     biases = [term for term in r.terms if isinstance(term, OffsetBias)]
     nearest = 0
     if formula is not None:
@@ -52,28 +51,7 @@ def inputs_of(r: Request) -> Inputs:
         level = level - level[..., keys].mean(-1, keepdim=True).detach()
         q_level, k_level = (level[..., part].to(torch.float32).contiguous() for part in (rows, keys))
         terms = terms._replace(q_level=q_level, k_level=k_level)
-    limits = Limits(*intervals_of(r), nearest, cap_of(r), gap_of(r) if mixed(r) else 0)
-    return Inputs(r.q, r.k, r.v, terms, limits, r.scale)
-
-
-def mixed(r: Request) -> OffsetVectors | None:
-    """Profiles over offsets that queries mix, where nothing else is added."""
-    vectors = [term for term in r.terms if isinstance(term, OffsetVectors) and term.mix is not None]
-    return vectors[0] if len(r.terms) == 1 and vectors else None
-
-
-def mix_of(r: Request) -> Tensor | None:
-    """What each query adds to scores at offsets 0 .. reach, in the dtype of q."""
-    if (term := mixed(r)) is None:
-        return None
-    assert term.mix is not None and term.reach is not None  # `limits` declines others
-    profiles = term.keys(torch.arange(term.reach + 1, device=r.q.device))
-    return (per_query_head(term.mix, r.heads).float() @ profiles.float().mT).to(r.q.dtype)
-
-
-def cap_of(r: Request) -> float:
-    """The cap of the products; 0 without one."""
-    return next((term.cap for term in r.terms if isinstance(term, Softcap)), 0.0)
+    return Inputs(r.q, r.k, r.v, terms, Limits(*intervals_of(r), nearest), r.scale)
 
 
 def gap_of(r: Request) -> int:
@@ -108,7 +86,7 @@ def like(x: Inputs) -> tuple[Tensor, Tensor]:
 
 OPERATORS = Operators(
     "longitude::triton_attention", launch.forward, launch.backward, like, results=2, terms=Terms, limits=Limits,
-    of_limits="Tensor lo, Tensor hi, int nearest, float cap, int gap", device=None,
+    of_limits="Tensor lo, Tensor hi, int nearest", device=None,
 )  # fmt: skip
 
 
@@ -124,13 +102,6 @@ def limits(r: Request) -> str | None:
         return f"it supports head_dim up to {WIDEST}, not {max(widths)}"
     if any(isinstance(term, PairBias) for term in r.terms) and normalized(r) is None:
         return "it supports no bias of pairs but FIRE's, without another term"
-    if any(isinstance(term, OffsetVectors) for term in r.terms):
-        if (vectors := mixed(r)) is None or vectors.reach is None or vectors.values is not None:
-            return "it supports no vectors of offsets but mixed profiles of limited reach, without another term"
-        if (low := r.band[0]) is None or low < 0 or steady(r) is None or gap_of(r) != r.order_gap:
-            return "mixed profiles need causality, and positions in the order of the tokens"
-    if cap_of(r) and len(r.terms) > 1:
-        return "with a softcap it supports no other term"
     if any(isinstance(term, OffsetBias | PairBias) for term in r.terms) and steady(r) is None:
         return "it needs positions that count up by one; pass one int p for p, p+1, p+2, ..."
     if (why := refusal(r)) is not None:
@@ -152,7 +123,7 @@ def of_chip(r: Request) -> str | None:
     function = normalized(r)
     pieces = 0 if function is None else len(function.b1) + 1
     widths = r.q.shape[3], r.v.shape[3]
-    added = OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0, cap_of(r) > 0, mixed(r) is not None
+    added = OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0
     return _not_compiled(device, r.q.dtype, *widths, *added)
 
 
@@ -166,8 +137,6 @@ def _not_compiled(
     levels: bool,
     pieces: int,
     learned: bool,
-    capped: bool,
-    mixed: bool,
 ) -> str | None:
     """Why the kernels of a call do not run here, tried on one block."""
     q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in (d, dv))
@@ -176,8 +145,7 @@ def _not_compiled(
     distances = torch.zeros(1, 1, device=device) if table or pieces else None
     rates = torch.zeros(1, 1, 1, device=device) if pieces else None
     curves = torch.zeros(1, 3, pieces, device=device) if pieces else None
-    mix = torch.zeros(1, 1, 1, 2, dtype=dtype, device=device) if mixed else None
-    x = Inputs(q, q, v, Terms(distances, level, level, curves, rates, mix), Limits(lo, hi, cap=float(capped)), 1.0)
+    x = Inputs(q, q, v, Terms(distances, level, level, curves, rates), Limits(lo, hi), 1.0)
 
     def small_call() -> None:
         out, lse = launch.forward(x)
@@ -196,9 +164,7 @@ def memory(r: Request) -> int:
     curves = 0 if function is None else r.q.shape[0] * (r.heads + 1) * r.rows
     if function is not None and r.learned:  # sums of each program, by piece and by query of a block
         curves += launch.table_rows(r.q.device, r.heads) * r.heads * (len(function.b1) + 1) * 2 * 128
-    profiles = mixed(r)
-    mix = 0 if profiles is None else 4 * r.q.shape[0] * r.heads * r.rows * (profiles.reach or 0)
-    return mix + 4 * (per_query + table * bool(kinds & {OffsetBias, PairBias}) + curves + levels * (Drift in kinds))
+    return 4 * (per_query + table * bool(kinds & {OffsetBias, PairBias}) + curves + levels * (Drift in kinds))
 
 
 def price(r: Request) -> float:
@@ -210,8 +176,7 @@ TRITON = Backend(
     "triton",
     run=lambda r: attention(r)[0],
     partial=attention,
-    terms=(OffsetBias, OffsetVectors, PairBias, Drift, Softcap),
-    mixes=True,
+    terms=(OffsetBias, PairBias, Drift),
     any_mask=True,  # `refusal` says which
     dtypes=(torch.bfloat16, torch.float16),
     devices=("cuda",),

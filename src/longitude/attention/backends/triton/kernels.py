@@ -8,10 +8,6 @@ packed documents and padding. A block of queries therefore reads an interval of 
 Scores are in units of log 2, because the chip computes 2^x: `factor` is scale / log 2, and the table and the levels are
 divided by log 2 too.
 
-With `mix` (profiles mixed by each query), which comes alone, mix[i, min(i - j, spread - 1)] is added, of offsets from 0 on.
-
-Under a softcap c, which comes alone, scores are c tanh(scale q_i . k_j / c); `cap` is c / log 2.
-
 With `curves` (FIRE), the table has distances, and a piecewise linear function of distance times the query's rate is added:
 
     bias[i, j] = slope_m t + level_m,  t = distance[i - j] rate_i,  m the piece that t is in: end_(m-1) < t <= end_m
@@ -40,7 +36,7 @@ import triton.language as tl
 
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-SIZES = "last width spread gap nearest pieces batch rows keys heads group interval blocks skip".split()
+SIZES = "last width nearest pieces batch rows keys heads group interval blocks skip".split()
 """Numbers of which Triton would compile a kernel each for 1, for multiples of 16, and for others."""
 
 
@@ -82,50 +78,6 @@ def _biases(corner, at_i, at_j):
     if INTERPRETED:
         return tl.load(pointers)
     return tl.inline_asm_elementwise("ld.global.f32 $0, [$1];", "=f,l", [pointers], tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
-def _capped(s, cap, CAP: tl.constexpr):
-    """Products s under a cap, cap tanh(s / cap)."""
-    if CAP:
-        e = tl.exp2(tl.abs(s) * (-2 / (cap * LN2)))  # of the size of s, so that it is never infinite
-        size = cap * (1 - e) / (1 + e)
-        s = tl.where(s < 0, -size, size)
-    return s
-
-
-@triton.jit
-def _through_cap(of_s, s, cap, CAP: tl.constexpr):
-    """The gradient of products, from that of capped products s."""
-    if CAP:
-        of_s *= 1 - (s / cap) * (s / cap)
-    return of_s
-
-
-@triton.jit
-def _with_mix(s, mix, line, offset, there, spread, MIX: tl.constexpr):
-    """Products plus the biases of queries in rows `line` at offsets; all far ones are in the last column."""
-    if MIX:
-        column = tl.minimum(tl.maximum(offset, 0), spread - 1)
-        s += tl.load(mix + line * spread + column, mask=there, other=0.0).to(tl.float32) / LN2
-    return s
-
-
-@triton.jit
-def _of_mix(far, of_mix, of_s, line, offset, there, spread, MIX: tl.constexpr):
-    """Writes gradients of a mix, of which each near pair has its own; adds those of far pairs to `far` [Q]."""
-    if MIX:
-        near = offset < spread - 1
-        at = of_mix + line * spread + offset
-        tl.store(at, of_s.to(of_mix.dtype.element_ty), mask=there & near & (offset >= 0))
-        far += tl.sum(tl.where(near, 0.0, of_s), 1)
-    return far
-
-
-@triton.jit
-def _of_far_mix(of_mix, far, line, real, spread, MIX: tl.constexpr):
-    if MIX:
-        tl.store(of_mix + line * spread + spread - 1, far.to(of_mix.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -242,11 +194,10 @@ def unbend(s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes
 
 # ---- forward -----------------------------------------------------------------------------------------------------------
 @triton.jit(do_not_specialize=SIZES)
-def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, mix, factor, cap, last, width, spread, gap,
-            nearest, pieces, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head,
-            v_stride, interval, skip, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr,
-            Q: tl.constexpr, K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr,
-            CAP: tl.constexpr, MIX: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
+def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, factor, last, width, nearest, pieces, rows, keys,
+            heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval, skip,
+            D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
     """A block of queries of a head: out and the logsumexp of their scores."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * Q  # under causality the longest first
     b, h = (skip + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -276,9 +227,6 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, m
         theirs = tl.load(k_level + j, mask=exists, other=0.0) if LEVELS else j
         k_block = _vectors(k, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
         products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
-        products = _capped(products, cap, CAP)
-        offset, there = gap + i[:, None] - j[None, :], real[:, None] & exists[None, :]
-        products = _with_mix(products, mix, line[:, None], offset, there, spread, MIX)
         column = last + first - first_j
         low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
         s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
@@ -342,12 +290,12 @@ def _add(at, sums):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, curves, rates, mix, of_q,
-                     of_level, of_table, of_curves, of_rates, of_mix, scale, factor, cap, last, width, spread, gap, nearest,
+def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, curves, rates, of_q,
+                     of_level, of_table, of_curves, of_rates, scale, factor, last, width, nearest,
                      pieces, batch, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch,
                      v_head, v_stride, interval, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr,
                      WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr,
-                     ENDS: tl.constexpr, CAP: tl.constexpr, MIX: tl.constexpr, FAR: tl.constexpr,
+                     ENDS: tl.constexpr, FAR: tl.constexpr,
                      LEARNED: tl.constexpr):  # fmt: skip
     """Gradients of the blocks of queries of a head, in sequence, and `delta` for `backward_keys`.
 
@@ -383,7 +331,7 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
 
         start, stop, full, rest = _interval(lo + b * interval, hi + b * interval, first, rows, Q, K)
         acc, level, of_rate = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32)
-        of_t, of_y, piece, far = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0, tl.zeros([Q], tl.float32)
+        of_t, of_y, piece = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0
         carried = tl.zeros([Q // K, K], tl.float32)
         k_head_ptr, v_head_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
         for first_j in range(start, stop, K):
@@ -392,9 +340,6 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
             theirs = tl.load(k_level + (b * heads + h) * keys + j, mask=exists, other=0.0) if LEVELS else j
             k_block = _vectors(k_head_ptr, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
             products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
-            products = _capped(products, cap, CAP)
-            offset, there = gap + i[:, None] - j[None, :], real[:, None] & exists[None, :]
-            products = _with_mix(products, mix, line[:, None], offset, there, spread, MIX)
             column = last + first - first_j
             low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
             s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
@@ -403,11 +348,9 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
             values = _vectors(v_head_ptr, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
             of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
             of_s = tl.exp2(s - bits[:, None]) * (of_p - own_delta[:, None])
-            of_products = _through_cap(of_s, products, cap, CAP)
-            acc = tl.dot(of_products.to(k_block.dtype), k_block, acc, input_precision="ieee")
+            acc = tl.dot(of_s.to(k_block.dtype), k_block, acc, input_precision="ieee")
             if LEVELS:
                 level += tl.sum(of_s, 1)
-            far = _of_mix(far, of_mix, of_s, line[:, None], offset, there, spread, MIX)
             if LEARNED:
                 if ENDS:
                     t = _biases(table + column, at_i[:, None], at_j[None, :]) * rate[:, None]
@@ -422,7 +365,6 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
         _write(of_q + written * D, first, at_i, real, heads * D, acc * scale, D, WIDE_D, FAR)
         if LEVELS:
             tl.store(of_level + line, level, mask=real)
-        _of_far_mix(of_mix, far, line, real, spread, MIX)
         if LEARNED:
             if start < stop:
                 newest_j = start + (stop - 1 - start) // K * K
@@ -440,12 +382,11 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, table, curves, rates, mix, of_k, of_v, of_level,
-                  scale, factor, cap, last, width, spread, gap, nearest, pieces, rows, keys, heads, group, q_batch, q_head,
+def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, table, curves, rates, of_k, of_v, of_level,
+                  scale, factor, last, width, nearest, pieces, rows, keys, heads, group, q_batch, q_head,
                   q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval, blocks, skip,
                   D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
-                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, CAP: tl.constexpr,
-                  MIX: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
+                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
     """A block of keys of one head, read by all heads of its group: gradients of keys, values and levels of keys.
 
     bounds [B, 4, blocks]: the first query that attends to one of the keys, the first that attends to all, the first after these,
@@ -477,9 +418,6 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
             mine = tl.load(q_level + line * rows + i, mask=real, other=0.0) if LEVELS else own_lo
             queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
             products = tl.dot(k_block, tl.trans(queries), input_precision="ieee") * factor
-            products = _capped(products, cap, CAP)
-            offset, there = gap + i[None, :] - j[:, None], exists[:, None] & real[None, :]
-            products = _with_mix(products, mix, (line * rows + i)[None, :], offset, there, spread, MIX)
             column = last + first - first_j
             fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
             low, high = pieces_of(ends, distances, column, nearest, fast, slow, Q, K, ENDS)
@@ -491,8 +429,7 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
             acc_v = tl.dot(p.to(of_out.dtype), of_out, acc_v, input_precision="ieee")
             of_p = tl.dot(v_block, tl.trans(of_out), input_precision="ieee")
             of_s = p * (of_p - tl.load(delta + line * rows + i, mask=real, other=0.0)[None, :])
-            of_products = _through_cap(of_s, products, cap, CAP)
-            acc_k = tl.dot(of_products.to(queries.dtype), queries, acc_k, input_precision="ieee")
+            acc_k = tl.dot(of_s.to(queries.dtype), queries, acc_k, input_precision="ieee")
             if LEVELS:
                 level -= tl.sum(of_s, 1)
         if LEVELS:

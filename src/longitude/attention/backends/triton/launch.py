@@ -25,8 +25,7 @@ class Terms(NamedTuple):
     """What is added to scores. table: by offset from 1 - Lk to Lq - 1; it, levels, curves and rates in float32.
 
     With curves and rates (slopes, levels and ends of `NormalizedOffset`) the table has distances, and curve(table[i - j] rate_i)
-    is added. Rates never increase from query to query. mix: what each query adds at offsets 0, 1, ..; at all far ones its last
-    number.
+    is added. Rates never increase from query to query.
     """
 
     table: Float[Tensor, "H Lq+Lk-1"] | None = None
@@ -34,20 +33,14 @@ class Terms(NamedTuple):
     k_level: Float[Tensor, "B H Lk"] | None = None
     curves: Float[Tensor, "H 3 pieces"] | None = None
     rates: Float[Tensor, "B 1 Lq"] | None = None
-    mix: Float[Tensor, "B H Lq spread"] | None = None
 
 
 class Limits(NamedTuple):
-    """lo, hi: those of `Intervals`. nearest: column of the smallest distance in the table. cap: of the products; 0: none.
-
-    gap: offset of the first query and the first key, for a mix.
-    """
+    """lo, hi: those of `Intervals`. nearest: column of the smallest distance in the table."""
 
     lo: Tensor
     hi: Tensor
     nearest: int = 0
-    cap: float = 0.0
-    gap: int = 0
 
 
 SIGNATURE = Signature(
@@ -55,7 +48,7 @@ SIGNATURE = Signature(
     {
         "q": "dtype B H Lq D", "k": "dtype B G Lk D", "v": "dtype B G Lk V",
         "table": "float32 H diagonals", "q_level": "float32 B H Lq", "k_level": "float32 B H Lk",
-        "curves": "float32 H 3 pieces", "rates": "float32 B 1 Lq", "mix": "dtype B H Lq spread",
+        "curves": "float32 H 3 pieces", "rates": "float32 B 1 Lq",
         "lo": "int32 rows Lq", "hi": "int32 rows Lq",
         "grad": "dtype B H Lq V", "grad_lse": "of_lse B H Lq", "out": "dtype B H Lq V", "lse": "float32 B H Lq",
     },
@@ -97,9 +90,7 @@ SEVERAL = {
     9: {64: (_WIDE, _FLAT, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1))},
     10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1))},
 }
-"""Block sizes in the format of `BLOCKS` for curves, a softcap, or a table and levels, which take more registers."""
-MIXED = Blocks(64, 32, 8, 2), _SMALL, _SMALL
-"""Block sizes in the order of `KERNELS` for a mix, on all chips: an address for each pair takes two registers."""
+"""Block sizes in the format of `BLOCKS` for curves, or a table and levels, which take more registers."""
 GENERATIONS = {12: 8, 11: 10}
 """Major compute capabilities whose chips have the matrix instructions of another one."""
 
@@ -116,10 +107,8 @@ def blocks_for(major: int, width: int, several: bool = False) -> tuple[Blocks, .
 
 def blocks_of(kernel: str, x: Inputs) -> Blocks:
     terms = x.terms
-    if terms.mix is not None:
-        return MIXED[KERNELS.index(kernel)]
     major = torch.cuda.get_device_capability(x.q.device)[0] if x.q.is_cuda else 8
-    several = x.limits.cap > 0 or terms.curves is not None or (terms.table is not None and terms.q_level is not None)
+    several = terms.curves is not None or (terms.table is not None and terms.q_level is not None)
     return blocks_for(major, max(wide(x.q.shape[3]), wide(x.v.shape[3])), several)[KERNELS.index(kernel)]
 
 
@@ -144,13 +133,10 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
         at["table"] = F.pad(terms.table / LOG2, (before, after))
     if terms.q_level is not None:
         at |= {"q_level": (terms.q_level / LOG2).contiguous(), "k_level": (terms.k_level / LOG2).contiguous()}
-    if terms.mix is not None:
-        at["mix"] = terms.mix.contiguous()
     pieces, width = 0 if terms.curves is None else terms.curves.shape[2], at["table"].shape[1]
     return {
         "q": x.q, "k": x.k, "v": x.v, "lo": limits.lo.contiguous(), "hi": limits.hi.contiguous(), **at,
-        "spread": 1 if terms.mix is None else terms.mix.shape[3], "gap": limits.gap,
-        "factor": x.scale / LOG2, "cap": limits.cap / LOG2, "last": keys + before - 1, "width": width,
+        "factor": x.scale / LOG2, "last": keys + before - 1, "width": width,
         "nearest": min(max(limits.nearest + before, 0), width - 1), "pieces": pieces,
         "rows": rows, "keys": keys, "heads": heads, "group": heads // kv_heads,
         "q_batch": x.q.stride(0), "q_head": x.q.stride(1), "q_stride": x.q.stride(2),
@@ -159,8 +145,7 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
         "interval": rows if len(limits.lo) > 1 else 0,
         "D": d, "DV": dv, "WIDE_D": wide(d), "WIDE_DV": wide(dv),
         "TABLE": terms.table is not None, "LEVELS": terms.q_level is not None,
-        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0, "CAP": limits.cap > 0, "MIX": terms.mix is not None,
-        "FAR": far(x),
+        "ENDS": 1 << (pieces - 2).bit_length() if pieces else 0, "FAR": far(x),
         **blocks._asdict(),
     }  # fmt: skip
 
@@ -220,11 +205,10 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
     curved = learned and terms.curves is not None
     of_curves = lse.new_empty(heads, programs, 2, 2 * shared["ENDS"]) if curved else lse
     of_rates = torch.empty_like(lse) if curved else lse
-    of_mix = lse if terms.mix is None else torch.zeros_like(terms.mix, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(x.q):
         kernels.backward_queries[(programs, heads)](
             out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
-            of_curves=of_curves, of_rates=of_rates, of_mix=of_mix, scale=x.scale, batch=batch, LEARNED=learned, **shared,
+            of_curves=of_curves, of_rates=of_rates, scale=x.scale, batch=batch, LEARNED=learned, **shared,
         )  # fmt: skip
 
     blocks = blocks_of("backward_keys", x)
@@ -246,8 +230,6 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
         gradients = gradients._replace(curves=ends_apart, rates=of_rates.sum(1, keepdim=True) * LOG2)
     if terms.q_level is not None:
         gradients = gradients._replace(q_level=of_levels[0], k_level=of_levels[1])
-    if terms.mix is not None:
-        gradients = gradients._replace(mix=of_mix)
     return Gradients(of_q, of_k, of_v, gradients)
 
 
