@@ -12,7 +12,6 @@ from longitude.attention.masks import KNOWN, Band, Dilated, Global, Mask, Prefix
 from tests.support import LargestTensor, close, heads, refused_calls
 
 KEYS = 9
-ORDER = torch.tensor([3, 0, 7, 2, 8, 1, 5, 4, 6])
 IDS = torch.tensor([[0, 0, 0, 4, 4, 4, 4, 2, 2], [1, 1, 1, 1, 1, 1, 1, 1, 5]])
 VALID = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0, 0]])
 HOLES = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1], dtype=torch.bool)
@@ -27,8 +26,6 @@ ATOMS = {
     "window1": (lg.Window(1), lambda b, i, j: i == j),
     "window3": (lg.Window(3), lambda b, i, j: i - 3 < j <= i),
     "window99": (lg.Window(99), lambda b, i, j: j <= i),
-    "causal by order": (lg.Causal(ORDER), lambda b, i, j: ORDER[j] <= ORDER[i]),
-    "window by order": (lg.Window(4, ORDER), lambda b, i, j: ORDER[i] - 4 < ORDER[j] <= ORDER[i]),
     "documents": (lg.Documents(IDS), lambda b, i, j: IDS[b, i] == IDS[b, j]),
     "documents of all": (lg.Documents(IDS[0]), lambda b, i, j: IDS[0, i] == IDS[0, j]),
     "padding": (lg.Padding(VALID), lambda b, i, j: VALID[b, j]),
@@ -98,7 +95,7 @@ def test_truth_of_many():
         (x, a), (y, b) = tree(r.randrange(depth)), tree(r.randrange(depth))
         return (x & y, a & b) if r.random() < 0.5 else (x | y, a | b)
 
-    for _ in range(200):
+    for _ in range(50):
         check(*tree(4))
 
 
@@ -137,7 +134,7 @@ def long(length: int, left: int = 0, right: int = 0) -> torch.Tensor:
     return (order >= left) & (order < length - right)
 
 
-LENGTH = 512
+LENGTH = 256
 PACKED = torch.arange(LENGTH) // 100
 LONG = {
     "documents": lg.Causal() & lg.Documents(PACKED),
@@ -145,15 +142,11 @@ LONG = {
     "left padding": lg.Causal() & lg.Padding(torch.stack([long(LENGTH, left=30), long(LENGTH)])),
     "right padding": lg.Causal() & lg.Padding(torch.stack([long(LENGTH), long(LENGTH, right=9)])),
     "both": lg.Window(40) & lg.Padding(long(LENGTH, 3, 3)) & lg.Documents(PACKED),
-    "documents twice": lg.Causal() & lg.Documents(PACKED) & lg.Documents(torch.arange(LENGTH) // 50 % 2),
-    "padding twice": lg.Causal() & lg.Padding(long(LENGTH, left=30)) & lg.Padding(long(LENGTH, right=9)),
 }
 
 
 @pytest.mark.parametrize("case", LONG)
-@pytest.mark.parametrize(
-    ("encoding", "backend"), [(None, "auto"), (None, "sdpa"), (lg.ALiBi(2), "table")], ids=["plain", "sdpa", "alibi"]
-)
+@pytest.mark.parametrize(("encoding", "backend"), [(None, "sdpa"), (lg.ALiBi(2), "table")], ids=["sdpa", "alibi"])
 def test_spans_are_never_dense(case, encoding, backend):
     inputs = [x.requires_grad_() for x in heads(LENGTH, num_heads=2, dtype=torch.float32)]
     options = {"encoding": encoding, "mask": LONG[case]}
@@ -195,8 +188,6 @@ test_mistakes_when_used = refused_calls(
         (attending(lg.Documents(IDS[:, :5])), "[9]", "[2, 9]", "[2, 5]", "Documents"),
         (attending(lg.Documents(IDS[:, :4])), "Documents(ids)", "[2, 4]"),  # one per query is not one per key
         (attending(lg.Padding(torch.ones(3, 9, dtype=torch.long))), "[9]", "[2, 9]", "[3, 9]", "Padding"),
-        (attending(lg.Causal(ORDER[:4])), "Causal", "[9]", "[4]"),
-        (attending(lg.Window(2, ORDER.float())), "Window", "[9]"),
         (
             attending(lg.Causal() & (lg.NoMask() | lg.Documents(IDS[:, 1:]))),
             "Documents(ids)",

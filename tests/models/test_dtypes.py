@@ -52,6 +52,6 @@ def test_a_layer_made_or_assigned_in_16_bits_keeps_them_too():
     finally:
         torch.set_default_dtype(before)
     assert layer.A_imag.dtype == torch.float32 and layer.D.dtype == torch.bfloat16
-    assert layer.A_imag._no_weight_decay and layer.A_imag[0, -1].item() == pytest.approx(31 * torch.pi)
+    assert layer.A_imag[0, -1].item() == pytest.approx(31 * torch.pi)
     layer.load_state_dict(lg.mixer("s4d", dim=8).bfloat16().state_dict(), assign=True)
     assert layer.log_dt.dtype == torch.float32 and layer.C.dtype == torch.bfloat16

@@ -13,7 +13,7 @@ s4d = lg.recurrent.s4d
 MODES = ["recurrent", "parallel", "chunked"]
 
 
-@pytest.mark.parametrize("mode", [*MODES, "convolution"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("n", "kernel"), [(0, [0.1950823, 0.1855680, 0.1765178]), (1, [0.1919289, 0.1647732, 0.1244672])]
 )

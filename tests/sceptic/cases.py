@@ -13,6 +13,7 @@ from torch import Tensor
 import longitude as lg
 from longitude import testing
 from longitude.attention.backends import BACKENDS
+from longitude.attention.masks import Pairs
 from longitude.testing.battery.random_calls import draw
 from longitude.testing.examples import DIM, SHAPES, MixerExample
 from longitude.testing.fixtures import LayerStack, Named, learned_of, numbers, parameters_of, random_cuts
@@ -116,16 +117,15 @@ def allows(mask):
     def of(x, b, at):
         return bool(x[at] if x.dim() == 1 else x[b % len(x), at])
 
-    def ago(i, j):
-        return i - j if mask.order is None else int(mask.order[i] - mask.order[j])
-
     match mask:
         case lg.NoMask():
             return lambda b, i, j: True
+        case Pairs(seen=seen):
+            return lambda b, i, j: bool(seen[i, j])
         case lg.Causal():
-            return lambda b, i, j: ago(i, j) >= 0
+            return lambda b, i, j: i >= j
         case lg.Window(size=size):
-            return lambda b, i, j: 0 <= ago(i, j) < size
+            return lambda b, i, j: 0 <= i - j < size
         case lg.Dilated(size=size, step=step):
             return lambda b, i, j: i >= j and (i - j) % step == 0 and (i - j) // step < size
         case lg.Band(before=before, after=after):

@@ -275,7 +275,6 @@ broken("TakesNothingBack", "prompt_lookup", growth="O(N)")  # declares that its 
 
 # ---- its arguments and declarations ----------------------------------------------------------------------------------
 broken("NamesNoParameter", "weight_decay", undecayed=("rates",))
-broken("MarksNothing", "weight_decay", undecayed=("rate",))  # as other trainers would read it
 
 
 def without(*names, base=Decay):

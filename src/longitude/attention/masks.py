@@ -99,56 +99,34 @@ class _Offsets(Mask):
     """Base class of masks whose `limits` are the smallest and largest allowed (query order - key order); None: unbounded."""
 
     limits: Reach
-    order: Tensor | None = None
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
-        return self.limits if self.order is None else (None, None)
+        return self.limits
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        i, j = (q_order, k_order) if self.order is None else (self.order[q_order], self.order[k_order])
-        return within(i[:, None] - j, *self.limits)
+        return within(q_order[:, None] - k_order, *self.limits)
 
 
-class _Ordered(_Offsets):
-    """Base class of Causal and Window, with an optional order of the keys."""
+@dataclass(frozen=True)
+class Causal(_Offsets):
+    """A token attends to itself and those before it."""
 
-    _columns = ("order",)
-
-    def validate(self, batch: int, rows: int, keys: int) -> None:
-        order, who = self.order, type(self).__name__
-        if order is not None and not isinstance(order, Tensor):
-            raise UsageError(who, f"order as a tensor [{keys}]", repr(order))
-        if order is not None and (order.is_floating_point() or order.shape != (keys,) or rows > keys):
-            raise UsageError(who, f"order [{keys}], one integer per key", f"{kind_of(order)} with {rows} queries")
-
-
-@dataclass(frozen=True, eq=False)
-class Causal(_Ordered):
-    """A token attends to itself and those before it.
-
-    Args:
-        order: Place of each key in its stream [Lk], if not 0, 1, 2, ...
-    """
-
-    order: Tensor | None = None
     limits = (0, None)
 
 
-@dataclass(frozen=True, eq=False)
-class Window(_Ordered):
+@dataclass(frozen=True)
+class Window(_Offsets):
     """A token attends to itself and the size - 1 before it. Causal by itself.
 
     Args:
         size: Keys per query, the token itself included.
-        order: As in Causal.
 
     Raises:
         ValueError: For a size below 1.
     """
 
     size: int
-    order: Tensor | None = None
 
     def __post_init__(self):
         check_sizes("Window", size=self.size)

@@ -207,14 +207,6 @@ class Mixer(Checked, FullPrecision):
     def reset_parameters(self) -> None:
         """Initialize parameters that are not in Linear layers, norms or embeddings; models call it on every mixer."""
 
-    def mark_undecayed(self) -> None:
-        """Set `_no_weight_decay` on parameters that `undecayed` names, for training scripts of published state space models.
-
-        Copies and loaded checkpoints lose such marks, so lg.parameter_groups reads `undecayed` itself.
-        """
-        for name in self.undecayed:
-            self.get_parameter(name)._no_weight_decay = True  # type: ignore[attr-defined]
-
     def refuses(self, encoding: Encoding) -> str | None:
         """The reason why it does not support an encoding; None if it does."""
         kind = type(encoding)
@@ -251,7 +243,7 @@ class Mixer(Checked, FullPrecision):
 
 def require_alone(layer: nn.Module, mask: Mask, *arguments: Any) -> None:
     """ValueError for arguments beside `inputs`, which nothing would read; arguments: None for those not passed."""
-    alone = type(mask) is Causal and mask.order is None
+    alone = type(mask) is Causal
     for argument in arguments:
         alone = alone and argument is None
     if not alone:
@@ -318,9 +310,9 @@ def require_cache(layer: Mixer, cache: Any, kinds: Collection[str]) -> None:
 
 
 def require_plain(layer: Mixer, mask: Mask, what: str) -> None:
-    """ValueError unless the mask is Causal() in plain order. what: what the mixer does with the tokens before each."""
+    """ValueError unless the mask is Causal(). what: what the mixer does with the tokens before each."""
     require_mask(mask)
-    if not (isinstance(mask, Causal) and mask.order is None):
+    if not isinstance(mask, Causal):
         expected = "lg.Causal(), with documents and padding as documents="
         raise UsageError(f"mask: {type(layer).__name__} {what}", expected, repr(mask))
 

@@ -15,7 +15,7 @@ from longitude.native.derivatives import readable, tracing
 
 def is_band(mask: Mask) -> bool:
     """Whether a mask is fully described by its reach (a band of offsets in default order)."""
-    return isinstance(mask, Band | Ago) or (isinstance(mask, Causal | Window) and mask.order is None)
+    return isinstance(mask, Causal | Window | Band | Ago)
 
 
 def band_of(mask: Mask) -> AllOf:

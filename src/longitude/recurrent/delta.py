@@ -209,7 +209,6 @@ class GatedDeltaNet(DeltaMixer):
         super().__init__(dim, num_heads, **sizes, norm_eps=norm_eps, **form)
         self.a_proj = nn.Linear(dim, num_heads, bias=False)
         self.g_proj = nn.Linear(dim, num_heads * self.value_dim, bias=False)
-        self.mark_undecayed()
         self.reset_parameters()
 
     def step(self, x: Tensor) -> Tensor:
@@ -271,7 +270,6 @@ class KimiDeltaAttention(DeltaMixer):
         wide = num_heads * self.head_dim
         self.f_a_proj, self.g_a_proj = (nn.Linear(dim, self.head_dim, bias=False) for _ in range(2))
         self.f_b_proj, self.g_b_proj = (nn.Linear(self.head_dim, wide, bias=False) for _ in range(2))
-        self.mark_undecayed()
         self.reset_parameters()
 
     def step(self, x: Tensor) -> Tensor:

@@ -200,7 +200,6 @@ class Mamba(RecurrentMixer):
         self.A_log = nn.Parameter(torch.empty(self.inner, state_size))
         self.D = nn.Parameter(torch.empty(self.inner))
         self.out_proj = nn.Linear(self.inner, dim, bias=bias)
-        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

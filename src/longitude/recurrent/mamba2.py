@@ -118,7 +118,6 @@ class Mamba2(RecurrentMixer):
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(3))
         self.norm = WideRMSNorm(inner, norm_eps, groups)
         self.out_proj = nn.Linear(inner, dim, bias=bias)
-        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

@@ -201,7 +201,6 @@ class Mamba3(RecurrentMixer):
         self.B_bias, self.C_bias = (nn.Parameter(torch.empty(self.num_heads, state_size)) for _ in range(2))
         self.B_norm, self.C_norm = (WideRMSNorm(state_size, norm_eps) for _ in range(2))
         self.out_proj = nn.Linear(inner, dim, bias=bias)
-        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

@@ -204,7 +204,6 @@ class RWKV4(RecurrentMixer):
         )
         self.key, self.value, self.receptance = (nn.Linear(dim, inner, bias=False) for _ in range(3))
         self.output = nn.Linear(inner, dim, bias=False)
-        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

@@ -121,7 +121,6 @@ class RWKV6(RecurrentMixer):
         self.receptance, self.key, self.value, self.gate = (nn.Linear(dim, wide, bias=False) for _ in range(4))
         self.ln_x = nn.GroupNorm(num_heads, wide, eps=norm_eps)
         self.output = nn.Linear(wide, dim, bias=False)
-        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

@@ -134,7 +134,6 @@ class RWKV7(RecurrentMixer):
         self.receptance, self.key, self.value = (nn.Linear(dim, wide, bias=False) for _ in range(3))
         self.ln_x = nn.GroupNorm(num_heads, wide, eps=norm_eps)
         self.output = nn.Linear(wide, dim, bias=False)
-        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ from longitude.native.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import DiagonalLoop, flags_of, usable
 from longitude.recurrent.ops.checks import Running, require_running, require_state, require_tokens, state_dtype
-from longitude.recurrent.ops.scan import chunk_slices, linear_scan, scan_chunks
+from longitude.recurrent.ops.scan import linear_scan, scan_chunks
 
 INITS = ("lin", "inv")
 
@@ -49,9 +49,9 @@ def s4d(
         C: complex, [H, N/2].
         D: weight of the token itself, by channel, [H].
         state: the state returned by an earlier call, [B, H, N/2]; None at the beginning.
-        run: as in `retention`, with chunks of 32 tokens. mode: "parallel", or "convolution", is the product of Fourier
-            transforms of length 2L; "chunked" convolves chunks of chunk_size tokens with a state between them; "recurrent"
-            runs token by token. The results are equal.
+        run: as in `retention`, with chunks of 32 tokens. mode: "parallel" is the product of Fourier transforms of
+            length 2L; "chunked" runs in a C kernel if there is one, else as "parallel", with documents chunk_size tokens at a
+            time; "recurrent" runs token by token. The results are equal.
 
     Returns:
         y [B, H, L] in u's dtype, and the state after the last token [B, H, N/2], complex64, or complex128 where u is float64.
@@ -62,8 +62,6 @@ def s4d(
     Source:
         Gu et al. 2022, arXiv 2206.11893, https://arxiv.org/abs/2206.11893
     """
-    if run.get("mode") == "convolution":
-        run["mode"] = "parallel"
     require_tokens("s4d", u=(u, "B H L"), log_dt=(log_dt, "H"), D=(D, "H"))
     batch, channels, length = u.shape
     if A.dim() != 2 or len(A) != channels or C.shape != A.shape or not (A.is_complex() and C.is_complex()):
@@ -89,10 +87,8 @@ def s4d(
             y, h = out.mT, torch.complex(*last.mT.unbind(1))
         elif reset is not None or valid is not None:
             y, h = _scanned(x, r, B, C, h, reset, valid, chunk_size if mode == "chunked" else length)
-        elif mode == "parallel":
-            y, h = _convolved(x, r, B, C, h)
         else:
-            y, h = _chunked(x, r, B, C, h, chunk_size)
+            y, h = _convolved(x, r, B, C, h)
         if D is not None:
             y = y + x * D.to(dtype)[:, None]
     y, [h] = back(y.to(u.dtype), [h])
@@ -179,31 +175,6 @@ def _convolved(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[T
     return y, B * sums + last * h
 
 
-def _chunked(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Run whole chunks as matrix products, with a state between them, then the shorter last chunk."""
-    out = []
-    for here, count in chunk_slices(x.shape[-1], size):
-        y, h = _whole_chunks(x[..., here], r, B, C, h, count)
-        out.append(y)
-    return torch.cat(out, -1), h
-
-
-def _whole_chunks(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    batch = len(x)
-    powers = _powers(r, size + 1).transpose(0, 1)  # [H, size+1, n]
-    tokens = x.unflatten(2, (-1, size)).permute(1, 3, 2, 0).flatten(2)  # [H, size, chunks B]
-    kernel = (_twice_real(powers[:, :size]) @ _split(C * B)[..., None])[..., 0]  # [H, size]
-    toeplitz = F.pad(kernel, (size - 1, 0)).unfold(1, size, 1).flip(2)  # K_{t-j}, zero for j > t
-    y = toeplitz @ tokens
-    added = _split(powers[:, :size].flip(1) * B[:, None]).mT @ tokens  # [H, 2n, chunks B]
-    added = torch.complex(*added.chunk(2, 1)).unflatten(2, (-1, batch)).permute(2, 3, 0, 1)
-    states = linear_scan(powers[:, size].expand(len(added), 1, -1, -1), added, h)
-    before = torch.cat([h[None], states[:-1]])  # [chunks, B, H, n]
-    rows = _twice_real(powers[:, 1:] * C[:, None])  # [H, size, 2n]
-    y = y + rows @ _split(before).permute(2, 3, 0, 1).flatten(2)
-    return y.unflatten(2, (-1, batch)).permute(3, 0, 2, 1).flatten(2), states[-1].clone()
-
-
 @register_mixer("s4d")
 class S4D(RecurrentMixer):
     """S4D, a diagonal state-space model: out = glu(W gelu(s4d(x) + D x)), with independent channels of x in s4d.
@@ -250,7 +221,6 @@ class S4D(RecurrentMixer):
         self.C = nn.Parameter(torch.empty(dim, state_size // 2, 2))  # real and imaginary part
         self.D = nn.Parameter(torch.empty(dim))
         self.output = nn.Linear(dim, 2 * dim, bias=bias)
-        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

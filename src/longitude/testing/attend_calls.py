@@ -10,7 +10,19 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
-from longitude.attention.masks import Causal, Chunks, Dilated, Documents, Global, Mask, NoMask, Padding, Prefix, Window
+from longitude.attention.masks import (
+    Causal,
+    Chunks,
+    Dilated,
+    Documents,
+    Global,
+    Mask,
+    NoMask,
+    Padding,
+    Pairs,
+    Prefix,
+    Window,
+)
 from longitude.attention.operation import attend, refusal, requests
 from longitude.positions.base import Encoding, Term
 from longitude.positions.composed import compose
@@ -130,7 +142,7 @@ def masks(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
             "documents both ways": Documents(own_ids),
             "padding both ways": Padding(pads),
             "union both ways": Window(2) | Documents(ids) & Padding(pads),
-            "another order": Causal(order=(token * 5 + 2) % keys) if keys % 5 else Causal(),
+            "another order": Pairs((order := (token * 5 + 2) % 7)[:, None] >= order, 0, 0),
         }
     return kinds
 

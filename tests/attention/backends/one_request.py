@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 import longitude as lg
-from longitude.attention.masks import Band, Prefix
+from longitude.attention.masks import Band, Pairs, Prefix
 from longitude.attention.operation import requests
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
@@ -82,6 +82,5 @@ def masks(keys: int) -> dict[str, lg.Mask]:
         "band and causal": Band(9, 40) & lg.Causal(),
         "prefix": Prefix(30),
         "prefix of each row": Prefix(torch.tensor([7, 100])) & lg.Padding(token > 3),
-        "another order": lg.Causal(order=token * 7 % keys),
-        "another order, window": lg.Window(20, order=(order := token.flip(0))) & lg.Causal(order=order),
+        "another order": Pairs((order := token * 7 % keys)[:, None] >= order, 0, 0),
     }

@@ -202,10 +202,8 @@ class AttentionLayer(Mixer):
         return y if call.padding is None else torch.where(call.padding, 0.0, y)
 
     def require_in_order(self, inputs: MixerInputs) -> None:
-        """ValueError unless the mask is causal and in plain order; documents and padding must be in documents=."""
-        parts, foreign = inputs.mask.parts(), (Documents, Padding)
-        ordered = not any(isinstance(m, foreign) or getattr(m, "order", None) is not None for m in parts)
-        if not ordered or not is_causal(inputs.mask):
+        """ValueError unless the mask is causal; documents and padding must be in documents=."""
+        if any(isinstance(m, Documents | Padding) for m in inputs.mask.parts()) or not is_causal(inputs.mask):
             raise UsageError(
                 f"mask: {type(self).__name__} with short_conv, which reads the tokens before each",
                 "lg.Causal() and windows, with documents and padding as documents=",

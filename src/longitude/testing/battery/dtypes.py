@@ -132,14 +132,11 @@ def weight_decay_of_encodings(build: Example) -> None:
 def weight_decay_of_mixers(build: MixerExample) -> None:
     """lg.parameter_groups puts each parameter into one of two groups; vectors and what `undecayed` names do not decay.
 
-    In a copy neither. What `undecayed` names is there, and marked with `_no_weight_decay`, which other trainers read.
+    In a copy neither. What `undecayed` names is there.
     """
     mixer = build()
     for copy in (mixer, deepcopy(mixer)):
         _grouped(copy, set(mixer.undecayed))
-    marked = {name for name, p in mixer.named_parameters() if getattr(p, "_no_weight_decay", False)}
-    if missing := set(mixer.undecayed) - marked:
-        raise LawBroken(f"undecayed: {sorted(missing)} are not marked with _no_weight_decay; call mark_undecayed()")
 
 
 def _grouped(module: nn.Module, undecayed: set[str]) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from longitude.attention.masks import Causal, NoMask
+from longitude.attention.masks import Band, Causal, NoMask, Pairs
 from longitude.positions.base import Drift, Encoding, OffsetBias, OffsetVectors, PairBias, Temperature, Term, Transport
 from longitude.positions.composed import compose
 from longitude.positions.coordinates import explicit
@@ -56,7 +56,7 @@ def permutation(build: Example) -> None:
     stack, length = LayerStack(build.in_attention()), 11
     x, positions = numbers(2, length, DIM), torch.arange(length) * 3 + torch.arange(length) % 2
     order = torch.arange(length) * 4 % length
-    for mask, permuted in ((Causal(), Causal(order=order)), (NoMask(), NoMask())):
+    for mask, permuted in ((Causal(), Pairs(order[:, None] >= order, 0, 0)), (NoMask(), NoMask())):
         want = stack(x, positions, mask=mask)[:, order]
         got = stack(x[:, order], positions[order], mask=permuted)
         close(f"tokens permuted, {type(mask).__name__}", got, want)
@@ -69,7 +69,7 @@ def order(build: Example) -> None:
     The mask, not the encoding, hides the future.
     """
     encoding, tensors = build(), heads_and_tokens(7, 7)
-    for mask in (NoMask(), Causal(order=torch.arange(7).flip(0))):
+    for mask in (NoMask(), Band(0, 2)):
         call = partial(Call(encoding, tensors, mask).forward, tensors, "auto")
         if encoding.causal_only:
             refused(f"causal_only with {type(mask).__name__}", call, "future", "Causal()")

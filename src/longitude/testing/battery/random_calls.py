@@ -19,6 +19,7 @@ from longitude.attention.masks import (
     Mask,
     NoMask,
     Padding,
+    Pairs,
     Prefix,
     Window,
 )
@@ -100,8 +101,7 @@ def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> t
         lambda: Prefix(ends()[:, 0] if r.random() < 0.5 else r.randint(0, keys + 2)),
         lambda: Global(chance(0.2) if r.random() < 0.5 else [r.randrange(keys)]),
         lambda: Chunks(r.randint(1, keys), token % r.randint(1, keys)),
-        lambda: Causal(order=torch.randperm(keys, generator=bits)),
-        lambda: Window(r.randint(1, keys), order=torch.randperm(keys, generator=bits)),
+        lambda: Pairs(torch.rand(keys, keys, generator=bits) < 0.5, 0, 0),
     ]
     atoms += among if rows <= keys else []
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.masks import Causal, NoMask
+from longitude.attention.masks import NoMask, Window
 from longitude.attention.operation import attend
 from longitude.errors import bound_of, excluded
 from longitude.positions.bias import ALiBi
@@ -133,7 +133,7 @@ def wrong_input_of_mixers(build: MixerExample) -> None:
     if isinstance(mixer, RecurrentMixer):
         keys = LongitudeCacheLayer()
         tried |= {
-            "a mask in another order": (calling(mask=Causal(order=torch.arange(7))), "mask", name),
+            "a window": (calling(mask=Window(3)), "mask", name),
             "a memory": (calling(memory=x), "memory", name),
             "a cache of keys": (calling(cache=keys, positions=None), "cache", name, "LongitudeCacheLayer"),
         }

@@ -66,7 +66,6 @@ def test_they_are_the_mask(case, block):
 @pytest.mark.parametrize(
     ("mask", "why"),
     [
-        (lg.Causal(order=torch.arange(8).flip(0)), "token order"),
         (lg.Causal() & lg.Documents(torch.arange(8) % 2), "not contiguous"),
         (lg.Causal() & lg.Padding(torch.arange(8) != 3), "middle"),
         (lg.Global(torch.tensor([2])) | lg.Window(3), "joined by &"),
