@@ -1,7 +1,6 @@
 """Other libraries on the same tensors: each corresponds to one of our encodings.
 
-A peer is timed if its package is installed. Whole modules of transformers run on given queries, keys and values: their
-projections are replaced by functions that return those. `python benchmarks/peers.py CASE` prints the memory of a case.
+A peer is timed if its package is installed. `python benchmarks/peers.py CASE` prints the memory of a case.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from longitude.bench import memory
 from longitude.bench.cases import AttentionShape, Case, Inputs, causal
@@ -128,52 +126,6 @@ def x_t5(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
     return _x_biased(inputs, RelativePositionBias(scale=shape.head_dim**0.5, causal=True, heads=shape.heads))
 
 
-# ---- transformers ----------------------------------------------------------------------------------------------------
-def _future(inputs: Inputs) -> Tensor:
-    """[L, L]: the most negative number above the diagonal."""
-    lowest = torch.finfo(inputs.q.dtype).min
-    return torch.full((inputs.shape.length,) * 2, lowest, dtype=inputs.q.dtype).triu(1)
-
-
-def _heads(x: Tensor, shape: AttentionShape) -> Tensor:
-    """[B, L, H D] -> [B, H, L, D]."""
-    return x.unflatten(2, (shape.heads, shape.head_dim)).transpose(1, 2)
-
-
-def mpt(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
-    from transformers import MptConfig
-    from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
-
-    shape = inputs.shape
-    module = MptAttention(MptConfig(d_model=shape.dim, n_heads=shape.heads, max_seq_len=shape.length), layer_idx=0)
-    module.out_proj = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
-    future = torch.ones(shape.length, shape.length, dtype=torch.bool).triu(1)[None, None]
-
-    def forward() -> list[Tensor]:
-        fused = torch.cat([x.transpose(1, 2).flatten(2) for x in (inputs.q, *_repeated(inputs))], 2)
-        module.Wqkv.forward = lambda input: fused
-        alibi = build_mpt_alibi_tensor(shape.heads, shape.length).to(fused.dtype)
-        return [_heads(module(fused, alibi, attention_mask=future)[0], shape)]
-
-    return forward, []
-
-
-def t5(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
-    """The bias that its attention computes, masked and passed to scaled_dot_product_attention."""
-    from transformers import T5Config
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    shape, q, future = inputs.shape, inputs.q, _future(inputs)
-    config = T5Config(d_model=shape.dim, d_kv=shape.head_dim, num_heads=shape.heads, is_decoder=True)
-    module = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).to(q.dtype)
-
-    def forward() -> list[Tensor]:
-        bias = module.compute_bias(shape.length, shape.length) + future
-        return [F.scaled_dot_product_attention(q, *_repeated(inputs), attn_mask=bias)]
-
-    return forward, [module.relative_attention_bias.weight]
-
-
 ROTATIONS = {
     "x-transformers rotary": ("x-transformers", x_rotation),
     "rotary-embedding-torch": ("rotary-embedding-torch", rotary_torch),
@@ -184,8 +136,6 @@ PEERS = (
     Peer("x-transformers ALiBi", "x-transformers", x_alibi, scores=3),
     Peer("x-transformers T5 bias", "x-transformers", x_t5, scores=5),
     *(Peer(name, package, rotating(rotation)) for name, (package, rotation) in ROTATIONS.items()),
-    Peer("transformers MPT", "transformers", mpt, scores=4),
-    Peer("transformers T5", "transformers", t5, scores=5),
 )
 
 

@@ -70,17 +70,9 @@ def extended(base: Path, runs: Path, length: int) -> dict[Path, tuple[str, int]]
     for method in TUNED:
         models[out := runs / f"{method}-{STEPS}"] = (method, int(STEPS))
         if not out.exists():
-            training = [
-                "--fine-tune",
-                runs / "text" / "training",
-                "--steps",
-                STEPS,
-                "--batch",
-                2,
-                "--learning-rate",
-                3e-4,
-            ]
-            longitude("extend", runs / method, *training, "--out", out, "--no-measure")
+            training = ["--fine-tune", runs / "text" / "training", "--steps", STEPS]
+            training += ["--batch", 2, "--learning-rate", 3e-4, "--out", out, "--no-measure"]
+            longitude("extend", runs / method, *training)
     return models
 
 

@@ -1,24 +1,17 @@
-"""How far data walks: Python calls and files of the package from a user's call to the kernel, and the time of a decoded token.
-
-    python benchmarks/walks.py [--no-times] [--threads 2] [--encodings rope t5 ...] [--layers 2 24 ...] [--hidden 64 ...]
-                               [--batch 1 ...] [--contexts 128 ...]
+"""How far data walks: Python calls and files of the package from a user's call to the kernel.
 
 Calls of functions in src/longitude are counted by sys.setprofile, after one call of the same kind has filled what is made once.
-A decoded token is compared with a stock Llama of the same shape: functions that a layer calls, and time, in turns; every
-combination of the sizes is timed. What is wanted is advice: no test asks for it.
+A decoded token is compared with a stock Llama of the same shape by the functions that a layer calls.
+What is wanted is advice: no test asks for it.
 """
 
-import argparse
-import statistics
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -34,10 +27,6 @@ WANTED = {
     "study, before its first model": (1000, 14),
 }
 """Calls and files at most."""
-SIZES: dict[str, list[Any]] = {
-    "encodings": ["rope", "alibi"], "layers": [4], "hidden": [64, 256], "batch": [1, 8], "contexts": [128]
-}  # fmt: skip
-"""Of the decoders that are timed, by the name of the option."""
 
 
 class Found(Exception):
@@ -155,37 +144,6 @@ def calls_per_layer(of: Callable[[int], Any]) -> float:
     return (calls(4) - calls(2)) / 2
 
 
-class Times(NamedTuple):
-    """Milliseconds of a decoded token, ours and a stock Llama's, and their ratio: medians; low, high: its quartiles."""
-
-    ours: float
-    llama: float
-    ratio: float
-    low: float
-    high: float
-
-
-def token_times(
-    encoding: str, layers: int, hidden: int, batch: int = 1, context: int = 128, turns: int = 60, tokens: int = 6
-) -> Times:
-    """Processor time of blocks of tokens, ours and the stock model's in turns; the ratio is of neighbouring blocks."""
-    heads = max(4, hidden // 64)
-    both = [
-        decoding(of, batch, context) for of in (decoder(encoding, layers, hidden, heads), llama(layers, hidden, heads))
-    ]
-    times: tuple[list[float], list[float]] = [], []
-    for turn in range(turns):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            both[which]()  # the other's weights leave the processor's caches
-            start = time.process_time()
-            for _ in range(tokens):
-                both[which]()
-            times[which].append((time.process_time() - start) / tokens)
-    ours, stock = (each[3:] for each in times)
-    low, ratio, high = statistics.quantiles((a / b for a, b in zip(ours, stock, strict=True)), n=4)
-    return Times(1e3 * statistics.median(ours), 1e3 * statistics.median(stock), ratio, low, high)
-
-
 def walks() -> dict[str, tuple[Counter[str], Counter[str]]]:
     """Every walk that is counted, by name."""
     made = {"attend": attend(), "training step": training_step(), "decoded token": decoding(decoder("rope", 4))}
@@ -197,31 +155,15 @@ def walks() -> dict[str, tuple[Counter[str], Counter[str]]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Calls and files of the walks that matter, and a decoded token's time.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--no-times", action="store_true", help="count only")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
-    for name, default in SIZES.items():
-        kind = type(default[0])
-        parser.add_argument(f"--{name}", type=kind, nargs="+", default=default, help="of the decoders that are timed")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     print(f"{'walk':<30} {'calls':>6} {'files':>6}   wanted (calls, files)")
     for name, (functions, files) in walks().items():
         named = ", ".join(f"{function} {functions[function]}" for function in NAMED if functions[function])
         print(f"{name:<30} {functions.total():>6} {len(files):>6}   {WANTED[name]}; {named}")
     per_layer = {"llama": calls_per_layer(llama)}
-    per_layer |= {encoding: calls_per_layer(partial(decoder, encoding)) for encoding in options.encodings}
+    per_layer |= {encoding: calls_per_layer(partial(decoder, encoding)) for encoding in ("rope", "alibi")}
     counts = ", ".join(f"{name} {calls:.0f}" for name, calls in per_layer.items())
-    print(f"\nfunctions of Python and C called by a layer for a decoded token: {counts}\n")
-    sizes = [] if options.no_times else list(product(*(getattr(options, name) for name in SIZES)))
-    if sizes:
-        print("a decoded token      " + "".join(f"{name:>10}" for name in (*SIZES, *Times._fields)))
-    for size in sizes:
-        times = token_times(*size)
-        print(" " * 21 + "".join(f"{x:>10}" for x in size) + "".join(f"{x:>10.3f}" for x in times), flush=True)
+    print(f"\nfunctions of Python and C called by a layer for a decoded token: {counts}")
     return 0
 
 
