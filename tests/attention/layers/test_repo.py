@@ -63,5 +63,5 @@ def test_a_rotation_beside_it_is_refused():
         )
     with refused("RePoAttention"):
         layer()(random(1, 5, DIM), encoding=lg.Rotary(4, "half"))
-    with refused(what="RePoAttention"):
+    with refused(what="rope"):
         layer(head_dim=3)
