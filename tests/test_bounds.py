@@ -1,15 +1,15 @@
 """Bounds of options: declared in the annotation, and true of every option of everything that is registered."""
 
 import math
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields
 from inspect import Parameter, signature
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 import pytest
 
 from longitude.attention.mixer import MIXERS
 from longitude.cli.extend import ExtendOptions
-from longitude.errors import Count, Positive, Share, UsageError, Within, bound_of, bounds_of, check_bounds, excluded
+from longitude.errors import Count, Positive, Share, UsageError, Within, bound_of, bounds_of, excluded
 from longitude.extend.plan import Target
 from longitude.measure.config import MeasureConfig, require_consistent
 from longitude.positions.base import ENCODINGS
@@ -145,17 +145,3 @@ def test_defaults_of_options_are_within(options) -> None:
     for field in fields(options):
         if field.name in bounds and field.default is not MISSING:
             assert field.default is None or excluded(bounds[field.name], field.default) is None
-
-
-def test_bounds_as_they_are_declared() -> None:
-    @dataclass(frozen=True)
-    class Options:
-        some: Annotated[int, Within(1, 3)] = 2
-        above: Annotated[float | None, Within(above=1)] = None
-
-    assert {*map(get_origin, bounds_of(Options).values())} == {Annotated} and get_args(Positive)[1].above == 0
-    for good in ({"some": 1}, {"some": 3}, {"above": 1.001}, {"above": None}):
-        check_bounds(replace(Options(), **good))
-    for bad in ({"some": 0}, {"some": 4}, {"above": 1.0}, {"above": math.inf}):
-        with pytest.raises(UsageError):
-            check_bounds(replace(Options(), **bad))

@@ -57,21 +57,6 @@ def test_backends_are_those_that_do_not_refuse():
 
 
 def test_source():
-    """The attribute of an encoding where it has links; else the section of the docstring."""
-
-    class Paper:
-        """score += x  (as in 1990).
-
-        Source:
-            First et al. 2020, https://example.org;
-            Second et al. 2021
-
-        Not this one (Third et al. 2022).
-        """
-
-    assert catalogue.source_of(Paper) == "First et al. 2020, https://example.org; Second et al. 2021"
-    Paper.source = "Fourth et al. 2023, https://example.org"
-    assert catalogue.source_of(Paper()) == Paper.source and catalogue.source_of(lambda: None) is None
     assert BY_NAME["path_fox"].source.split("; ")[0].startswith("Yang et al. 2025, https://")
     assert {name for name, facts in BY_NAME.items() if not facts.source} <= {"clipped"}  # a table that has no paper
     assert all(entry["source"] for entry in FACTS["scaling"])

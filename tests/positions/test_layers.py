@@ -134,60 +134,6 @@ def test_llama4_ministral3_and_mistral():
     assert [one.mixer for one in mistral] == [{"name": "window", "size": 7}] * 2
 
 
-@pytest.mark.parametrize(
-    ("more", "rotates", "windows"),
-    [
-        ({}, [1, 1, 1, 0, 1, 1], [4, 4, 4, None, 4, 4]),
-        ({"first_k_dense_replace": 1}, [1, 1, 1, 1, 0, 1], [None, 4, 4, 4, None, 4]),
-        (
-            {"first_k_dense_replace": 3, "prefix_dense_sliding_window_pattern": 2},
-            [1, 0, 1, 1, 1, 1],
-            [4, None, 4, 4, 4, 4],
-        ),
-    ],
-)
-def test_cohere2_moe(more, rotates, windows):
-    """Its first layers, which have no experts, rotate without a window; the file as transformers writes it, and by hand."""
-    by_hand = {
-        "model_type": "cohere2_moe",
-        "num_hidden_layers": 6,
-        "hidden_size": 16,
-        "num_attention_heads": 2,
-        "sliding_window": 4,
-    }
-    by_hand |= {"head_dim": 8, "rope_theta": 50.0, **more}
-    written = Cohere2MoeConfig(**{key: value for key, value in by_hand.items() if key != "model_type"})
-    for config in (by_hand, written):
-        layers = lg.checkpoints.layers_from_hugging_face(config, "interleaved")
-        assert [one.encoding[0]["name"] == "rope" for one in layers] == [bool(one) for one in rotates]
-        assert [one.window for one in layers] == windows
-    attention = [layer.self_attn for layer in Cohere2MoeModel(written_small(written)).layers]
-    assert [one.sliding_window is not None or one.force_rope for one in attention] == [bool(one) for one in rotates]
-
-
-def written_small(config):
-    """With experts as small as the rest."""
-    for name in ("intermediate_size", "num_experts", "prefix_dense_intermediate_size", "vocab_size"):
-        setattr(config, name, 2)
-    config.pad_token_id = None
-    return config
-
-
-def test_a_pattern_is_repeated():
-    """Three layers with rotation and a window, then one with neither: written out layer by layer."""
-    pattern = {
-        "encodings": ["rope", "rope", "rope", "ssmax"],
-        "mixers": [{"name": "window", "size": 8}] * 3 + ["attention"],
-    }
-    config = lg.LongitudeConfig(num_hidden_layers=8, **pattern)
-    names = [spec["name"] for [spec] in config.layer_specs()]
-    assert names == ["rope", "rope", "rope", "ssmax"] * 2
-    assert [spec.get("size") for spec in config.layer_mixers()] == [8, 8, 8, None] * 2
-    kept = ("num_hidden_layers", "encodings", "mixers", "mixer", "encoding")
-    again = lg.LongitudeConfig(**{key: value for key, value in config.to_dict().items() if key in kept})
-    assert again.encodings == config.encodings and again.mixers == config.mixers
-
-
 test_wrong_use = refused_calls([
     (lambda: lg.checkpoints.layers_from_hugging_face({"rope_theta": 1e4}, "half"), "num_hidden_layers", "None"),
     (lambda: lg.checkpoints.layers_from_hugging_face(MODELS["smollm3"][1], "halves"), "'half'", "'interleaved'"),

@@ -8,7 +8,7 @@ from transformers import XLNetConfig, XLNetModel
 
 import longitude as lg
 from longitude.testing import fill
-from tests.support import by_head, close, heads, random, refused, refused_calls
+from tests.support import by_head, close, heads, random, refused_calls
 
 
 # ---- Shaw et al. 2018 ---------------------------------------------------------------------------------------------------
@@ -161,11 +161,6 @@ def test_inkling_is_the_attention_of_transformers(window, floor):
 
 def inkling(**options):
     return fill(lg.encoding("inkling", dim=16, num_heads=4, d_rel=3, extent=6, **options).double(), std=0.4)
-
-
-def test_a_rate_without_its_floor_is_refused():
-    with refused(what="Inkling", got="0.2"):
-        inkling(log_scaling_alpha=0.2)
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunked", "table"])

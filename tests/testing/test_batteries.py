@@ -37,10 +37,6 @@ test_check_refuses_what_it_cannot_mean = refused_calls([
     (lambda: testing.check("alibi", without=("compiled",)), "'compiled'", "'compile'"),
     (lambda: testing.check(lg.ALiBi(4)), "name", "encoding"),
     (lambda: testing.check(lambda: nn.Linear(2, 2)), "Encoding", "Linear"),
-    (lambda: mixers.check("atention"), "'atention'", "'attention'"),
-    (lambda: mixers.check(Decay, chunk=1), "'chunk'", "'chunk_size'"),
-    (lambda: mixers.check(Decay, without=("form",)), "'form'", "'forms'"),
-    (lambda: mixers.check(Decay(16)), "name", "mixer"),
     (lambda: mixers.check(lambda: nn.Linear(2, 2)), "Mixer", "Linear"),
 ])  # fmt: skip
 
