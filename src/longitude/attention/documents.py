@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from longitude.attention.masks import kind_of
+from longitude.attention.masks import kind_of, numbers_by_ends
 from longitude.errors import UsageError, unknown
 from longitude.native.derivatives import numbers_of, readable, tracing
 from longitude.native.tensors import in_memory
@@ -113,19 +113,6 @@ def last_position(
     return torch.where(at >= 0, places.gather(1, at.clamp(min=0)), before)
 
 
-def flattened(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
-    """cu_seq_lens of one row, [n + 1]: where its n documents begin, and its length -> a number per token, [1, L]."""
-    if batch != 1:
-        raise UsageError(name, "batch 1, because it marks the documents of one row", f"batch {batch}")
-    if not isinstance(ends, Tensor) or ends.dim() != 1 or ends.is_floating_point() or len(ends) < 2:
-        raise UsageError(name, "integers [documents + 1]", kind_of(ends))
-    if not torch.compiler.is_compiling():
-        bounds = ends.tolist()
-        if bounds[0] != 0 or bounds[-1] != length or bounds != sorted(bounds):
-            raise UsageError(name, f"numbers that rise from 0 to the {length} tokens", bounds)
-    return torch.bucketize(torch.arange(length, device=ends.device), ends[1:].long(), right=True)[None]
-
-
 # ---- marks of documents and padding in the arguments of a model -------------------------------------------------------
 class Packed(TypedDict, total=False):
     """The arguments with which transformers and its collators mark packed text, besides position_ids that start over.
@@ -170,7 +157,9 @@ def documents_of(  # noqa: C901
         marks["document_ids"] = document_ids
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
         if (ends := packed.get(name)) is not None:
-            marks[name] = flattened(name, ends, batch, length)
+            if batch != 1:
+                raise UsageError(name, "batch 1, because it marks the documents of one row", f"batch {batch}")
+            marks[name] = numbers_by_ends(name, ends, length)[None]
     if (numbers := packed.get("seq_idx")) is not None:
         if numbers.shape != (batch, length) or numbers.is_floating_point():
             raise UsageError("seq_idx", f"integers [{batch}, {length}]", f"{numbers.dtype} {list(numbers.shape)}")

@@ -204,17 +204,7 @@ class Documents(Mask):
         Raises:
             ValueError: They do not begin with 0, or decrease.
         """
-        integers = isinstance(cu_seqlens, Tensor) and cu_seqlens.dtype in (torch.int64, torch.int32)
-        fits = integers and cu_seqlens.dim() == 1 and len(cu_seqlens) > 1
-        if not fits or cu_seqlens[0] != 0 or bool((cu_seqlens.diff() < 0).any()):
-            got = cu_seqlens.tolist() if integers else kind_of(cu_seqlens)
-            raise UsageError(
-                "cu_seqlens",
-                "a tensor of integers from 0 up to the number of keys, such as torch.tensor([0, 5, 9])",
-                got,
-            )
-        token = torch.arange(int(cu_seqlens[-1]), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-        return cls(torch.searchsorted(cu_seqlens[1:], token, right=True), contiguous=True)
+        return cls(numbers_by_ends("cu_seqlens", cu_seqlens), contiguous=True)
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         return equal_pairs(self.ids[..., q_order], self.ids[..., k_order])
@@ -601,6 +591,19 @@ def require_among(who: str, rows: int, keys: int) -> None:
     """ValueError if there are more queries than keys."""
     if rows > keys:
         raise UsageError(who, f"queries among the {keys} keys", f"{rows} queries")
+
+
+def numbers_by_ends(name: str, ends: Int[Tensor, " n+1"], length: int | None = None) -> Int[Tensor, " L"]:
+    """Where n documents begin, and the length: cumulative sequence lengths -> a number per token. ValueError for others."""
+    if not isinstance(ends, Tensor) or ends.dim() != 1 or ends.is_floating_point() or len(ends) < 2:
+        raise UsageError(name, "integers [documents + 1], such as torch.tensor([0, 5, 9])", kind_of(ends))
+    if not torch.compiler.is_compiling():
+        bounds = ends.tolist()
+        length = bounds[-1] if length is None else length
+        if bounds[0] != 0 or bounds[-1] != length or bounds != sorted(bounds):
+            raise UsageError(name, f"integers that rise from 0 to the {length} tokens", bounds)
+    token = torch.arange(int(ends[-1]) if length is None else length, device=ends.device)
+    return torch.bucketize(token, ends[1:].long(), right=True)
 
 
 def from_tensor(tensor: Tensor, batch: int, rows: int, keys: int) -> Mask:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from longitude.attention.masks import Ago, AllOf, AnyOf, Band, Causal, Chunks, Documents, Mask, Padding, Reach, Window
 from longitude.native.derivatives import readable, tracing
+
+Result = TypeVar("Result")
 
 
 def is_band(mask: Mask) -> bool:
@@ -37,13 +39,20 @@ class AllowedPairs:
         parts = mask.parts()
         self.beyond_band = tuple([m for m in parts if not is_band(m)])
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
-        self.known_spans: list[tuple[list[int], list[Span]]] | str | None = None
-        self.visible: Tensor | None = None  # keys per query, once they are counted
+        self.results: dict[Any, Any] = {}
 
     def fit(self, mask: Mask, batch: int, rows: int, keys: int, q_order: int, k_order: int) -> bool:
         """Whether they are the pairs of this mask, batch, and lengths and orders."""
         same = self.batch == batch and self.rows == rows and self.keys == keys
         return same and self.mask is mask and self.q_order == q_order and self.k_order == k_order
+
+    def once(self, make: Callable[..., Result], *reads: Any) -> Result:
+        """Return make(self, *reads), computed once for equal `reads`."""
+        if torch.compiler.is_compiling():
+            return make(self, *reads)
+        if (make, reads) not in self.results:
+            self.results[make, reads] = make(self, *reads)
+        return self.results[make, reads]
 
     @property
     def spans(self) -> list[tuple[list[int], list[Span]]] | str:
@@ -52,10 +61,7 @@ class AllowedPairs:
             return "where padding and documents begin is not known while compiling"
         if not readable(*tensors_of(self.beyond_band)):
             return "where padding and documents begin is not known under torch.func.vmap"
-        if self.known_spans is None:
-            queries, keys = range(self.q_order, self.q_order + self.rows), range(self.k_order, self.k_order + self.keys)
-            self.known_spans = find_spans(self.beyond_band, self.batch, queries, keys, self.band)
-        return self.known_spans
+        return self.once(find_spans)
 
 
 # ---- spans: intervals of queries and keys between which padding and documents allow attention -------------------------------
@@ -68,13 +74,10 @@ class Span(NamedTuple):
     k_to: int
 
 
-def find_spans(
-    masks: Sequence[Mask], batch: int, queries: range, keys: range, band: Reach
-) -> list[tuple[list[int], list[Span]]] | str:
-    """Sequences of the batch that share their spans, with these spans; or why there are none.
-
-    masks: those that are more than a band; queries and keys: their orders in the stream; band: reach of the others.
-    """
+def find_spans(pairs: AllowedPairs) -> list[tuple[list[int], list[Span]]] | str:
+    """Sequences of the batch that share their spans, with these spans; or why there are none."""
+    masks, batch, band = pairs.beyond_band, pairs.batch, pairs.band
+    queries, keys = (range(first, first + n) for first, n in ((pairs.q_order, pairs.rows), (pairs.k_order, pairs.keys)))
     stream = torch.arange(max(queries.stop, keys.stop))
     documents = [
         m.ids if isinstance(m, Documents) else m.ids(stream) for m in masks if isinstance(m, Documents | Chunks)
@@ -153,10 +156,8 @@ BLOCK = 2**24
 def visible_keys(pairs: AllowedPairs, device: torch.device) -> Tensor:
     """Number of visible keys of each query, int64 [1 or B, Lq]; pairs: those of a whole call, with key orders from 0 on.
 
-    O(L) for causality and windows. Any other mask is summed in blocks of queries. Layers of a forward share the result.
+    O(L) for causality and windows. Any other mask is summed in blocks of queries.
     """
-    if pairs.visible is not None:
-        return pairs.visible.to(device)
     queries = torch.arange(pairs.q_order, pairs.q_order + pairs.rows, device=device)
     if pairs.beyond_band:
         keys = torch.arange(pairs.keys, device=device)
@@ -168,7 +169,4 @@ def visible_keys(pairs: AllowedPairs, device: torch.device) -> Tensor:
         first = 0 if high is None else (queries - high).clamp(0, pairs.keys)
         stop = torch.full_like(queries, pairs.keys) if low is None else (queries - low + 1).clamp(0, pairs.keys)
         counts = (stop - first).clamp(min=0)
-    counts = counts.view(-1, pairs.rows)
-    if not torch.compiler.is_compiling():
-        pairs.visible = counts
-    return counts
+    return counts.view(-1, pairs.rows)

@@ -99,7 +99,7 @@ def with_terms_around(r: Request, terms: tuple[Term, ...]) -> Request:
     factors, sinks = r.factors, r.sinks
     for term in terms:
         if isinstance(term, Temperature):
-            numbers = visible_keys(r.pairs, r.q.device).clamp(min=1) if term.of == "visible" else r.places()[0]
+            numbers = r.pairs.once(visible_keys, r.q.device).clamp(min=1) if term.of == "visible" else r.places()[0]
             factor = term.at(numbers := numbers.view(-1, 1, r.rows))
             require_shape("Temperature", factor, r.q, *[(len(numbers), heads, r.rows) for heads in (1, r.heads)])
             factors = factor[..., None] if factors is None else factors * factor[..., None]

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
-from longitude.attention.backends.chunked import CACHED_ROWS, chunked
+from longitude.attention.backends.chunked import chunked
 from longitude.attention.heads import HeadOptions
 from longitude.attention.layers.base import Call, require_past
 from longitude.attention.layers.multihead import MultiHeadAttention
@@ -24,6 +24,9 @@ from longitude.attention.scores import per_query_head
 from longitude.errors import UsageError, check_choice
 from longitude.native.tensors import in_memory
 from longitude.positions.contextual import running_sum
+
+CACHED_ROWS = 64
+"""Queries of a block on the CPU. Scores stay in a processor's cache between the passes over them."""
 
 
 def stick_breaking(

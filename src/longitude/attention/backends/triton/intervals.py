@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -35,56 +34,50 @@ class Intervals(NamedTuple):
         return torch.stack([torch.searchsorted(*edge[:2], right=edge[2], out_int32=True) for edge in edges], 1)
 
 
-_KNOWN: WeakKeyDictionary[AllowedPairs, Intervals] = WeakKeyDictionary()
-"""Layers of one forward share their pairs."""
-
-
 def intervals_of(r: Request) -> Intervals:
     """Intervals of a request that `refusal` accepts."""
-    if not r.beyond_band:
-        return _of_band(r, r.band)
-    if (known := _KNOWN.get(r.pairs)) is None:
-        known = _KNOWN[r.pairs] = _found(r)
-    return known
+    return r.pairs.once(_in_cuts, r.q.device) if r.beyond_band else _of_band(r.pairs, r.band, r.q.device)
 
 
 def refusal(r: Request) -> str | None:
     """Why its mask is no interval of keys for each query."""
     if not all(is_band(part) or isinstance(part, Prefix | Chunks | Documents | Padding) for part in r.mask.parts()):
         return "it supports causality and windows in token order, prefixes, chunks, padding and documents, joined by & only"
-    _, cuts, _ = _split(r)
+    _, cuts, _ = _split(r.pairs)
     if cuts and torch.compiler.is_compiling():
         return "it needs one interval of keys per query, and padding and documents are unknown while compiling"
     if all(isinstance(part, Chunks) or (isinstance(part, Documents) and part.contiguous) for part in cuts):
         return None
-    runs = _runs_of(r)
-    if (whole := _WHOLE.get(r.pairs)) is None:
-        whole = _WHOLE[r.pairs] = bool(runs.documents & runs.padding)  # the one number that the host waits for
-    if whole:
+    if r.pairs.once(_in_one_piece, r.q.device):
         return None
-    what = (
-        "padding is in the middle of a sequence" if bool(runs.documents) else "a document's tokens are not contiguous"
-    )
+    documents = bool(r.pairs.once(_runs, r.q.device).documents)
+    what = "padding is in the middle of a sequence" if documents else "a document's tokens are not contiguous"
     return f"it needs one interval of keys per query, and {what}"
 
 
-def _split(r: Request) -> tuple[list[Prefix], list[Mask], Reach]:
+def _in_one_piece(pairs: AllowedPairs, device: torch.device) -> bool:
+    """Whether documents and padding are: the one number that the host waits for, in the first layer of a forward."""
+    runs = pairs.once(_runs, device)
+    return bool(runs.documents & runs.padding)
+
+
+def _split(pairs: AllowedPairs) -> tuple[list[Prefix], list[Mask], Reach]:
     """Prefixes; documents, chunks and padding; and the reach of the others."""
-    parts = r.mask.parts()
+    parts = pairs.mask.parts()
     prefixes = [part for part in parts if isinstance(part, Prefix)]
     cuts = [part for part in parts if not is_band(part) and not isinstance(part, Prefix)]
     return prefixes, cuts, AllOf(tuple(part for part in parts if is_band(part))).reach
 
 
-def _of_band(r: Request, band: tuple[int | None, int | None]) -> Intervals:
+def _of_band(pairs: AllowedPairs, band: Reach, device: torch.device) -> Intervals:
     """Intervals of a band, cached for later calls on the same CUDA stream: on another they may not be computed yet.
 
     In a CUDA graph tensors exist only once it is replayed, so intervals are computed inside the graph.
     """
-    numbers = r.rows, r.length, r.order_gap, *band, r.q.device
-    if needs_operator(r.q) or captured(r.q.device):
+    numbers = pairs.rows, pairs.keys, pairs.q_order - pairs.k_order, *band, device
+    if needs_operator() or captured(device):
         return _made(*numbers)
-    return _kept(*numbers, stream_of(r.q.device))
+    return _kept(*numbers, stream_of(device))
 
 
 @lru_cache(maxsize=64)
@@ -105,26 +98,29 @@ def _within(i: Tensor, lo: Tensor, hi: Tensor, low: int | None, high: int | None
     return first, torch.maximum(first, stop)
 
 
-def _found(r: Request) -> Intervals:
-    prefixes, cuts, band = _split(r)
-    lo, hi = _of_cuts(r, band) if cuts else _of_band(r, band)
+def _in_cuts(pairs: AllowedPairs, device: torch.device) -> Intervals:
+    prefixes, cuts, band = _split(pairs)
+    lo, hi = _of_cuts(pairs, band, device) if cuts else _of_band(pairs, band, device)
+    order = torch.arange(pairs.q_order, pairs.q_order + pairs.rows, device=device)
     for prefix in prefixes:
         length = prefix.length.view(-1, 1) if isinstance(prefix.length, Tensor) else prefix.length
-        seen = (r.q_tokens() + 1).clamp(min=length) - r.k_order
-        hi = torch.minimum(hi, seen.clamp(0, r.length).to(hi.dtype))
+        seen = (order + 1).clamp(min=length) - pairs.k_order
+        hi = torch.minimum(hi, seen.clamp(0, pairs.keys).to(hi.dtype))
         lo, hi = torch.broadcast_tensors(torch.minimum(lo, hi), hi)
     return Intervals(lo.contiguous(), hi.contiguous())
 
 
-def _of_cuts(r: Request, band: Reach) -> tuple[Tensor, Tensor]:
+def _of_cuts(pairs: AllowedPairs, band: Reach, device: torch.device) -> tuple[Tensor, Tensor]:
     """Interval ends lo and hi of a band within documents and between padding; the host reads no values."""
-    runs, i = _runs_of(r), torch.arange(r.q_order, r.q_order + r.rows, device=r.q.device)
-    lo, hi = (x.to(r.q.device) for x in (runs.lo, runs.hi))
+    runs, i = pairs.once(_runs, device), torch.arange(pairs.q_order, pairs.q_order + pairs.rows, device=device)
+    lo, hi = (x.to(device) for x in (runs.lo, runs.hi))
     some = lo < hi
     lo, hi = _within(i, lo, hi, *band)
-    hi = torch.where(some, hi, r.k_order).cummax(-1).values  # of queries whose document has no keys: an empty interval
+    hi = (
+        torch.where(some, hi, pairs.k_order).cummax(-1).values
+    )  # of queries whose document has no keys: an empty interval
     lo = torch.where(some, lo, hi)
-    return (lo - r.k_order).to(torch.int32), (hi - r.k_order).to(torch.int32)
+    return (lo - pairs.k_order).to(torch.int32), (hi - pairs.k_order).to(torch.int32)
 
 
 class Runs(NamedTuple):
@@ -139,29 +135,17 @@ class Runs(NamedTuple):
     padding: Tensor
 
 
-_RUNS: WeakKeyDictionary[AllowedPairs, Runs] = WeakKeyDictionary()
-
-
-_WHOLE: WeakKeyDictionary[AllowedPairs, bool] = WeakKeyDictionary()
-"""Whether documents and padding are in one piece; kept, so that only the first layer of a forward waits for the device."""
-
-
-def _runs_of(r: Request) -> Runs:
-    if (known := _RUNS.get(r.pairs)) is None:
-        known = _RUNS[r.pairs] = _runs(r)
-    return known
-
-
-def _runs(r: Request) -> Runs:
+def _runs(pairs: AllowedPairs, device: torch.device) -> Runs:
     """Runs of a request, computed on the device of its masks if all are on one, else on the device of q."""
-    _, cuts, _ = _split(r)
+    _, cuts, _ = _split(pairs)
     columns = [x for part in cuts for x in vars(part).values() if isinstance(x, Tensor)]
-    device = columns[0].device if len({x.device for x in columns}) == 1 else r.q.device
+    device = columns[0].device if len({x.device for x in columns}) == 1 else device
     documents = any(not isinstance(part, Padding) for part in cuts)  # without them, queries need not be among the keys
-    stop = r.k_order + r.length
-    first, stop = (min(r.k_order, r.q_order), max(stop, r.q_order + r.rows)) if documents else (r.k_order, stop)
+    first, stop = pairs.k_order, pairs.k_order + pairs.keys
+    if documents:
+        first, stop = min(first, pairs.q_order), max(stop, pairs.q_order + pairs.rows)
     token = torch.arange(stop, device=device)
-    visible = (token >= r.k_order) & (token < r.k_order + r.length)
+    visible = (token >= pairs.k_order) & (token < pairs.k_order + pairs.keys)
     begins, label = token == first, torch.zeros_like(token)
     for part in cuts:
         if isinstance(part, Padding):
@@ -183,10 +167,10 @@ def _runs(r: Request) -> Runs:
     newest_key = torch.where(visible, token + 1, 0).cummax(-1).values
     lo = next_key.gather(-1, begin)
     hi = torch.maximum(lo, newest_key.gather(-1, end - 1))
-    among = (token >= r.k_order) & (token < r.k_order + r.length)
+    among = (token >= pairs.k_order) & (token < pairs.k_order + pairs.keys)
     runs = begins[..., first + 1 :].sum(-1)
     distinct = label[..., first:].sort(-1).values.diff(dim=-1).ne(0).sum(-1)
     hole = among & ~visible & (token > lo) & (token < hi)
-    queries = slice(r.q_order, r.q_order + r.rows) if documents else slice(0, 1)
-    lo, hi = (x[..., queries].reshape(-1, x[..., queries].shape[-1]).expand(-1, r.rows) for x in (lo, hi))
+    queries = slice(pairs.q_order, pairs.q_order + pairs.rows) if documents else slice(0, 1)
+    lo, hi = (x[..., queries].reshape(-1, x[..., queries].shape[-1]).expand(-1, pairs.rows) for x in (lo, hi))
     return Runs(lo, hi, (runs == distinct).all(), ~hole.any())
