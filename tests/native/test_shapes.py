@@ -138,7 +138,7 @@ CASES = {
     ),
     "triton": Case(TRITON | TABLE | LEVELS, of_triton, "v.3"),
     "triton curves": Case(TRITON | TABLE | CURVES, of_triton, "curves.2 v.3"),
-    "triton backward": Case(TRITON | OF_OUT | {"mix": (B, H, Q, 3), "lse": (B, H, Q)}, of_triton, "mix.3 grad_lse.dtype"),
+    "triton backward": Case(TRITON | OF_OUT | {"lse": (B, H, Q)}, of_triton, "grad_lse.dtype"),
     "rotation in triton": Case(
         {"q": (B, H, L, 8), "k": (B, G, L, 9), "cos": (L, 4), "sin": (L, 4)}, of_gpu_rotation, "q.1 k.1 q.3+ k.3"
     ),
