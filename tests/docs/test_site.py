@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import longitude as lg
 import make_laws
-import make_pages
 import make_site
 
 
@@ -28,12 +26,6 @@ def test_links_are_those_of_the_site() -> None:
     assert make_site.to_claim("[2a](/claims.md#2a-alibi-holds)") == "[2a](/claims/2a-alibi-holds.md)"
 
 
-def test_claims_are_listed_by_their_numbers() -> None:
-    made = {"claims", "claims/protocol", "claims/10a-x", "claims/2b-x", "claims/2a-x", "claims/11b-x"}
-    listed = [line for line in dict(make_site.sections(made))["claims"].split("\n") if line.startswith("claims/")]
-    assert listed == [f"claims/{page}" for page in ("2a-x", "2b-x", "10a-x", "11b-x", "protocol")]
-
-
 # ---- what a page is made of --------------------------------------------------------------------------------------------
 def test_laws_that_are_kept_are_those_of_today() -> None:
     """docs/make_laws.py tries what is lacking; what is kept has its name still, and none is broken."""
@@ -43,18 +35,6 @@ def test_laws_that_are_kept_are_those_of_today() -> None:
     statuses = [result["status"] for found in kept.values() for result in found.values()]
     assert "failed" not in statuses and statuses.count("not applicable") > 50
     assert kept["alibi"]["places"]["status"] == "not applicable" and kept["abacus"]["places"]["status"] == "passed"
-
-
-@pytest.mark.slow
-def test_a_page_of_an_encoding_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Sphinx; the text by hand needs its packages."""
-    monkeypatch.setattr(make_pages, "note", lambda name: None)
-    name, text = next(make_pages.pages(tmp_path))
-    assert (
-        name.startswith("encodings/")
-        and "<td>passed: " in text
-        and text.count("](/pictures/") == len([*tmp_path.rglob("*.svg")])
-    )
 
 
 # ---- built -------------------------------------------------------------------------------------------------------------
@@ -81,24 +61,6 @@ sys.exit(make_site.build(Path({str(folder)!r}, "source"), Path({str(folder)!r}, 
     return folder / "html"
 
 
-def html(site: Path, page: str) -> str:
-    return (site / f"{page}.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_encoding_and_mixer_has_its_page(site: Path) -> None:
-    for kind, names in (("encodings", lg.list_encodings()), ("mixers", lg.list_mixers())):
-        overview = html(site, kind)
-        for name in names:
-            page = html(site, f"{kind}/{name}")
-            assert f'href="{kind}/{name}.html"' in overview
-            assert all(
-                f'id="{part}"' in page for part in ("what-it-is", "loss-and-runtime", "claims-of-papers", "tests")
-            )
-            assert page.count('class="only-dark') == page.count('class="only-light') >= (name not in ("nope", "sink"))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_asks_no_network_and_every_picture_has_words(site: Path) -> None:
@@ -112,6 +74,3 @@ def test_it_asks_no_network_and_every_picture_has_words(site: Path) -> None:
             alt, file = re.search(r'alt="([^"]*)"', picture), re.search(r'src="([^"]*)"', picture)
             assert file is not None and (file[1].startswith("data:") or (page.parent / file[1]).is_file()), picture
             assert alt is not None and len(alt[1]) > 20, (page, picture)
-
-
-# ---- in a browser ------------------------------------------------------------------------------------------------------

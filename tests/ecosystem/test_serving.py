@@ -78,19 +78,8 @@ def answers(command, tmp_path):
 
     def call(*arguments: object) -> list[dict]:
         out = tmp_path / str(len(list(tmp_path.iterdir())))
-        asked = [
-            "--tasks",
-            "passkey",
-            "label-count",
-            "--lengths",
-            *LENGTHS,
-            "--trials",
-            TRIALS,
-            "--depths",
-            0.5,
-            "--no-trained",
-        ]
-        code, _, error = command("measure", *arguments, *asked, "--out", out)
+        asked = ["--tasks", "passkey", "needle-single", "--lengths", *LENGTHS, "--trials", TRIALS, "--depths", 0.5]
+        code, _, error = command("measure", *arguments, *asked, "--no-trained", "--out", out)
         assert code == 0, error
         return [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
 
@@ -120,17 +109,6 @@ def test_a_chat_is_the_template_by_hand(folder, url, answers) -> None:
         out = model.generate(ids, max_new_tokens=prompt.new_tokens, do_sample=False, pad_token_id=0)
         own.append(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
     assert served == own
-
-
-def test_without_log_probabilities_perplexity_is_refused_in_a_line(folder, url, command, tmp_path) -> None:
-    given = ["--endpoint", url, "--model", folder, "--tokenizer", folder, "--lengths", 64, "--out", tmp_path / "run"]
-    code, _, error = command("measure", *given)
-    assert (
-        code == 2
-        and "log-probabilities" in error
-        and error.strip().count("\n") == 0
-        and not (tmp_path / "run").exists()
-    )
 
 
 # ---- llama.cpp ---------------------------------------------------------------------------------------------------------

@@ -102,7 +102,8 @@ def relative(got, want):
     return float((got - want).detach().abs().max() / want.detach().abs().max())
 
 
-@pytest.mark.parametrize("family", ["inkling_text", "inkling2_text", "deepseek_v32", "glm_moe_dsa", "deepseek_v4"])
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("family", ["inkling2_text", "inkling_text", "deepseek_v32", "glm_moe_dsa", "deepseek_v4"])
 def test_biases_sinks_and_chosen_keys_are_those_of_the_model(family):
     """Inkling adds to the scores, Inkling 2 has a sink for each query; DeepSeek and GLM choose keys, or compress them."""
     module = family.removesuffix("_text")
@@ -159,11 +160,10 @@ def test_a_family_that_cannot_is_refused_when_it_is_made(family):
 @pytest.mark.parametrize(
     ("family", "words"),
     [
-        *((family, ["DynamicIndexedLayer"]) for family in ("deepseek_v32", "glm_moe_dsa", "axk2")),
+        ("deepseek_v32", ["DynamicIndexedLayer"]),
         ("deepseek_v4", ["DeepseekV4Attention"]),
-        *((family, ["rope_parameters"]) for family in ("codegen", "gptj")),
+        ("gptj", ["rope_parameters"]),
         ("deepseek_v2", ["DeepseekV2Attention", "kv_lora_rank"]),
-        ("deepseek_v3", ["DeepseekV3Attention", "kv_lora_rank"]),
     ],
 )
 def test_attention_that_cannot_have_other_positions_is_named(family, words):

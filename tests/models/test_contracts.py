@@ -61,10 +61,9 @@ def ending(out: ModelOutput, name: str) -> dict[str, Any]:
 
 
 @every_class
-@pytest.mark.parametrize("name", ["attention_maks", "input_embeds", "segment"])
-def test_arguments_that_no_model_has(kind, name, build):
-    with refused(repr(name)):
-        build("alibi", kind)(**inputs(kind), **{name: None})
+def test_arguments_that_no_model_has(kind, build):
+    with refused("'attention_maks'"):
+        build("alibi", kind)(**inputs(kind), attention_maks=None)
 
 
 # ---- what is returned ------------------------------------------------------------------------------------------------
@@ -83,20 +82,6 @@ def test_the_config_asks_as_the_call_does(kind, build):
         same(out.to_tuple(), want.to_tuple())
     assert ending(want, "hidden_states") and ending(want, "attentions")
     assert not ending(neither, "hidden_states") and not ending(neither, "attentions")
-
-
-@every_class
-@torch.no_grad()
-def test_tuples(kind, build):
-    """By the call or by the config, inner models included."""
-    x, model = {**inputs(kind), "output_hidden_states": True}, build("alibi", kind)
-    want = model(**x).to_tuple()
-    same(model(**x, return_dict=False), want)
-    assert isinstance(model(**x, return_dict=None), ModelOutput)
-    model.config.return_dict = False
-    same(model(**x), want)
-    assert isinstance(model(**x, return_dict=True), ModelOutput)
-    same(build("alibi", kind, return_dict=False)(**x), want)
 
 
 @every_head
@@ -146,7 +131,7 @@ def test_padding_changes_nothing(kind, name, build, ids):
         close(parameter_gradients(out.loss, model), wanted, 1e-10)
 
 
-@every_class
+@every_head
 @torch.no_grad()
 def test_a_mask_of_any_dtype(kind, build):
     """What is accepted depends on its numbers alone: 0 and 1."""
@@ -248,8 +233,7 @@ def test_the_loss_is_that_of_the_logits(kind, adapted, build):
 
 @pytest.mark.one_in(2)
 @every_head
-@pytest.mark.parametrize("name", ["rope", "t5", "shaw", "sinusoidal"])
-@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize(("name", "position"), [("t5", "pre"), ("sinusoidal", "post")])
 def test_checkpointing_gives_the_same_gradients(kind, name, position, build):
     """And goes without a cache."""
     model, x = build(name, kind, norm_position=position).train(), labelled(kind)
@@ -271,7 +255,7 @@ def test_checkpointing_gives_the_same_gradients(kind, name, position, build):
 
 
 @every_head
-@pytest.mark.parametrize("name", ["rope", "t5", "fire", "sinusoidal"])
+@pytest.mark.parametrize("name", ["t5", "fire"])
 def test_half_precision(kind, name, build):
     """Autocast, and a bfloat16 model: finite, near the float64 one, and gradients reach every learned number."""
     model, x = build(name, kind), labelled(kind)

@@ -53,21 +53,6 @@ def test_what_stands_in_a_block():
     close(RWKVChannelMix(16).time_mix_key.flatten(), (torch.arange(16) / 16).sqrt(), atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"mlp": "swiglu"}, ("'dense'", "'rwkv'", "'none'", "'swiglu'")),
-        ({"mlp": "rwkv"}, ("'rwkv4'", "'rwkv6'", "'attention'")),
-        ({"mlp": "rwkv", "mixers": ["rwkv4", "latent"]}, ("'latent'",)),
-        ({"mlp": "none", "intermediate_size": 8}, ("intermediate_size", "mlp='none'", "8")),
-        ({"mlp": "rwkv", "mixer": "rwkv4", "mlp_bias": True}, ("mlp_bias", "False", "mlp='rwkv'")),
-    ],
-)
-def test_mistakes(options, words):
-    with refused(*words):
-        lg.LongitudeConfig(**options)
-
-
 def test_an_encoder_has_no_channel_mix():
     with refused("'rwkv'"):
         lg.LongitudeForSeq2SeqLM(lg.LongitudeConfig(mixer="rwkv4", mlp="rwkv", decoder_start_token_id=0))

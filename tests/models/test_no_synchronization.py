@@ -56,22 +56,6 @@ def test_a_decoding_step_reads_nothing(encoding):
     assert out.logits.shape == (1, 1, 9) and out.cache.get_seq_length() == 9
 
 
-def test_what_is_copied_is_seen():
-    """By each way to do it."""
-    device = torch.device("meta")
-    for copy in (
-        lambda: torch.tensor([1.0], device=device),
-        lambda: torch.as_tensor(1.0, device=device),
-        lambda: torch.zeros(1, device=device).new_tensor(2.0),
-        lambda: torch.zeros(1).to(device),
-        lambda: torch.zeros(1, device=device).copy_(torch.zeros(1)),
-    ):
-        with Copies() as copies:
-            copy()
-            torch.zeros(1, device=device).to(torch.float64)
-        assert len(copies.found) == 1
-
-
 LONG = {"factor": 4.0, "original_max_length": 64}
 SCALINGS = [
     {"name": "ntk", "factor": 4.0},

@@ -12,7 +12,7 @@ from longitude.models.blocks import MLP, norm
 from tests.support import close
 
 DIM, HEADS, WIDE, LAYERS, VOCABULARY = 24, 4, 40, 3, 31
-LENGTHS = [1, 7, 63, 130]
+LENGTHS = [1, 63]
 
 
 def build(kind, **options):
@@ -87,7 +87,7 @@ def sinusoids(length):
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
 
 
-CASES = [(pre, act) for pre in (False, True) for act in ("relu", "gelu")]
+CASES = [(False, "relu"), (True, "gelu")]
 
 
 @pytest.mark.one_in(3)
@@ -112,7 +112,7 @@ def test_the_encoder_is_torchs(pre, act, length):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("pre", "act"), CASES)
-@pytest.mark.parametrize(("source", "target"), [(1, 1), (7, 5), (5, 63), (63, 7)])
+@pytest.mark.parametrize(("source", "target"), [(1, 1), (5, 63), (63, 7)])
 def test_the_encoder_decoder_is_torchs(pre, act, source, target):
     """Logits, and the gradients of every kind of weight, through cross-attention into the encoder and the one matrix that
     embeds both and predicts."""

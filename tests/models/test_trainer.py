@@ -48,17 +48,6 @@ def require_saved(run, path):
     return loaded
 
 
-def test_a_decoder_learns(build, ids, tmp_path):
-    """Eight examples by heart: the loss falls, the encoding moves."""
-    model = build("t5").float()
-    before = model.model.encodings[0].table.detach().clone()
-    run = trainer(model, tmp_path, rows(ids), max_steps=20, per_device_train_batch_size=8)
-    run.train()
-    assert losses(run)[-1] < 0.5 * losses(run)[0]
-    assert not torch.equal(model.model.encodings[0].table, before)
-    require_saved(run, tmp_path)
-
-
 @pytest.mark.slow
 def test_an_encoder_decoder_learns(build, tmp_path):
     """Eight words backwards, by heart: generate() and predict() write them, and so does what was saved."""
@@ -79,9 +68,8 @@ def test_an_encoder_decoder_learns(build, tmp_path):
     assert torch.equal(require_saved(run, tmp_path).generate(words, max_new_tokens=5)[:, 1:], labels)
 
 
-@pytest.mark.one_in(7)
-@pytest.mark.parametrize("shifted", [False, True], ids=["labels", "shift_labels"])
-@pytest.mark.parametrize("accumulated", [2, 4, 8])
+@pytest.mark.parametrize("shifted", [pytest.param(False, marks=pytest.mark.slow), True], ids=["labels", "shift_labels"])
+@pytest.mark.parametrize("accumulated", [4])
 def test_accumulated_batches_are_the_big_batch(shifted, accumulated, build, ids, tmp_path):
     """Although the micro-batches hold unequal numbers of labels: one step of SGD gives the same loss and weights."""
     start, runs = build("alibi").state_dict()["model.embed_tokens.weight"], []

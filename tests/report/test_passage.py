@@ -46,13 +46,6 @@ def test_cells_cover_each_row_and_a_long_text_shares_them(count, panels):
     assert rows[row].pieces[column] >= 512 > (rows[row].pieces[column - 1] if column else rows[row - 1].pieces[-1])
 
 
-@pytest.mark.parametrize(("pieces", "mark"), [(["ab"] * 5000, 500), (["a", "", "b"] * 40, 64)])
-def test_the_line_stands_where_no_cell_begins_at_it(pieces, mark):
-    drawn = made(pieces, np.arange(len(pieces)), mark=mark, panels=3)
-    assert mark % drawn.share if not drawn.lettered else not pieces[mark]
-    assert passage.place_of(drawn, drawn.panels["model 0"]) is not None
-
-
 def test_numbers_that_are_not_finite_leave_a_scale():
     values = np.array([np.nan, np.inf, 3.0, 4.0] * 8)
     low, high = made(["a"] * 32, values, 16).ends
