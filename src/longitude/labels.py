@@ -72,29 +72,29 @@ class Label:
         if self.layers:
             return LAYERS.join(layer.encoding for layer in self.layers)
         rotates = any(MIXERS[mixer["name"]].rotates for mixer in self.mixers)
-        return "+".join(each["name"] for each in self.encodings) or ("rope" if rotates else "nope")
+        return "+".join(spec["name"] for spec in self.encodings) or ("rope" if rotates else "nope")
 
     def options(self, layers: int, mixer: str = "attention") -> dict[str, Any]:
         """Arguments of LongitudeConfig for a model of this many layers. ValueError if they are too few for the mixers.
 
         mixer: the mixer of layers that name none, in a label of single layers.
         """
-        given: dict[str, Any] = {}
         if self.layers:
-            own = [layer.options(1) for layer in self.layers]
-            given["encodings"] = [each.get("encoding", layer.encoding) for each, layer in zip(own, self.layers)]
-            return given | {"mixers": [each.get("mixer", mixer) for each in own]}
+            by_layer = [layer.options(1) for layer in self.layers]
+            encodings = [options.get("encoding", layer.encoding) for options, layer in zip(by_layer, self.layers)]
+            return {"encodings": encodings, "mixers": [options.get("mixer", mixer) for options in by_layer]}
+        arguments: dict[str, Any] = {}
         if self.encodings:
-            given["encoding"] = self.encodings if len(self.encodings) > 1 else self.encodings[0]
+            arguments["encoding"] = self.encodings if len(self.encodings) > 1 else self.encodings[0]
         if len(self.mixers) > layers:
             raise UsageError(
                 "", f"a layer for each of the {len(self.mixers)} mixers", layers, "name fewer, or raise --layers"
             )
         if len(self.mixers) == 1:
-            given["mixer"] = self.mixers[0]
+            arguments["mixer"] = self.mixers[0]
         elif self.mixers:
-            given["mixers"] = [self.mixers[layer % len(self.mixers)] for layer in range(layers)]
-        return given
+            arguments["mixers"] = [self.mixers[layer % len(self.mixers)] for layer in range(layers)]
+        return arguments
 
 
 def conv(at: str = "input") -> None:
@@ -127,10 +127,9 @@ def parse_label(label: str, mixer: str = "attention") -> Label:
     places = [spec.get("at", "input") for spec in specs if spec["name"] == CONV]
     specs = [spec for spec in specs if spec["name"] != CONV]
     encodings, mixers = ([spec for spec in specs if (spec["name"] in MIXERS) == is_mixer] for is_mixer in (False, True))
-    found = Label(encodings, _convolved(mixers or [{"name": mixer}], places, label) if places else mixers)
-    if len(found.encodings) > 1 and any(each["name"] == "nope" for each in found.encodings):
+    if len(encodings) > 1 and any(spec["name"] == "nope" for spec in encodings):
         raise UsageError("", "nope, or encodings", f"{label!r}: together with another encoding 'nope' means nothing")
-    return found
+    return Label(encodings, _convolved(mixers or [{"name": mixer}], places, label) if places else mixers)
 
 
 def _convolved(mixers: list[Spec], places: list[str], label: str) -> list[Spec]:
@@ -148,13 +147,13 @@ def _of_layer(part: str, label: str, mixer: str) -> Label:
     if not part:
         raise UsageError("", f"a label on both sides of {LAYERS}, such as rope..nope", repr(label))
     try:
-        found = parse_label(part, mixer)
+        layer = parse_label(part, mixer)
     except ValueError as error:
         raise ValueError(f"{error}, in {label!r}, whose {LAYERS} stand between labels of layers") from None
-    if len(found.mixers) > 1:
-        names = " and ".join(mixer["name"] for mixer in found.mixers)
+    if len(layer.mixers) > 1:
+        names = " and ".join(mixer["name"] for mixer in layer.mixers)
         raise UsageError("", "one mixer for each layer", f"{names} in {part!r} of {label!r}")
-    return found
+    return layer
 
 
 def parse_encoding(label: str) -> list[Spec]:
@@ -167,10 +166,10 @@ def parse_encoding(label: str) -> list[Spec]:
 
 def parse_mixer(label: str) -> Spec:
     """Read "window:size=64" as {"name": "window", "size": 64}: a label of one mixer alone. Errors as `parse_label`."""
-    found = parse_label(label)
-    if len(found.mixers) != 1 or found.encodings or found.layers:
+    parsed = parse_label(label)
+    if len(parsed.mixers) != 1 or parsed.encodings or parsed.layers:
         raise UsageError("", "one mixer, such as window:size=64", repr(label))
-    return found.mixers[0]
+    return parsed.mixers[0]
 
 
 def is_label(text: str) -> bool:
@@ -180,9 +179,9 @@ def is_label(text: str) -> bool:
 
 def require_characters(label: str) -> None:
     """ValueError for a label with a character that labels must not contain."""
-    if (found := FOREIGN.search(label)) is not None:
+    if (foreign := FOREIGN.search(label)) is not None:
         raise ValueError(
-            f"{label!r} has {found[0]!r} at its character {found.start() + 1}; a label is made of letters, digits and "
+            f"{label!r} has {foreign[0]!r} at its character {foreign.start() + 1}; a label is made of letters, digits and "
             f"_ . - + : = , which no shell changes: leave it out"
         )
 
@@ -220,10 +219,10 @@ def _spec(part: str, factory: Callable[..., Any]) -> Spec:
     if SCHEME in known and options.get(SCHEME) is not None:
         known += _take_scheme(name, options, known)
     for mixer in getattr(factory, "parts", ()):
-        own = {key: options.pop(key) for key in [*options] if key.startswith(f"{mixer}.")}
-        if own:
+        of_mixer = {key: options.pop(key) for key in [*options] if key.startswith(f"{mixer}.")}
+        if of_mixer:
             spec = {"name": options.get(mixer, options_of(factory)[mixer].default)}
-            options[mixer] = spec | {key.removeprefix(f"{mixer}."): value for key, value in own.items()}
+            options[mixer] = spec | {key.removeprefix(f"{mixer}."): value for key, value in of_mixer.items()}
     for key in options:
         if key not in known:
             raise unknown(f"option of {name!r}", key, known, f"its options: {', '.join(known)}.")
@@ -236,19 +235,14 @@ def _take_scheme(encoding: str, options: dict[str, Any], known: Collection[str])
     from longitude.registry import options_of
 
     name = options[SCHEME]
-    found, theirs = {"name": name}, [*options_of(SCHEMES[name])]
-    for key in [*options]:
-        own = key.removeprefix(f"{SCHEME}.")
-        if own not in theirs or (key in known and f"{SCHEME}.{key}" in options):
-            continue
-        if key in known:
-            raise UsageError(
-                "", f"{SCHEME}.{key}= for the option of the scheme {name!r}", f"{key}=, which {encoding!r} has, too"
-            )
-        if own in found:
-            raise UsageError("", "each option once", f"{own} and {key} of the scheme {name!r}")
-        found[own] = options.pop(key)
-    options[SCHEME] = found
+    scheme, theirs = {"name": name}, [*options_of(SCHEMES[name])]
+    for option in theirs:
+        key = f"{SCHEME}.{option}" if option in known else option
+        if key in options:
+            scheme[option] = options.pop(key)
+        elif option in options:
+            raise UsageError("", f"{key}= for the option of the scheme {name!r}", f"{option}=, which {encoding!r} has")
+    options[SCHEME] = scheme
     return theirs
 
 
@@ -266,8 +260,8 @@ def parse_options(text: str, expected: str, got: str) -> dict[str, Any]:
         options[[*options][-1]].append(_value(value))
     for key, values in options.items():
         if len(values) > 1 and any(type(value) not in (int, float) for value in values):
-            words = f"{values[0]} followed by {', '.join(map(str, values[1:]))}"
-            raise UsageError("", f"{expected}, or a list of numbers 2,1,1", f"{key} {words} in {got!r}")
+            written = f"{key} {values[0]} followed by {', '.join(map(str, values[1:]))}"
+            raise UsageError("", f"{expected}, or a list of numbers 2,1,1", f"{written} in {got!r}")
     return {key: values if len(values) > 1 else values[0] for key, values in options.items()}
 
 
@@ -277,9 +271,9 @@ def safe(label: str) -> str:
 
 
 def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
+    constants = {"true": True, "false": False, "none": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)

@@ -167,7 +167,7 @@ SAVED = [
 ]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("options", SAVED, ids=str)
 def test_round_trip(options, build, ids, tmp_path):
     """Saved and loaded through the Auto classes: the same keys, all found, the same weights to the bit. Not so the

@@ -171,6 +171,7 @@ def test_the_base_model_is_where_its_prefix_points(kind, build, tmp_path):
     assert model.get_encoder() is (model.encoder if kind is SEQ2SEQ else model)
 
 
+@pytest.mark.one_in(2)
 @every_class
 def test_a_checkpoint_of_another_kind_is_refused(kind, build, tmp_path):
     """An encoder's weights fit a decoder, which would make nonsense of them without a word."""

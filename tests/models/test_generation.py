@@ -41,7 +41,7 @@ MODELS = [
 """One of each way to act and to cache; the laws hold every encoding and mixer in models, whole and in parts."""
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("options", MODELS, ids=str)
 @torch.no_grad()
 def test_with_the_cache_as_without(options, build, ids):
@@ -62,7 +62,7 @@ def test_with_the_cache_as_without(options, build, ids):
         assert torch.equal(*found)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("options", MODELS, ids=str)
 def test_a_left_padded_batch_is_its_rows_alone(options, beams, build, ids):
@@ -75,6 +75,7 @@ def test_a_left_padded_batch_is_its_rows_alone(options, beams, build, ids):
         assert torch.equal(together[row, first:], alone[0])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", ["learned", "path_fox", ["rope", "fox"]], ids=str)
 def test_continuing_from_a_returned_cache(spec, build, ids):
     """The tokens that one run would have given; also after a turn of the user's."""
@@ -143,6 +144,7 @@ def test_guesses_of_an_assistant_are_taken_back(build, ids, monkeypatch):
             generate(assistant, x, assistant_model=stateful)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", ["rope", "learned", "fox"])
 def test_the_last_document_continues(spec, build, ids):
     """What a packed prompt is followed by is what its last document is followed by alone; left padding included."""

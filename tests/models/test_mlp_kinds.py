@@ -19,6 +19,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 with_channel_mix = pytest.mark.parametrize("kind", [kind for kind in KINDS if "rwkv" in kind])
 
 
+@pytest.mark.one_in(2)
 @with_channel_mix
 @torch.no_grad()
 def test_documents_and_refused_calls(kind, build):

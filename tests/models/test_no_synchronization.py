@@ -41,6 +41,7 @@ class Copies(TorchFunctionMode):
         return out
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
 @torch.no_grad()
 def test_a_decoding_step_reads_nothing(encoding):

@@ -82,7 +82,7 @@ test_the_nearest_name_of_either_kind = refused_calls(
         (partial(parse_encoding, "rope:scaling=yarn,facto=2"), "'rope'", "'facto'", "'factor'"),
         (partial(parse_encoding, "alibi:scaling=yarn,factor=2"), "'alibi'", "'scaling'"),
         (partial(parse_encoding, "rope:scaling=base_change,base=5e5"), "scaling.base=", "'base_change'"),
-        (partial(parse_encoding, "rope:scaling=yarn,factor=2,scaling.factor=3"), "factor", "scaling.factor", "'yarn'"),
+        (partial(parse_encoding, "rope:scaling=yarn,factor=2,scaling.factor=3"), "'scaling.factor'", "factor"),
         (partial(parse_label("attention+mamba+mamba").options, 2), "3", "2", "--layers"),
     ]
 )

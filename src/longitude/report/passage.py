@@ -202,8 +202,8 @@ def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, color
     base = base.transform_calculate(below="datum.y + 1")
     layers = [base.mark_rect(aria=False, stroke=None).encode(x, y, x2="to:Q", y2="below:Q", color=color)]
     if passage.lettered:
-        words = [word for place, row in enumerate(rows) for word in _words(row, place, light)]
-        text = _flat(words, "x", "y", "t", "dark").transform_calculate(middle="datum.y + 0.5")
+        runs = [run for place, row in enumerate(rows) for run in _runs(row, place, light)]
+        text = _flat(runs, "x", "y", "t", "dark").transform_calculate(middle="datum.y + 0.5")
         marks = {"align": "left", "baseline": "middle", "font": MONO, "fontSize": LETTER[1], "aria": False}
         ink = alt.condition("datum.dark", alt.value(PAPER), alt.value(INK))
         layers.append(text.mark_text(**marks).encode(x, alt.Y("middle:Q", axis=None), text="t:N", color=ink))
@@ -231,7 +231,7 @@ def _cells(row: Row, place: int) -> Iterator[dict[str, Any]]:
             yield {"x": start, "to": stop, "y": place, "v": float(colors[start])}
 
 
-def _words(row: Row, place: int, light: float) -> Iterator[dict[str, Any]]:
+def _runs(row: Row, place: int, light: float) -> Iterator[dict[str, Any]]:
     """Letters without a gap that have one ink."""
     blanks = [letter.isspace() and letter not in "\n\r\t" for letter in row.text]
     inks = [(blank, bool(value > light)) for blank, value in zip(blanks, row.values, strict=True)]
