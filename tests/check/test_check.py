@@ -187,7 +187,6 @@ def saved(folder, rope=OTHER_BASE, top={}, inside={}, old=False):  # noqa: B006
 
 
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
-HALF = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500_000.0}
 MISSPELT = {"rope_theta": None, "rope_tetha": 500_000.0}
 EDITS = {  # how the file is edited, and the reason
     "nothing": ({}, ""),
@@ -195,11 +194,7 @@ EDITS = {  # how the file is edited, and the reason
     "the old schema, yarn": ({"old": True, "rope": YARN}, ""),
     "both schemas, agreeing": ({"top": {"rope_theta": 500_000.0}}, ""),
     "theta lost": ({"inside": {"rope_theta": None}}, "expected rope_theta"),
-    "no rope parameters": ({"top": {"rope_parameters": None}}, "expected rope_theta"),
-    "theta misspelt": ({"inside": MISSPELT}, "expected rope_theta"),
     "theta misspelt, in the old schema": ({"old": True, "top": MISSPELT}, "'rope_tetha': did you mean 'rope_theta'?"),
-    "lengths misspelt": ({"top": {"max_position_embedding": 64}}, "did you mean 'max_position_embeddings'?"),
-    "two schemas": ({"top": {"rope_scaling": HALF}}, "expected rope_parameters or rope_scaling, got both"),
     "two types, in the old schema": (
         {"old": True, "rope": YARN, "inside": {"rope_type": "default", "type": "yarn", ORIGINAL: None}},
         "rope_type 'default'",
@@ -421,12 +416,6 @@ def test_a_temperature_may_make_positions_matter():
     assert result("relative_positions", models.ministral(256)).status == "passed"
 
 
-def test_longrope_needs_a_factor_for_each_pair():
-    raw = llama(rope=LONGROPE).config.to_dict()
-    raw["rope_parameters"]["long_factor"] = [2.0] * 3
-    assert "long_factor of 4 numbers" in result("files", llama(rope=LONGROPE), raw=raw).reason
-
-
 def test_the_pair_that_turns_otherwise_is_named():
     model = llama()
     model.model.rotary_emb.inv_freq[[1, 2]] = model.model.rotary_emb.inv_freq[[2, 1]]
@@ -597,19 +586,6 @@ def test_what_is_not_understood_is_unknown_and_two_numbers_that_disagree_fail(ri
     assert found["files"].status == "unknown" and "rope_parameters.warmth" in found["files"].reason
     assert found["rotary_frequencies"].status == ("passed" if right else "failed")
     assert right or "by 5.3183e-05 rad a position, expected 0.001" in found["rotary_frequencies"].reason
-
-
-def test_a_factor_beyond_the_lengths_is_noted(tmp_path):
-    """YaRN by 8 of 8 tokens, in a model that declares 32: published files have that on purpose."""
-    found = result("files", saved(tmp_path, rope=YARN, inside={"factor": 8.0}))
-    assert found.status == "passed" and "factor 8" in found.reason and "32" in found.reason
-
-
-@pytest.mark.parametrize(("key", "number"), [("num_hidden_layers", -1), ("max_position_embeddings", 0)])
-def test_numbers_that_count_nothing_are_the_configs_fault(key, number):
-    raw = llama().config.to_dict() | {key: number}
-    found = check(llama(), raw=raw, laws=["files", "repeatable", "cached_decoding"])
-    assert found["files"].status == "failed" and key in found["files"].reason and str(number) in found["files"].reason
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_healthy_checkpoint(folder, capsys):
     assert check(str(folder)) == 0
     printed = capsys.readouterr().out

@@ -101,6 +101,7 @@ def test_the_config_is_to_blame_and_not_the_weights(llama, rope, words, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_encodings_in_the_place_of_a_rotation(llama):
     model = load(llama).model
     set_positions(model, "kerple_log")

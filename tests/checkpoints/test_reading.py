@@ -72,6 +72,7 @@ def test_factors_that_differ_are_not_understood():
     assert error.value.keys == ("rope_scaling.short_mscale", "rope_scaling.long_mscale")
 
 
+@pytest.mark.slow
 def test_olmo_3_scales_its_full_layers_alone():
     """Its files are flat, and its class makes parameters by layer type of them."""
     found = lg.from_hugging_face(OLMO_3)

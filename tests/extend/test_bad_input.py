@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -38,19 +35,11 @@ def index(**weight_map: str):
         (keys(rope_parameters=ROPE | {"factr": 2.0}), "factr"),
         (keys(rotary_emb_base=500_000), "rotary_emb_base is 500000"),
         (keys(rope_parameters=None, rotary_emb_base=500_000), "transformers reads"),
-        (keys(partial_rotary_factor=0.5, rope_parameters=ROPE | {"partial_rotary_factor": 0.25}), "0.25"),
         (keys(rope_parameters=None, rope_thta=5e5), "rope_theta"),
-        (keys(Rope_Theta=5e5), "Rope_Theta"),
         (keys(num_hidden_layers=3), "lack 9 of the model's tensors, such as model.layers.2.input_layernorm.weight"),
         (keys(num_hidden_layers=1), "model.layers.1.input_layernorm"),
         (keys(tie_word_embeddings=True), "another lm_head.weight"),
         (keys(intermediate_size=95), "layers.0.mlp.down_proj.weight is [64, 96] in the weights and [64, 95] by config"),
-        (
-            lambda folder: (folder / "config.json").write_text('{"model_type": "llama", "a": 1, "a": 2}'),
-            "'a' is in it twice",
-        ),
-        (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "truncated"),
-        (index(norm="model-00002-of-00002.safetensors"), "model-00002"),
         (index(another="model.safetensors"), "the tensor another, which no file has"),
     ],
 )
@@ -199,7 +188,7 @@ def test_out_is_never_written_over(save, refused, tmp_path) -> None:
     assert "expected MODEL" in refused("", *YARN, out=tmp_path / "new")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device", "file"), ValueError("no")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device", "file")])
 def test_nothing_half_written(error, checkpoint, command, tmp_path, monkeypatch) -> None:
     write = writing.copy_weights
 
@@ -211,27 +200,3 @@ def test_nothing_half_written(error, checkpoint, command, tmp_path, monkeypatch)
     code, _, line = command(checkpoint("llama"), *YARN, "--out", tmp_path / "deep" / "out")
     assert code == (130 if error is KeyboardInterrupt else 2) and line.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-KILLED = """
-import os, signal, sys
-from longitude.cli import main
-from longitude.extend import weights
-def killed(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
-owner, name = {"weights": (weights, "require_numbers"), "config": (weights, "write_json"), "end": (os, "rename")}[sys.argv[1]]
-setattr(owner, name, killed)
-main(sys.argv[2:])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["weights", "config", "end"])
-def test_a_kill_leaves_nothing_that_passes_for_finished(moment, checkpoint, command, tmp_path) -> None:
-    """Neither under the name that was asked for, nor for another command; and the same command ends as if there had been none."""
-    given = ["extend", str(checkpoint("llama")), *map(str, YARN), "--out", str(tmp_path / "out")]
-    assert subprocess.run([sys.executable, "-c", KILLED, moment, *given], check=False).returncode == -signal.SIGKILL
-    [left] = tmp_path.iterdir()
-    assert left.name != "out"
-    again = ["--to", 8 * LENGTH, "--method", "yarn", "--original", LENGTH, "--no-measure", "--out", tmp_path / "again"]
-    assert command(left, *again)[0] == 2
-    assert command(*given[1:])[0] == 0 and [each.name for each in tmp_path.iterdir()] == ["out"]

@@ -64,15 +64,6 @@ def test_the_measured_cost_fits_into_its_minutes(checkpoint, monkeypatch) -> Non
     assert (sample.length, sample.tokens) == (1024, TOKENS)
 
 
-def test_what_measuring_takes_is_told_first(checkpoint, command, text, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
-    given = [checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn", "--text", text, "--out", tmp_path / "out"]
-    code, printed, error = command(*given)
-    assert code == 0 and "512 tokens in windows of 64" in error and "bits per byte" in printed
-    code, printed, error = command(*given[:-1], tmp_path / "other", "--no-measure")
-    assert code == 0 and "measur" not in (printed + error).replace(str(tmp_path), "")
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("options", "length", "times"),
@@ -95,14 +86,6 @@ def test_a_search_takes_its_budget(planned) -> None:
     assert parts["searching"]["seconds"] == pytest.approx(30, rel=0.01)
 
 
-def test_the_table(planned, checkpoint, command) -> None:
-    given = [checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn"]
-    code, printed, _ = command(*given, *TUNED, "--plan")
-    assert code == 0 and "one H100" in printed and "training" in printed
-    code, printed, _ = command(*given, "--no-measure", "--plan")
-    assert code == 0 and "nothing is measured, searched or trained" in printed
-
-
 def test_where_nothing_is_timed_no_flops_are_counted(checkpoint, command, monkeypatch) -> None:
     """Some classes do not run without weights, and their files can be extended."""
     for place in ("extend", "short_contexts"):  # `longitude.extend.extend` is the function, too
@@ -117,12 +100,6 @@ def test_timed_windows_end_where_a_table_of_positions_ends(checkpoint, monkeypat
     for kind in ("gpt2", "llama"):
         rate_of(open_source(str(checkpoint(kind))), 4 * LENGTH)
     assert widths == [LENGTH, 4 * LENGTH]
-
-
-@pytest.mark.slow
-def test_the_machine_is_timed(checkpoint, command) -> None:
-    code, printed, _ = command(checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn", *TUNED, "--plan", "--json")
-    assert code == 0 and all(0 < part["seconds"] < 3600 for part in json.loads(printed))
 
 
 def test_a_loss_belongs_to_weights_configuration_and_device() -> None:

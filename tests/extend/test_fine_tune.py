@@ -142,7 +142,7 @@ def test_lora_is_merged_into_the_weights(tune, extended) -> None:
     assert tuned.losses[-1] < tuned.losses[0]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--positions", "skipped"], ["--lora"]])
 def test_extended_and_trained_in_one_command(more, checkpoint, command, text, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
@@ -159,11 +159,11 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_interrupted_training_continues(lora, tune, tmp_path, monkeypatch) -> None:
+@pytest.mark.slow
+def test_an_interrupted_training_continues(tune, tmp_path, monkeypatch) -> None:
     """In the middle of its third save: the second is whole, and with it the training ends as one that nothing stopped."""
     monkeypatch.setattr(sys.modules[fine_tune.__module__], "FEWEST", 1)
-    options = {"steps": 4, "positions": "skipped", "lora": lora}
+    options = {"steps": 4, "positions": "skipped"}
     want, whole = tune(out=tmp_path / "whole", **options)
     save = TrainerState.save_to_json
 

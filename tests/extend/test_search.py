@@ -54,6 +54,7 @@ def scheme_for(source) -> lg.scaling.LongRoPE:
     return pairs.longrope(Candidate(tuple(1.07 + 0.4 * k for k in range(count)), 1.1), (1.02,) * count)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma3_text", "phi3"])
 def test_a_candidate_is_the_written_checkpoint(kind, checkpoint, tmp_path) -> None:
     """The same logits in plain transformers at both sides of the border, by the factors of the scheme; then the model is
@@ -197,28 +198,6 @@ def test_the_budget_is_kept_or_a_note_precedes_it(model, tmp_path, monkeypatch) 
     assert len(notes) == 1
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("after", [1, 6, 23])
-def test_an_interrupted_search_ends_as_one_that_was_not(after, model, whole, tmp_path, monkeypatch) -> None:
-    """Whenever it happens: among the starts, between them and the rest, later."""
-    real, calls, stops = module._loss, [], [after]
-
-    def loss(*arguments):
-        if len(calls) + 1 in stops:
-            raise KeyboardInterrupt
-        calls.append(arguments[2])
-        return real(*arguments)
-
-    monkeypatch.setattr(module, "_loss", loss)
-    with pytest.raises(KeyboardInterrupt):
-        call(model, tmp_path / "s")
-    stops.clear()
-    assert call(model, tmp_path / "s") == whole[0]
-    assert len(set(calls)) == len(calls) == 40, "nothing twice"
-    assert call(model, tmp_path / "s") == whole[0] and len(calls) == 40, "nothing again once it is finished"
-    assert results(tmp_path / "s") == results(whole[1])
-
-
 # ---- errors ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
@@ -233,6 +212,7 @@ def test_wrong_use(kind, options, words, checkpoint, tmp_path) -> None:
     assert not (tmp_path / "new").exists(), "nothing was begun"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -258,7 +238,7 @@ def arguments(checkpoint, text, monkeypatch):
     return [checkpoint("llama"), "--to", 2 * LENGTH, "--method", "longrope", "--budget", 1e-6, "--text", text]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("tuned", [[], ["--steps", 2]], ids=["alone", "fine-tuned"])
 def test_longrope(tuned, arguments, text, checkpoint, command, refused, tmp_path) -> None:
     """Short texts are as they were."""
@@ -276,26 +256,6 @@ def test_longrope(tuned, arguments, text, checkpoint, command, refused, tmp_path
     assert logits(loaded(out), 2 * LENGTH).isfinite().all()
     assert torch.allclose(short, before, atol=1e-5) == (rope["attention_factor"] == 1 and not tuned)
     assert len(found["tuned"]["losses"] if tuned else [0, 0]) == 2
-
-
-def test_the_same_command_continues_after_an_interruption(arguments, command, tmp_path, monkeypatch) -> None:
-    """While the checkpoint is written: nothing that was measured or tried is read again."""
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["longitude.extend.extend"], "write_checkpoint", interrupted)
-        assert command(*arguments, "--out", tmp_path / "out")[0] == 130
-    assert len([*tmp_path.glob(".out.work/units/candidate-*")]) == 32 and not (tmp_path / "out").exists()
-    monkeypatch.setattr(module, "_loss", lambda *_: pytest.fail("it was known"))
-    reads = []
-    monkeypatch.setattr(
-        "longitude.extend.short_contexts.losses_by_length",
-        lambda *given, **named: reads.append(given) or losses_by_length(*given, **named),
-    )
-    assert command(*arguments, "--out", tmp_path / "out")[0] == 0 and len(reads) == 1, "of the new one alone"
-    assert (tmp_path / "out").is_dir() and not (tmp_path / ".out.work").exists()
 
 
 # ---- a trained model -------------------------------------------------------------------------------------------------

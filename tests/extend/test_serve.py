@@ -115,6 +115,7 @@ def test_what_an_engine_cannot_is_no_command(longer) -> None:
     assert programs("llama", "drope") == every | {"vllm": 0, "sglang": 0}
 
 
+@pytest.mark.slow
 def test_trained_weights_are_served_from_their_folder(checkpoint, command, text, tmp_path) -> None:
     """Options for the original weights would serve those; and a further training keeps no older commands."""
     tuned, again = tmp_path / "tuned", tmp_path / "again"
