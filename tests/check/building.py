@@ -1,14 +1,10 @@
 """Small models of transformers, and ways to change one."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from transformers import BloomForCausalLM, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-
-from longitude.positions.rotation import convert_layout
+from transformers import BloomForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
 SHAPE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LENGTH = 32
@@ -71,31 +67,3 @@ def with_tables(change: Callable[..., Any]) -> Any:
     right = tables.forward
     tables.forward = lambda x, position_ids: change(right, x, position_ids)
     return model
-
-
-# ---- files ------------------------------------------------------------------------------------------------------------------
-def write_gguf(path: Path) -> None:
-    """Write a whole Llama of 64 dimensions, as llama.cpp's converter does."""
-    gguf = pytest.importorskip("gguf")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = LlamaConfig(
-        vocab_size=3, num_hidden_layers=1, rope_parameters={"rope_type": "default", "rope_theta": 500.0}, **sizes
-    )
-    model = LlamaForCausalLM(config).eval()
-    writer = gguf.GGUFWriter(path, "llama")
-    given = {
-        "block_count": 1, "context_length": 64, "embedding_length": 64, "feed_forward_length": 64, "head_count": 2,
-        "head_count_kv": 1, "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": 500.0, "rope_dimension_count": 32,
-        "vocab_size": 3,
-    }  # fmt: skip
-    for key, value in given.items():
-        getattr(writer, f"add_{key}")(value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
-    for name, weight in model.state_dict().items():
-        kept = convert_layout(weight, 32, "interleaved") if "q_proj" in name or "k_proj" in name else weight
-        writer.add_tensor(names.get_name(name, (".weight",)), kept.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

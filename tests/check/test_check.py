@@ -58,7 +58,7 @@ def the_broken(model: Any, law: str, every: bool, beside: Sequence[str] = (), **
     return broken
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @every_law
 @pytest.mark.parametrize(
     ("law", "name"),
@@ -78,7 +78,7 @@ def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name, every):
     assert broken.measured > 2 * broken.threshold
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", UNSEEN)
 @every_law
 def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name, every):
@@ -87,6 +87,7 @@ def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name, ev
     assert words in the_broken(make(), law, every).reason
 
 
+@pytest.mark.one_in(3)
 @every_law
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * ("sinks" in name)) for name in REPLACED]
@@ -112,13 +113,10 @@ NOT_FINITE = {
 }
 
 
-@pytest.mark.one_in(7)
-@pytest.mark.parametrize(
-    "number", [float("inf"), *(pytest.param(float(x), marks=pytest.mark.slow) for x in ("-inf", "nan"))]
-)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
 @pytest.mark.parametrize("key", NOT_FINITE)
-@every_law
-def test_a_number_that_is_not_finite_is_the_configs_fault_alone(key, number, every):
+def test_a_number_that_is_not_finite_is_the_configs_fault_alone(key, number):
     """Named by its key, whether it is read from a dict or found in a model that was built of it."""
     value = [1.0, 2.0, 3.0, number] if key == "long_factor" else number
     model = llama(rope=NOT_FINITE[key] if key in NOT_FINITE[key] else {**NOT_FINITE[key], "factor": 2.0})
@@ -129,7 +127,7 @@ def test_a_number_that_is_not_finite_is_the_configs_fault_alone(key, number, eve
     model.config.rope_parameters[key] = value
     with suppress(OverflowError, ValueError):  # tables of such a number
         model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    broken = the_broken(model, "files", every, beside=["rotary_frequencies", "far_positions", "cached_decoding"])
+    broken = the_broken(model, "files", False, beside=["rotary_frequencies", "far_positions", "cached_decoding"])
     assert key in broken.reason and str(number) in broken.reason and broken.whose == "the file"
 
 
@@ -146,7 +144,7 @@ def test_dynamic_scaling_is_broken_by_its_rule_at_any_length():
         assert f"decoding: cached decoding across the original length {length} drifts from position {length}" in reason
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * ("long" in name)) for name in models.HEALTHY]
 )
@@ -245,16 +243,6 @@ def test_a_key_that_changes_nothing_is_noted(name):
     assert found.status == "passed" and words in found.reason, found
     for key in ("beta_fast", "short_factor changes"):
         assert key not in found.reason
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_oss", "cohere2", "deepseek_v3", "gpt_neox", "olmo3"])
-def test_drafts_declared_positions_and_renumbered_keys_of_families(family):
-    """Windows, a table, sinks, layers without rotation, latent attention, a part of each head, a norm."""
-    found = check(make_families.toy(family), laws=["served_positions", "cached_keys"])
-    assert {result.status for result in found.values()} == {"passed"}
-    assert ("renumber" in found["cached_keys"].reason) == (family in ("gpt2", "deepseek_v3"))
-    assert "drafts" not in found["cached_keys"].reason
 
 
 def test_lists_of_longrope_that_are_exchanged():
@@ -536,24 +524,6 @@ def test_phi3_begins_again_at_the_border():
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32}
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "num_hidden_layers": 2}
-OF_THEIR_OWN = {
-    "afmoe": LAYERS | {"moe_intermediate_size": 32, "num_experts": 2, "num_experts_per_tok": 1, "num_dense_layers": 2},
-    "gemma4_text": LAYERS | {"global_head_dim": 32, "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8},
-    "kolibri1": LAYERS,
-    "nanochat": {"num_hidden_layers": 2},
-    "granite_swa": {"num_hidden_layers": 2, "layer_rope_theta": [10_000.0, 0]},
-    "minimax": {"num_hidden_layers": 2, "num_local_experts": 2, "sliding_window": 8},
-}
-"""Layers of full attention without rotation; with wider heads; without rotation, too; pairs that rotate backwards; a layer
-without rotation by its base; windows on layers of full attention."""
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("kind", OF_THEIR_OWN)
-def test_families_that_rotate_in_a_way_of_their_own(kind):
-    model = of_kind(kind, **SMALL, max_position_embeddings=LENGTH, **OF_THEIR_OWN[kind])
-    found = check(model, laws=["rotary_frequencies", "far_positions", "layer_rotations", "layer_masks"])
-    assert {one.status for one in found.values()} == {"passed"}, found
 
 
 @pytest.mark.slow

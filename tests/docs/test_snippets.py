@@ -22,7 +22,6 @@ from longitude.attention.mixer import MIXERS
 from longitude.positions.base import ENCODINGS
 from longitude.study.tasks.base import TASKS
 from longitude.testing.examples import ENCODING_LAWS, MIXER_LAWS
-from tests.check.building import write_gguf
 from tests.extend.conftest import saved
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +98,9 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
             heads = {"num_attention_heads": 4, "kv_lora_rank": 10, "q_lora_rank": 12, "qk_rope_head_dim": 4}
             DeepseekV3ForCausalLM(DeepseekV3Config(vocab_size=60, **sizes, **heads)).save_pretrained("models/deepseek")
         if "models/llama.gguf" in text:
-            write_gguf(tmp_path / "models" / "llama.gguf")
+            pytest.importorskip("gguf")
+            write = runpy.run_path(str(ROOT / "examples" / "write_gguf.py"))["write"]
+            write(tmp_path / "models" / "llama", tmp_path / "models" / "llama.gguf")
         if "notes.txt" in text:
             (tmp_path / "notes.txt").write_text("The wind turned at noon, and the ferry left an hour late. " * 200)
         if "notes/" in text:

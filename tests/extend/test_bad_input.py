@@ -122,6 +122,7 @@ def test_a_tensor_that_training_loses_is_named(save) -> None:
     assert any("score.weight" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_missing_tokenizer(save, refused, write, text) -> None:
     """Only the measured cost needs one; what there is goes along."""
     source = save()

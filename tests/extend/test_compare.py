@@ -187,6 +187,7 @@ def test_what_is_refused(kind, arguments, checkpoint, refused, monkeypatch, tmp_
     refused(checkpoint(kind), *arguments, out=None)
 
 
+@pytest.mark.slow
 def test_the_least_minutes_are_told(checkpoint, fast, command, text, monkeypatch) -> None:
     """The number in the message is one with which the command works."""
     monkeypatch.setattr(short_contexts, "flops_per_second", lambda *_, **__: 2e6)
