@@ -129,6 +129,7 @@ def test_the_dtype_stays(save, tune) -> None:
     assert any((old[name] != new[name]).any() for name in old)
 
 
+@pytest.mark.slow
 def test_lora_is_merged_into_the_weights(tune, extended) -> None:
     tuned, out = tune(lora=True, steps=12, learning_rate=1e-2)
     old, new = weights(extended), weights(out)

@@ -176,6 +176,7 @@ def test_windows_come_from_all_over_the_text() -> None:
 
 
 # ---- time and kills --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_budget_becomes_a_number_by_the_times_that_are_kept(model, tmp_path, monkeypatch) -> None:
     """The same after a kill, and in a process beside this one."""
     times = []
