@@ -10,14 +10,10 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import grimp
-
-import longitude
-import longitude.measure
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
@@ -25,8 +21,6 @@ LAWS = "tests/testing/test_laws.py"
 REGISTERED = re.compile(r'@register\w*\(\s*"([^"]+)"')
 EVERYWHERE = ("pyproject.toml", "constraints.txt", "tests/conftest.py", "tests/support.py")
 """Files that any test may depend on."""
-LAZY = {package.__name__: package._MODULE_OF for package in (longitude, longitude.measure)}
-"""Packages whose names come from other modules, on first use."""
 ALWAYS = ("tests/test_house.py", "tests/test_imports.py", "tests/test_docstrings.py", "tests/test_public_api.py")
 
 
@@ -44,39 +38,44 @@ def module_of(path: str) -> str:
 
 
 @cache
-def imported(path: Path) -> frozenset[str]:
-    """Modules that a test file reads: by import statements, by strings of code, and by `lg.NAME`."""
-    return frozenset(_imported(path))
+def homes(package: str) -> dict[str, str]:
+    """Names of a package that come from other modules, on first use, as its stub says: name -> module."""
+    stub = SRC / package.replace(".", "/") / "__init__.pyi"
+    nodes = ast.parse(stub.read_text(encoding="utf-8")).body if stub.exists() else []
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names if alias.asname}
 
 
-def _imported(path: Path) -> Iterator[str]:
-    text = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            places = LAZY.get(node.module, {})
-            names = [alias.name for alias in node.names]
-            yield from (f"longitude.{places[name]}" if name in places else f"{node.module}.{name}" for name in names)
-    yield from re.findall(r"\blongitude(?:\.\w+)+", text)
-    for name in {*re.findall(r"\blg\.(\w+)", text)}:
-        yield f"longitude.{LAZY['longitude'].get(name, name)}"
+def places(package: str, name: str) -> set[str]:
+    """The module that has a name of a package, and the one that the name may be."""
+    home = homes(package).get(name, package)
+    return {home, f"{home}.{name}"}
 
 
 @cache
-def _graph() -> grimp.ImportGraph:
-    return grimp.build_graph("longitude", exclude_type_checking_imports=True)
+def imported(path: Path) -> frozenset[str]:
+    """Modules that a test file, or its conftest, reads: by import statements, by strings of code, and by `lg.NAME`."""
+    text = path.read_text(encoding="utf-8")
+    modules = {*re.findall(r"\blongitude(?:\.\w+)+", text)}
+    modules = modules.union(*(places("longitude", name) for name in re.findall(r"\blg\.(\w+)", text)))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules = modules.union({node.module}, *(places(node.module, alias.name) for alias in node.names))
+            if node.module.endswith(".conftest"):
+                modules |= imported((ROOT / node.module.replace(".", "/")).with_suffix(".py"))
+    return frozenset(modules)
 
 
 def near(files: list[str]) -> list[str]:
     """Arguments of pytest for changed files; none: nothing that a test reads has changed."""
     if any(name in EVERYWHERE for name in files):
         return ["tests"]
-    graph = _graph()
+    graph = grimp.build_graph("longitude", exclude_type_checking_imports=True)
     sources = [name for name in files if name.startswith("src/longitude/") and name.endswith(".py")]
     touched = {module_of(name) for name in sources}
-    for module in [each for each in touched if each in graph.modules]:
+    for module in touched & graph.modules:
         touched |= graph.find_downstream_modules(module)
     helpers = {name.removesuffix(".py").replace("/", ".") for name in files if name.startswith("tests/")}
     chosen = {*ALWAYS} if sources else set[str]()

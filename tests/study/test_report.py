@@ -120,7 +120,7 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     for found in summary(run).to_dict("records"):
         label, names = found["label"], papers(spoken.run.labels)
         cell = rows["sinusoidaldiverged at step 117" if label == "sinusoidal" else row_of(names, label)]
-        shown = cell[3 + (256, 512, 1024, 2048, 4096).index(found["length"])]
+        shown = cell[(256, 512, 1024, 2048, 4096).index(found["length"]) - 5]  # columns of lengths come last
         if found["value"] is None:
             assert shown == "–"
         else:
