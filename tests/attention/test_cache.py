@@ -26,7 +26,7 @@ def layer(name: str) -> lg.MultiHeadAttention:
     return lg.MultiHeadAttention(DIM, HEADS, 2, encoding=encoding).double().eval()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     "name", [name for name in lg.list_encodings() if name not in ("sinusoidal", "learned", "abacus", "coupled")]
 )

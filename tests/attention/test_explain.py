@@ -68,7 +68,8 @@ def test_an_argument_that_attend_does_not_have():
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "case", ["plain", "fixed bias", "learned bias", "pairs", "vectors", "long vectors", "gates", "rows"]
+    "case",
+    ["plain", "fixed bias", "vectors", *(pytest.param(x, marks=pytest.mark.slow) for x in ("pairs", "gates", "rows"))],
 )
 def test_claimed_memory_is_measured_memory(case):
     """At most 1.5 times the claim, and at least 0.4 of it: above inputs and output, give or take one MiB."""

@@ -116,6 +116,7 @@ def test_how_many_keys():
     assert (lg.Window(3) | lg.Window(5)).reach == (0, 4)
 
 
+@pytest.mark.slow
 def test_every_mask_is_in_one_graph():
     """Nothing that a mask looks at stops torch.compile."""
     (q, k, v), each = heads(KEYS, head_dim=4), {type(mask): mask for mask, _ in ATOMS.values()}.values()

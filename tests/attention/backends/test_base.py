@@ -10,7 +10,7 @@ from longitude.attention.backends import BACKENDS, chunked, refuses
 from longitude.attention.operation import choose, requests
 from longitude.attention.reference import reference
 from longitude.positions.composed import compose
-from tests.support import GENERAL, close, random, refused
+from tests.support import close, random, refused
 
 HEADS, DIM = 4, 8
 
@@ -85,17 +85,6 @@ def test_sdpa_takes_long_packed_text_in_half_precision():
     assert choose([r], "auto").name == "sdpa"
     recurring = request(q, lg.Causal() & lg.Documents(torch.arange(8192) // 1000 % 2))
     assert "dense bias would take 128 MiB" in refuses(BACKENDS["sdpa"], recurring)
-
-
-@pytest.mark.parametrize("name", GENERAL)
-def test_the_named_backend_is_the_one_that_runs(name, monkeypatch):
-    ran = []
-    for other in BACKENDS.values():
-        spy = replace(other, run=lambda r, other=other: ran.append(other.name) or other.run(r))
-        monkeypatch.setitem(BACKENDS, other.name, spy)
-    q = torch.randn(1, HEADS, 6, DIM)
-    lg.attend(q, q, q, encoding=lg.ALiBi(HEADS), backend=name)
-    assert ran == [name]
 
 
 def test_a_backend_of_ones_own_is_one_like_any_other(monkeypatch):

@@ -55,6 +55,7 @@ def numbers(length: int, batch: int) -> list[torch.Tensor]:
     return [x.requires_grad_() for x in inputs]
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(19)
 @pytest.mark.parametrize("mask", [lg.Causal(), lg.Window(65)], ids=["causal", "window"])
 @pytest.mark.parametrize("name", ["nope", "alibi", "t5", "fire", "shaw", "transformer_xl", "fox", "cope", "path_fox"])

@@ -59,6 +59,7 @@ WITHOUT = {
 CARRYING = {name: of(name, num_kv_heads=1) for name in ("path", "path_fox")}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", WITHOUT)
 def test_without_a_rotary_part(name):
     """Both routes, and a cache of latents alone, as in layers without position."""
@@ -70,20 +71,20 @@ def test_without_a_rotary_part(name):
     close(torch.cat(parts, 1), by(layer, "expanded")(x))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", WITH)
 def test_both_routes_are_one_function(name):
     mixers.laws()["forms"](WITH[name], lengths=(1, 21)).require(name)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", [*WITH, *CARRYING])
 def test_chunks_are_the_whole(name):
     mixers.laws()["chunks"]({**WITH, **CARRYING}[name], lengths=(21,)).require(name)
 
 
-@pytest.mark.parametrize("mask", [lg.NoMask(), lg.Window(3), lg.Causal() & lg.Padding(torch.arange(63) > 8)], ids=str)
-@pytest.mark.parametrize("value_dim", [5, 10, 13])  # narrower than keys, as wide, wider
+@pytest.mark.parametrize("mask", [lg.Window(3), lg.Causal() & lg.Padding(torch.arange(63) > 8)], ids=str)
+@pytest.mark.parametrize("value_dim", [5, 13])  # narrower than keys, wider
 def test_both_routes_under_a_mask(mask, value_dim):
     layer, x = make("alibi", value_dim=value_dim), tokens(2, 63)
     expanded = by(layer, "expanded")(x, mask=mask, return_weights=True)

@@ -197,36 +197,3 @@ def test_keywords_that_a_layer_fixes_are_refused() -> None:
     ):
         with pytest.raises(TypeError):
             call()
-
-
-CACHED = {
-    "attention": {},
-    "window": {"size": 3},
-    "latent": {},
-    "hierarchical": {"window": 3},
-    "mamba": {},
-    "retention": {},
-}
-TAKES = {(name, name) for name in CACHED} | {("attention", "window")}  # a cache of everything serves a window, too
-
-
-def cached_mixer(name: str) -> lg.Mixer:
-    return lg.mixer(name, **({"dim": 16} if name == "mamba" else {"dim": 16, "num_heads": 2}), **CACHED[name])
-
-
-@pytest.mark.parametrize("of", CACHED)
-@torch.no_grad()
-def test_a_cache_of_another_mixer_is_refused(of: str) -> None:
-    """What one mixer has left in its cache serves no other, nor attention to another sequence."""
-    x = random(2, 7, 16, dtype=torch.float32)
-    for to in CACHED:
-        cache = cached_mixer(of).cache_layer()
-        cached_mixer(of)(x, cache=cache)
-        if (of, to) in TAKES:
-            assert cached_mixer(to)(x, cache=cache).shape == x.shape
-            continue
-        with refused("cache"):
-            cached_mixer(to)(x, cache=cache)
-    for one in (cache, cached_mixer(of).cache_layer()):  # filled or not
-        with refused("cache", "CrossAttention", "DynamicLayer", "cache_layer"):
-            lg.attention.CrossAttention(16, 2)(x, x, cache=one)

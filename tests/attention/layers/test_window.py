@@ -53,7 +53,7 @@ def test_equals_full_attention_under_the_mask(size, step):
 
 
 # ---- the cache --------------------------------------------------------------------------------------------------------
-@pytest.mark.one_in(53)
+@pytest.mark.one_in(149)
 @pytest.mark.parametrize("law", ["chunks", "packed_documents"])
 @pytest.mark.parametrize(("size", "step"), [(5, 1), (1, 1), (3, 2), (4, 3)])
 @pytest.mark.parametrize(

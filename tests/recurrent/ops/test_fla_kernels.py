@@ -98,6 +98,7 @@ def same_as_steps(call, inputs, calls, bridge):
         torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4 * ours.abs().max().item())
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy interprets rows beyond the last one, too
 @pytest.mark.parametrize("name", ["retention", "ssd", "rwkv6"])
@@ -120,6 +121,7 @@ def test_decayed_states_by_their_kernels(interpreted, name):
     same_as_steps(call, inputs, interpreted, "decayed_by_kernel")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("by_channel", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_delta_rule_by_their_kernels(interpreted, by_channel):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 
 import longitude as lg
@@ -13,7 +12,7 @@ from longitude.testing.attend_calls import Call, masks
 from longitude.testing.examples import SHAPES
 from longitude.testing.fixtures import heads_and_tokens
 from tests.attention.backends.table.written_out import needs_compiler
-from tests.support import close, random, refused
+from tests.support import close, random
 
 LENGTH = 131
 
@@ -110,16 +109,6 @@ def test_positions_of_documents_and_after_padding(call):
     compare("t5", call, *EXACT)
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("value_dim", [1, 11, 35], ids="values of {}".format)
-@pytest.mark.parametrize("name", ["nope", "alibi", "t5", "transformer_xl", "fox"])
-def test_values_narrower_or_wider_than_keys(name, value_dim):
-    """Decoding included."""
-    calls = "causal", "padded documents", "window, the last three", "one token"
-    for n, call in enumerate(calls):
-        compare(name, call, *WAYS[("float64", str(torch.bfloat16))[n % 2]], value_dim=value_dim)
-
-
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_more_threads_than_heads(threads):
     """Blocks of queries and spans are then shared out, and their sums are added in one order: the same bits every time."""
@@ -173,14 +162,3 @@ def test_memory_that_is_not_plain():
     close(lg.attend(torch._neg_view(q), k, v, encoding=ALIBI, backend="table"), want)
     close(lg.attend(*(TwoTensor(x, x.clone()) for x in (-q, k, v)), encoding=ALIBI, backend="table").a, want)
     close(torch.func.vmap(lambda x: lg.attend(x[None], k, v, encoding=ALIBI, backend="reference")[0])(-q), want)
-
-
-def test_forward_mode_takes_another_backend():
-    q, k, v, tangent = (random(1, 2, 5, 8, seed=n) for n in range(4))
-    want = torch.func.jvp(lambda x: lg.attend(x, k, v, encoding=ALIBI, backend="reference"), (q,), (tangent,))[1]
-    close(torch.func.jvp(lambda x: lg.attend(x, k, v, encoding=ALIBI), (q,), (tangent,))[1], want)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(q, tangent)
-        close(forward_ad.unpack_dual(lg.attend(dual, k, v, encoding=ALIBI)).tangent, want)
-        with refused("'table'", "cannot"):
-            lg.attend(dual, k, v, encoding=ALIBI, backend="table")

@@ -54,10 +54,8 @@ def inputs(queries: int, keys: int) -> list[torch.Tensor]:
     return [random(*shape, seed=n).requires_grad_() for n, shape in enumerate(shapes)]
 
 
-@pytest.mark.parametrize(
-    "make", [*(partial(fire, n) for n in (1, 2, 11, 64)), *(partial(cope, n) for n in (1, 2, 5, 64, 300))]
-)
-@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (67, 67), (50, 131), (211, 211)])
+@pytest.mark.parametrize("make", [*(partial(fire, n) for n in (1, 11, 64)), *(partial(cope, n) for n in (1, 5, 300))])
+@pytest.mark.parametrize(("queries", "keys"), [(67, 67), (50, 131)])
 def test_equals_the_specification(queries, keys, make) -> None:
     """Many bends in a vector of keys, few, and none; counts that are full at once, somewhere, and never; lengths that no vector
     and no block divides; grouped heads."""
@@ -111,7 +109,3 @@ def test_old_keys_may_count_most(make) -> None:
     q, k, v = (x.detach() for x in inputs(211, 211))
     q[..., 0], k[:, :, -60:] = 1.0, 3000 * k[:, :, -60:]
     same(make(), [x.requires_grad_() for x in (q, k, v)], lg.Causal())
-
-
-def chosen(q, k, v, **asked) -> str:
-    return next(v.backend for v in lg.explain(q, k, v, **asked) if v.chosen)

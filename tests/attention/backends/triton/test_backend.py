@@ -143,6 +143,7 @@ def test_blocks_of_every_chip():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["fox+t5", "fire"])
 def test_compiled_calls_have_the_shapes_of_real_ones(names):
     """`torch.compile` and `torch.export` see the operators by these."""

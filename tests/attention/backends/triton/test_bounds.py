@@ -64,6 +64,7 @@ def _small_blocks(monkeypatch):
     monkeypatch.setattr(launch, "blocks_of", lambda kernel, x: launch.Blocks(*sizes[kernel], 4, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(97)
 @pytest.mark.parametrize("case", ["causal", "window", "padded, packed", "band"])
 @pytest.mark.parametrize(("rows", "keys"), [(37, 101), (1, 50), (48, 48), (70, 70)])
@@ -75,6 +76,7 @@ def test_of_attention(names, rows, keys, case, outside):
     assert not outside
 
 
+@pytest.mark.slow
 def test_of_rotation(outside):
     from longitude.positions.gpu.rotate import rotate
 
@@ -84,6 +86,7 @@ def test_of_rotation(outside):
     assert not outside
 
 
+@pytest.mark.slow
 def test_a_number_outside_is_seen(outside, monkeypatch):
     """A table one number too short is."""
     r, wanted = problem(37, 53, names="t5", dtype=torch.float16, heads=2, kv_heads=1)

@@ -109,6 +109,7 @@ def test_ends_of_pieces(rows, keys, future):
     compare(run, r, wanted, tolerance=3e-5)
 
 
+@pytest.mark.slow
 def test_ends_of_pieces_at_positions_of_their_own():
     """The second sequence is elsewhere, which changes its rates alone."""
     given = torch.stack([torch.arange(37), torch.arange(37) + 300])
@@ -120,6 +121,7 @@ def test_ends_of_pieces_at_positions_of_their_own():
     compare(run, r, wanted, tolerance=3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(59)
 @pytest.mark.parametrize(("names", "case"), cases())
 def test_half_precision(names, case):
@@ -128,7 +130,7 @@ def test_half_precision(names, case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("names", ["nope", "t5", "fox", "fire"])
+@pytest.mark.parametrize("names", ["fox", pytest.param("fire", marks=pytest.mark.slow)])
 def test_a_decoding_step_reads_no_number(names):
     """Neither what is before the kernels nor what launches them: a CUDA graph captures it. Rows of a cache, one token."""
     from longitude.positions.gpu.rotate import rotate
@@ -144,6 +146,7 @@ def test_a_decoding_step_reads_no_number(names):
     assert reads.count == 1
 
 
+@pytest.mark.slow
 def test_the_logsumexp_and_its_gradient():
     """Of a window, packed documents and padding; a query without keys has -inf and zeros, and no gradient."""
     r, wanted = FEW(37, 37, names="alibi+t5", mask=masks(37)["padded, packed"], dv=24)
@@ -177,6 +180,7 @@ def test_the_same_bits_twice(names):
         assert one is other is None or torch.equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered")  # numpy's, of the interpreter
 def test_numbers_that_are_not_finite():
     """NaN in a key, or a score of inf, shows in every query that attends to it; a query of -inf scores has none to divide by."""
@@ -243,6 +247,7 @@ def test_many_sequences_on_any_gpu(monkeypatch):
     assert sum(grid[2] for grid in grids if len(grid) == 3) == 2 * 70_000
 
 
+@pytest.mark.slow
 def test_sequences_in_several_launches(monkeypatch):
     """As many more than a grid takes are."""
     r, _ = FEW(20, 20, names="t5", mask=masks(20)["packed"])
@@ -254,6 +259,7 @@ def test_sequences_in_several_launches(monkeypatch):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda", reason="the memory is the host's")
 def test_vectors_far_apart():
     """Beyond 2^31 numbers offsets are counted in 64 bits. Only what is read takes memory; other addresses are there, too."""
@@ -281,6 +287,7 @@ def everything(x):
     return [out, lse, grads.q, grads.k, grads.v, *present(grads.terms).values()]
 
 
+@pytest.mark.slow
 def test_strided_inputs():
     """As models make them: [B, L, H, D] with the heads brought forward; shared heads; numbers of a vector apart."""
     r, _ = FEW(40, 40, names="alibi")
