@@ -25,8 +25,7 @@ from longitude.measure.tables import tables, wrong_answers
 from longitude.measure.windows import Bounded, Reader
 from longitude.runs.progress import Progress
 from longitude.statistics import proportions
-from tests.measure.conftest import build, write
-from tests.support import refused
+from tests.measure.conftest import build
 
 SIZES: dict[str, Any] = {"lengths": (48, 64), "documents": 3, "chunk": 40, "batch": 64, "device": "cpu"}
 ASKED: dict[str, Any] = {"tasks": ("passkey",), "depths": (0.0, 1.0), "trials": 3, "trained": False}
@@ -76,15 +75,6 @@ def test_answers_are_kept_and_can_be_scored_and_asked_again(checkpoints, tmp_pat
     page = write_report(results).read_text()
     assert "the &lt;i&gt;sun" in page and wrong[0]["expected"][0] in page
     assert any("answers.jsonl" in part for part in terminal(results) if isinstance(part, str))
-
-
-def test_a_score_has_its_count_and_interval(checkpoints, tmp_path, answers) -> None:
-    answers({"LlamaForCausalLM": {0}})
-    results = go(MeasureConfig(**ASKED), tmp_path / "run", checkpoints["llama"])
-    [table] = tables(results)
-    _, low, high = proportions.wilson(1 / 3, 6)
-    assert table.lengths == [512] and table.lines[0][3][0].value == "33%"
-    assert table.lines[0][3][0].interval == f"{low:.0%} to {high:.0%}, n 6"
 
 
 def test_models_are_compared_on_the_same_questions(checkpoints, tmp_path, answers) -> None:
@@ -156,18 +146,3 @@ def test_which_token_begins(choice, adds, puts) -> None:
     if choice != "tokenizer":  # a template decides for itself
         assert tokens_of_chat(tokenizer, "abc", choice) == [bos] * puts + [97, 98, 99]
         assert tokens_of_chat(tokenizer, "<s>abc", choice) == [bos] * puts + [97, 98, 99]
-
-
-@pytest.mark.slow
-def test_rows_say_what_begins_them(text, tmp_path, monkeypatch) -> None:
-    """And the option changes numbers; a tokenizer without such a token is refused by name."""
-    source = write(tmp_path, "llama", vocab_size=258)
-    beginning(True).save_pretrained(source)
-    config, values = MeasureConfig(text=str(text), **SIZES, methods=("non-overlapping",)), {}
-    for choice in ("tokenizer", "always", "never"):
-        results = go(replace(config, bos=choice), tmp_path / choice, source)
-        values[choice] = [row.value for row in results.rows]
-        assert {row.bos for row in results.rows} == {"none" if choice == "never" else "first"}
-    assert values["tokenizer"] == values["always"] != values["never"]
-    with refused("--bos"):
-        plan(replace(config, bos="always"), (str(write(tmp_path / "bare", "llama")),))

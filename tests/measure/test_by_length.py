@@ -214,11 +214,7 @@ def test_default_bins_cover_every_position_once():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"lengths": [8, 8]}, ("lengths", "8")),
         ({"lengths": [16, 32]}, ("0", "17", "33")),
-        ({"methods": "sliding"}, ("methods[0]", "'non-overlapping'")),
-        ({"stride": 9}, ("stride", "8", "9")),
-        ({"targets": 3}, ("targets", "'same-targets'")),
         ({"span": 15}, ("span", "16", "15")),
         ({"bins": [0, 17]}, ("bins", "0", "16", "17")),
         ({"bins": {12: [0, 12]}}, ("bins", "12")),

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.errors import UsageError
 from longitude.measure import endpoint as module, transport
-from longitude.measure.config import METHODS
+from longitude.measure.config import METHODS, MeasureConfig, require_consistent
 from longitude.measure.endpoint import Endpoint, stand_in, without_thinking
 from longitude.measure.retrieval import run
 from longitude.measure.retrieval.prompts import Prompt
@@ -214,37 +214,6 @@ def test_what_fails_is_sent_again(folder, measured) -> None:
 
 
 @pytest.mark.slow
-def test_one_unit_that_fails_is_recorded(folder, measured, monkeypatch) -> None:
-    """A prompt beyond the server's context: that length alone is missing, exit code 1."""
-    model = Model(folder)
-    real = model.ids
-
-    def ids(prompt):
-        if len(prompt) > 550:
-            raise ValueError("maximum context length is 550")
-        return real(prompt)
-
-    monkeypatch.setattr(model, "ids", ids)
-    with served(model) as url:
-        given = ["--endpoint", url, "--model", "m", "--tokenizer", folder, "--methods", "non-overlapping"]
-        code, rows, error = measured(*given, tasks=["perplexity"])
-    assert code == 1 and {row["length"] for row in rows} == {320, 512} and "550" in error
-    assert "Refused" not in error, "a class of ours tells a user nothing"
-
-
-@pytest.mark.slow
-def test_a_server_without_logprobs_answers_questions(folder, measured) -> None:
-    model = Model(folder)
-    model.echoes = False
-    with served(model) as url:
-        given = ["--endpoint", url, "--model", "m", "--tokenizer", folder]
-        code, _, error = measured(*given)
-        assert code == 2 and "log-probabilities" in error
-        code, rows, _ = measured(*given, tasks=["passkey"])
-        assert code == 0 and {row["task"] for row in rows} == {"passkey"}
-
-
-@pytest.mark.slow
 def test_perplexity_without_echo_is_that_of_each_token_in_turn(folder, text, command, tmp_path) -> None:
     """Of llama.cpp, which has no echo: the next token is forced by a bias, and its log-probability is that without it."""
     model = Model(folder)
@@ -342,29 +311,29 @@ def test_a_message_holds_the_start_of_the_answer() -> None:
         assert prompt.text.endswith("The pass key is") and tokenizer(sent)["input_ids"] == prompt.ids
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--endpoint", "http://127.0.0.1:9", "--model", "m"],
-        ["--endpoint", "localhost:8000", "--model", "m"],
-        ["--endpoint", "{url}/wrong", "--model", "m"],
-        ["--endpoint", "{url}"],
-        ["{folder}", "--endpoint", "{url}", "--model", "m"],
-        ["{folder}", "--model", "m"],
-        ["--endpoint", "{url}", "--model", "m", "--dtype", "float32"],
-        ["--endpoint", "{url}", "--model", "m", "--chunk", 8],
-        ["--endpoint", "{url}", "--model", "m", "--plan"],
-        ["--endpoint", "{url}", "--model", "m", "--thinking", 9, "--no-chat"],
-        ["--endpoint", "{url}", "--model", "m", "--bos", "never"],
-    ],
-)
-def test_what_is_refused(arguments, folder, measured, tmp_path, monkeypatch) -> None:
-    """In one line, and nothing is written."""
+@pytest.mark.parametrize("where", ["http://127.0.0.1:9", "localhost:8000", "{url}/wrong"])
+def test_no_server_is_one_line_and_nothing_is_written(where, folder, measured, tmp_path) -> None:
     with served(Model(folder)) as url:
-        given = [str(each).format(url=url, folder=folder) for each in arguments]
-        more = ["--tokenizer", folder] if "--endpoint" in given else []
-        code, rows, error = measured(*given, *more)
+        given = ["--endpoint", where.format(url=url), "--model", "m", "--tokenizer", folder]
+        code, rows, error = measured(*given)
     assert (code, rows) == (2, None) and error.startswith("longitude: ") and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": None},
+        {"dtype": "float32"},
+        {"chunk": 8},
+        {"thinking": 9, "chat": False},
+        {"bos": "never"},
+        {"endpoint": None},
+    ],
+    ids=str,
+)
+def test_options_of_a_server_and_of_a_checkpoint_exclude_each_other(options) -> None:
+    with pytest.raises(UsageError):
+        require_consistent(MeasureConfig(**{"endpoint": "http://a/v1", "model": "m", "tasks": ("passkey",)} | options))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from transformers import GenerationConfig
 from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.checkpoints.positions import last_position
 from longitude.measure import Row
-from longitude.measure.report import _grid
 from longitude.measure.retrieval import TASKS, effective_length, run, scores_by_length
 from longitude.measure.retrieval.haystack import of_python
 from longitude.measure.retrieval.measurement import answer, plan
@@ -102,24 +100,6 @@ def test_the_grid_shows_the_window():
     lengths = {threshold: effective_length(rows, threshold) for threshold in (0.4, 0.41, 0.8, 0.81, 1)}
     assert lengths == {0.4: 2048, 0.41: 1024, 0.8: 1024, 0.81: 512, 1: 512}
     assert effective_length(rows) == 512
-
-
-def test_the_picture_of_the_grid_has_its_numbers_as_a_table():
-    """Two models side by side; a length at which one was not asked is empty."""
-    asked = {"narrow": (reader(window=700), [512, 1024]), "whole": (reader(), [512])}
-    rows = [
-        row
-        for label, (model, lengths) in asked.items()
-        for row in run(model, "passkey", lengths=lengths, depths=[0, 1], trials=3, label=label)
-    ]
-    figure = _grid(cast(Any, SimpleNamespace(labels=[*asked])), rows, "passkey")
-    assert figure.table is not None and len(figure.chart.to_dict()["concat"]) == 2
-    assert figure.table.values.tolist() == [
-        ["narrow", 0.0, "100%", "0%"],
-        ["narrow", 1.0, "100%", "100%"],
-        ["whole", 0.0, "100%", ""],
-        ["whole", 1.0, "100%", ""],
-    ]
 
 
 def test_rows_hold_how_they_were_measured():

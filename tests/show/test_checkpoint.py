@@ -109,22 +109,6 @@ def test_layers_with_windows_and_rotations_of_their_own(saved):
     assert "slowed-full_attention" in [each.name for each in checkpoint.drawings(config)]
 
 
-@pytest.mark.slow
-def test_layers_without_rotation_and_temperatures(saved):
-    """The rotation of Cohere 2 is within its windows; Llama 4's temperature is in its other layers, Ministral 3's in all."""
-    path, config = saved(transformers.Cohere2Config(num_hidden_layers=8, sliding_window=512))
-    about, found = checkpoint.facts(path, config), words(path, config)
-    assert about["unrotated"] == [3, 7] and found["without rotation"] == "layers 3, 7, counted from 0"
-    [rotation] = about["rotations"]
-    assert rotation["layers"] == "layers that rotate" and rotation["window"] == 512 and rotation["longer"] == []
-    path, config = saved(transformers.SmolLM3Config(num_hidden_layers=4))
-    assert checkpoint.facts(path, config)["rotations"][0]["window"] is None and words(path, config)["without rotation"]
-    path, config = saved(transformers.Llama4TextConfig(num_hidden_layers=4))
-    assert words(path, config)["queries"] == "multiplied by llama4_temperature, attn_scale=0.1 floor_scale=8192"
-    path, config = saved(transformers.Ministral3Config())
-    assert words(path, config)["queries"].startswith("multiplied by ministral3_temperature, beta=0.1")
-
-
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("config", "kind", "drawn"),
@@ -159,13 +143,6 @@ def test_a_checkpoint_in_the_terminal(command, saved):
     assert re.search(r"no scaling +50% +50% +50% ", out)
     code, out, err = command("show", path, "--length", 32)
     assert code == 2 and "--length" in err and str(path) in err
-
-
-@pytest.mark.parametrize("kind", [transformers.MambaConfig, transformers.RwkvConfig])
-def test_a_model_without_attention_has_no_positions(kind, saved):
-    path, config = saved(kind(hidden_size=16, num_hidden_layers=2, vocab_size=32, attention_hidden_size=16))
-    assert words(path, config)["model"].endswith("positions: none, without attention")
-    assert checkpoint.drawings(config) == []
 
 
 @pytest.mark.parametrize("kind", ["blt", "gptj"])

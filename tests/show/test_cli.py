@@ -1,15 +1,12 @@
 """`longitude show` on the command line: what it prints, the files that it writes, what it refuses."""
 
 import json
-import re
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from longitude.show.drawing import Lines
-from longitude.show.terminal import drawn
 from tests.support import require_words
 
 SMALL = "--length 64 --heads 4 --head-dim 16".split()
@@ -23,28 +20,6 @@ def test_an_encoding_in_the_terminal(command, tmp_path, monkeypatch):
     assert max(map(len, lines)) <= 80 and "\x1b" not in out
     assert not any(line == before == "" for before, line in pairwise(lines))
     assert "score_h(i, j) += -m_h |i - j|" in out and "https://arxiv.org/abs/2108.12409" in out
-
-
-def test_the_first_picture_and_fact_unless_all_are_asked_for(command):
-    few, every = (command("show", "alibi", *SMALL, *more)[1] for more in ([], ["--all"]))
-    whole = json.loads(command("show", "alibi", *SMALL, "--json")[1])["drawings"]
-    titles = [each["title"] for each in whole]
-    assert [each in few for each in titles] == [True] + [False] * (len(titles) - 1)
-    assert all(each in every for each in titles) and "future=symmetric" in every and "future=symmetric" not in few
-    assert few.endswith("\n1 more picture, options and backends: longitude show alibi --all\n") and len(titles) == 2
-
-
-def test_distances_are_linear_and_a_logarithmic_axis_says_so(command):
-    plain, out = (command("show", "alibi", *SMALL, *more)[1] for more in ([], ["--log"]))
-    assert "log scale" not in plain and "(log scale)" in out
-    assert re.search(r"^ +0 +1 +4 +16", out, re.MULTILINE)
-
-
-def test_several_share_a_picture(command):
-    code, out, _ = command("show", "alibi", "t5", *SMALL, "--all")
-    assert code == 0 and "A alibi  B t5" in out and "Of each, head 2 is drawn." in out
-    assert "alibi: attention of the last query" in out and "t5: which of the 32 learned numbers" in out
-    assert " ".join(out.split()).count("one unit less makes a weight e = 2.72 times smaller.") == 1
 
 
 def test_json_holds_the_words_and_the_numbers(command):
@@ -118,13 +93,3 @@ def test_wrong_use_is_one_line(arguments, words, command, tmp_path, monkeypatch)
     assert code == 2 and out == "" and err.startswith("longitude: ") and err.count("\n") == 1
     require_words(err, *words)
     assert not list(tmp_path.iterdir())
-
-
-def test_colors_come_with_letters(monkeypatch):
-    x = np.arange(8)
-    two = Lines(name="two", title="Two", caption="", x="x", y="y", lines={"up": (x, x), "down": (x, -x)})
-    plain = drawn(two)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    colored = drawn(two, color=True)
-    assert "\x1b" not in plain and re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
-    assert "A up  B down" in plain and "\x1b[" in colored

@@ -63,15 +63,3 @@ def test_runs_that_lack_what_is_asked_for(study, command):
     assert "--encoding" in err and "alibi" in err
     _, _, err = command("show", study, "--heads", 2)
     assert "--heads" in err and str(study) in err
-
-
-def test_in_the_terminal(study, command):
-    code, out, _ = command("show", study, "--encoding", "rope", "t5")
-    assert code == 0 and "rope" in out and "head 1, before" in out
-    assert max(map(len, out.splitlines())) <= 80 or str(study) in out
-
-
-@pytest.mark.parametrize("arguments", [("--length", 48), ("--clocks",)])
-def test_a_study_has_only_biases(study, command, arguments):
-    code, out, err = command("show", study, *arguments)
-    assert code == 2 and out == "" and arguments[0] in err

@@ -206,18 +206,14 @@ def test_effective_length_with_its_interval(tmp_path):
 ONE, ALL = {"bits": ["rope"]}, (1.0,) * 4
 DIVERGED = {("rope", 0): {"status": "diverged", "step": 3}}
 CASES = {
-    "one encoding": (ONE, ["Rises: rope"]),
     "one document": ({"bits": ["rope", "alibi"], "documents": 1}, ["Unclear: alibi, rope", "one document"]),
-    "only one length beyond": (ONE | {"test_lengths": (512,)}, ["one length was measured"]),
     "training length not measured": (ONE | {"train_length": 300}, ["after training on 300", "Rises: rope"]),
-    "all diverged": (ONE | {"states": DIVERGED}, ["No encoding was measured", "diverged at step 3: rope"]),
     "one seed failed": (
         {"bits": ["rope", "t5"], "seeds": (0, 1), "states": {("rope", 1): {"status": "failed", "step": 0}}},
         ["Failed: rope (seed 1)", "one seed, interval over documents: rope"],
     ),
     "none at the longest": ({"bits": ["learned"]}, ["No encoding was measured at 4096"]),
     "by position only": (ONE | {"methods": ("per-position",)}, ["by position only"]),
-    "none solves": ({"shares": {"rope": (1.0, 1.0, 0.2, 0.0), "t5": (0.3, 0.0, 0.0, 0.0)}}, ["Not solved: rope, t5 *"]),
     "seeds of answers": ({"shares": {"rope": (1.0, 1.0, 1.0, (1.0, 0.0))}, "seeds": (0, 1)}, ["Unclear: rope"]),
     "no answers": ({"shares": {"rope": ALL}, "states": DIVERGED}, ["No encoding was measured"]),
 }  # fmt: skip

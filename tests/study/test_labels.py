@@ -1,6 +1,5 @@
 """Labels: encodings and mixers by name, with the nearest name of either kind for an unknown one."""
 
-import json
 import re
 import string
 from dataclasses import replace
@@ -9,7 +8,6 @@ from typing import get_args
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import longitude as lg
 from longitude.attention.mixer import list_mixers
@@ -19,7 +17,7 @@ from longitude.models import LongitudeConfig
 from longitude.study.config import Block
 from longitude.study.plan import checked
 from longitude.study.train import build_model, recipe
-from tests.study.conftest import TINY, run, units_in
+from tests.study.conftest import TINY, run
 from tests.support import refused_calls
 
 tiny = partial(replace, TINY, layers=2, steps=2)
@@ -115,32 +113,6 @@ def test_a_character_that_a_shell_or_a_file_system_changes_is_refused(character)
     with pytest.raises(ValueError, match="at its character 10; a label is made of letters, digits and") as refused:
         parse_label(label)
     assert repr(character) in str(refused.value)
-
-
-@pytest.mark.slow
-def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
-    scheme = "rope:scaling=yarn,factor=3,original_max_length=16"
-    config = tiny(
-        encodings=("rope+window:size=8", "rope+attention+mamba", scheme, "rope:layout=half,base=5e5"),
-        methods=("non-overlapping",),
-    )
-    assert run(config, tmp_path)[0].complete
-    rows = read_rows(tmp_path / "results.parquet")
-    assert list(rows.groupby("label", sort=False)["encoding"].first()) == ["rope"] * 4
-    assert rows["value"].notna().all() and set(rows["length"]) == {16, 32, 48}
-    saved = [
-        json.loads((units_in(tmp_path, label, 0)["train"] / "config.json").read_text()) for label in config.encodings
-    ]
-    assert (saved[0]["mixer"]["name"], saved[0]["mixer"]["size"], saved[3]["encoding"]["base"]) == (
-        "window",
-        8,
-        500_000,
-    )
-    yarn = {"name": "yarn", "factor": 3, "original_max_length": 16}
-    assert saved[2]["encoding"]["scaling"].items() >= yarn.items()
-    hybrid = AutoModelForCausalLM.from_pretrained(units_in(tmp_path, "rope+attention+mamba", 0)["train"])
-    generated = hybrid.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=4, do_sample=False, pad_token_id=0)
-    assert generated.shape == (1, 7)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from longitude.study.results import read_run, status_of
 from longitude.study.tasks.base import task_for
 from longitude.study.train import build_model, selection_loss
 from longitude.study.trial import Status, Trial, trials_of
-from tests.study.conftest import COPY, TINY, assert_same_runs, conclusion, printed, reading_numbers, run
+from tests.study.conftest import COPY, TINY, conclusion, printed, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32), methods=("non-overlapping",))
@@ -120,30 +120,6 @@ def test_a_sweep_trains_every_candidate_and_measures_the_chosen(tmp_path):
     }
     assert "widen the sweep" in conclusion(tmp_path).caution
     assert [note for note in notes if note.startswith("learning rates, by the loss")]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    path = tmp_path_factory.mktemp("whole")
-    with reading_numbers():
-        assert run(SWEEP, path)[0].complete
-    return path
-
-
-@pytest.mark.slow
-def test_a_study_with_one_rate_grows_into_a_sweep_and_no_model_is_trained_twice(whole, tmp_path, monkeypatch):
-    assert run(TINY, tmp_path)[0].complete
-    first = {units.trial for units in plan(TINY, tmp_path).trials}
-    plain, trained = run_trial.train, []
-
-    def spied(model, config, trial, *rest):
-        trained.append(trial)
-        return plain(model, config, trial, *rest)
-
-    monkeypatch.setattr(run_trial, "train", spied)
-    assert run(SWEEP, tmp_path)[0].complete
-    assert len(trained) == 2 and not first & {*trained}
-    assert_same_runs(tmp_path, whole)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from longitude.models import LongitudeForCausalLM
-from longitude.runs.store import Store
 from longitude.study.plan import plan
 from longitude.study.results import read_run
 from longitude.study.schemes import extended
@@ -73,23 +72,6 @@ def test_where_it_began_is_recorded(tuned, first):
     sha256 = hashlib.sha256((began.folder / "model.safetensors").read_bytes()).hexdigest()
     assert study["data"]["start"] == "rope" and study["data"]["start_sha256"] == {"0": sha256}
     assert own["start"] == sha256
-
-
-@pytest.mark.slow
-def test_another_start_trains_other_models(tuned, first):
-    """Weights of the start are part of a model's unit: what began from others is another model, and both stay."""
-    [trial] = [trial for trial in read_run(first).of("rope") if trial.seed == 0]
-    weights, planned = trial.folder / "model.safetensors", plan(TUNED, tuned)
-    before = {path: path.read_bytes() for path in (weights, trial.folder / "unit.json")}
-    try:
-        weights.write_bytes((read_run(first).of("rope")[1].folder / "model.safetensors").read_bytes())
-        sealed_again(trial.folder)
-        other = plan(TUNED, tuned)
-    finally:
-        for path, content in before.items():
-            path.write_bytes(content)
-    assert not {units.training.key for units in other.trials} & {units.training.key for units in planned.trials}
-    assert all(Store(tuned).holds(units.measuring) for units in planned.trials)
 
 
 @pytest.mark.one_in(7)

@@ -27,25 +27,6 @@ def test_a_table_as_csv_is_the_summary(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_table_as_markdown(capsys, tmp_path):
-    run = write_run(tmp_path / "floor", A | {"nope": (3.1, 3.1)}, ngrams={"2": 3.49, "3": 2.67}, **BOTH)
-    assert main(["report", str(run), "--csv"]) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert {(row["label"], row["loss"], row["context"]) for row in rows} == {
-        ("rope", "enough", "enough"), ("alibi", "enough", "enough"), ("nope", "too little", "too little"),
-    }  # fmt: skip
-    assert main(["report", str(run), "--markdown"]) == 0
-    text = capsys.readouterr().out
-    assert "| unclear (learned too little) | ≥ 512 |" in text and "| rises |" in text
-    assert "| < 0.001 | yes |" in text
-    assert "| trigram counts | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text
-    assert "3 seeds, 24 documents |" in text
-    tables = [part for part in text.split("\n\n") if part.startswith("|")]
-    for table in tables:
-        assert len({line.count("|") for line in table.splitlines()}) == 1
-
-
-@pytest.mark.slow
 def test_comparisons_of_every_length_as_csv_and_tables_as_latex(tmp_path, capsys):
     run = str(write_run(tmp_path / "one", A | {"nope": (3.1, 3.1)}, **BOTH))
     assert main(["report", run, "--csv", "--comparisons"]) == 0

@@ -77,14 +77,6 @@ def test_the_recipe_is_part_of_a_key(monkeypatch):
     assert not {*before} & {*keys(SHORT)}
 
 
-def test_the_ramp_of_yarn_is_part_of_a_key(monkeypatch):
-    """Of what is measured by YaRN alone."""
-    yarn, linear = (replace(SHORT, methods=(name,)) for name in ("yarn", "linear"))
-    before = keys(yarn), keys(linear)
-    monkeypatch.setattr("longitude.study.units.ramp_start", lambda length: 7.0)
-    assert keys(yarn)[0] == before[0][0] and keys(yarn)[1] != before[0][1] and keys(linear) == before[1]
-
-
 def test_ngrams_are_of_the_windows_of_the_first_seed():
     first = ngrams_unit(SHORT, DATA).key
     assert ngrams_unit(replace(SHORT, seeds=(0, 1), encodings=("alibi",)), DATA).key == first

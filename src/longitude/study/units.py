@@ -11,7 +11,6 @@ from longitude import plugins
 from longitude.runs.store import Unit
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
-from longitude.study.schemes import ramp_start
 from longitude.study.tasks.base import task_of
 from longitude.study.train import recipe
 from longitude.study.trial import Trial, trials_of
@@ -65,12 +64,6 @@ def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> Tria
     trained["plugins"] = [record["sha256"] for record in plugins.records(config.task, trial.label)]
     training = Unit("train", trial.name, plain(trained))
     measured = {name: options[name] for name in MEASURING} | {"training": training.key, "text": data["sha256"]}
-    if {"yarn", "ntk-by-parts"} & {
-        *config.methods
-    }:  # older versions began its ramp at 32 rotations, which no option shows
-        measured["yarn"] = ramp_start(config.train_length)
-    if getattr(task_of(config.task), "whole", False):  # older versions scored symbols by distance, not answers
-        measured["whole"] = True
     measured["plugins"] = [record["sha256"] for record in plugins.records(config.task, *config.methods)]
     return TrialUnits(trial, training, Unit("measure", trial.name, plain(measured)))
 
@@ -80,7 +73,7 @@ def ngrams_unit(config: StudyConfig, data: Mapping[str, Any]) -> Unit:
     names = ("task", "tokenizer", "train_length", "batch_size", "steps", "test_lengths", "positions")
     counted = {name: getattr(config, name) for name in names} | {"seed": config.seeds[0]}
     counted |= {"training": data.get("training_sha256"), "text": data["sha256"]}
-    return Unit("ngrams", config.task, plain(counted), version=2)  # 1 kept its result under another name
+    return Unit("ngrams", config.task, plain(counted))
 
 
 @dataclass(frozen=True)
