@@ -33,14 +33,13 @@ class Record(TypedDict):
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin that is loaded here; it can be sent to another process.
+    """A plugin that is loaded here.
 
     Attributes:
         name: Name of its file without .py, or of its entry point.
         sha256: Hash of its file, or of all Python files of its package.
         path: Path of its file; None if it is installed.
         distribution: Name and version of what installed it; None for a file.
-        content: Content of its file.
         registered: Names that it registered, with what each is: {"mine": "encoding"}.
     """
 
@@ -48,7 +47,6 @@ class Plugin:
     sha256: str
     path: str | None = None
     distribution: str | None = None
-    content: bytes = field(default=b"", repr=False)
     registered: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -83,7 +81,26 @@ def load(path: str | Path) -> Plugin:
         raise ValueError(f"--plugin {path}: it cannot be read ({error.strerror}); give a file of Python") from error
     if file.suffix != ".py":
         raise ValueError(f"--plugin {path}: expected a file that ends in .py")
-    return _from_content(str(file), content)
+    name, sha256 = file.stem, hashlib.sha256(content).hexdigest()
+    there = _loaded.get(name)
+    if there is not None and there.path != str(file):
+        other = there.path or there.distribution
+        raise ValueError(f"--plugin {file}: there is a plugin {name!r} already, from {other}; rename one of them")
+    if there is not None and there.sha256 == sha256:
+        return there
+    before = dict(_outside)
+    try:
+        module = run_file(str(file), content)
+    except ValueError as error:
+        raise ValueError(f"--plugin {error}") from error
+    names = {name: noun for name, (noun, of) in _outside.items() if name not in before or of == module.__name__}
+    if not names:
+        raise ValueError(
+            f"--plugin {file}: it registers nothing; put @lg.register, @lg.register_mixer or @register_task over its classes"
+        )
+    _loaded[name] = Plugin(name, sha256, str(file), None, names)
+    os.environ[VARIABLE] = os.pathsep.join(plugin.path for plugin in _loaded.values() if plugin.path is not None)
+    return _loaded[name]
 
 
 def run_file(path: str, content: bytes) -> ModuleType:
@@ -121,18 +138,14 @@ def load_installed() -> None:
 
 
 def restore(plugins: Sequence[Plugin]) -> None:
-    """Load the plugins of another process in this one. ValueError if the installed plugin differs."""
+    """Load the plugins of the process that started this one. ValueError if the code of one has changed meanwhile."""
     load_installed()
     for plugin in plugins:
         if plugin.path is not None:
-            _from_content(plugin.path, plugin.content)
-            continue
-        require_loaded([plugin.record], "another process")
-        if (here := _loaded[plugin.name].sha256) != plugin.sha256:
-            raise ValueError(
-                f"another process has the plugin {plugin.name!r} ({plugin.distribution}) of sha256 {plugin.sha256[:12]}, and it "
-                f"is {here[:12]} here; install the same on both"
-            )
+            load(plugin.path)
+        if plugin.name not in _loaded or _loaded[plugin.name].sha256 != plugin.sha256:
+            place = plugin.path or plugin.distribution
+            raise ValueError(f"the plugin {plugin.name!r} ({place}) has changed since the command began; run it again")
 
 
 def records(*texts: str) -> list[Record]:
@@ -163,29 +176,6 @@ def note_registered(noun: str, name: str, factory: Any) -> None:
         _outside[name] = (noun.partition(" ")[0], module)
 
 
-def _from_content(path: str, content: bytes) -> Plugin:
-    name, sha256 = Path(path).stem, hashlib.sha256(content).hexdigest()
-    there = _loaded.get(name)
-    if there is not None and there.path != path:
-        other = there.path or there.distribution
-        raise ValueError(f"--plugin {path}: there is a plugin {name!r} already, from {other}; rename one of them")
-    if there is not None and there.sha256 == sha256:
-        return there
-    before = dict(_outside)
-    try:
-        module = run_file(path, content)
-    except ValueError as error:
-        raise ValueError(f"--plugin {error}") from error
-    names = {name: noun for name, (noun, of) in _outside.items() if name not in before or of == module.__name__}
-    if not names:
-        raise ValueError(
-            f"--plugin {path}: it registers nothing; put @lg.register, @lg.register_mixer or @register_task over its classes"
-        )
-    _loaded[name] = Plugin(name, sha256, path, None, content, names)
-    os.environ[VARIABLE] = os.pathsep.join(plugin.path for plugin in _loaded.values() if plugin.path is not None)
-    return _loaded[name]
-
-
 def _from_entry_point(point: EntryPoint) -> None:
     distribution = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown"
     who = f"the plugin {point.name!r} of {distribution} ({GROUP}: {point.value})"
@@ -202,4 +192,4 @@ def _from_entry_point(point: EntryPoint) -> None:
     files = [file for root in roots for file in sorted(root.rglob("*.py"))] or [Path(module.__file__ or "")]
     hashes = [hashlib.sha256(file.read_bytes()) for file in files]
     digest = hashes[0] if len(hashes) == 1 else hashlib.sha256(b"".join(part.digest() for part in hashes))
-    _loaded[point.name] = Plugin(point.name, digest.hexdigest(), None, distribution, b"", names)
+    _loaded[point.name] = Plugin(point.name, digest.hexdigest(), None, distribution, names)

@@ -124,6 +124,7 @@ def test_python_runs(page: str, reader: Callable[[str], None], monkeypatch: pyte
     assert EXPECTED.get(page, bool)(vars(module))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """By the command line itself, with verbs that do nothing."""

@@ -40,6 +40,7 @@ def test_an_ordered_palette_has_one_direction(dark):
         assert lightness == sorted(lightness)
 
 
+@pytest.mark.slow
 def test_the_notice_of_what_draws_charts_goes_with_it() -> None:
     """Its licences ask for it, and the bundle has none."""
     for notice in ("University of Washington Interactive Data Lab", "Mike Bostock"):

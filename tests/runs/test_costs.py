@@ -41,7 +41,7 @@ def test_flops_of_llama_3_8b() -> None:
     assert flops.of(length) == pytest.approx(want, rel=1e-3)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "smollm3", "gpt_neox", "qwen3", "mistral"])
 def test_counted_and_run_are_the_same_model(kind, monkeypatch) -> None:
     """The rate is what a pass counts over its seconds; a training step is three of them, the optimizer's work in its time."""
@@ -84,6 +84,7 @@ def test_what_cannot_be_counted_is_refused(monkeypatch) -> None:
         forward_flops(model)
 
 
+@pytest.mark.slow
 def test_flops_of_experts() -> None:
     """Mixtral's: of 8 experts the two that are chosen for each token; how they run outside of counting stays."""
     experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None, "dtype": torch.bfloat16}
@@ -95,7 +96,7 @@ def test_flops_of_experts() -> None:
     assert model.config._experts_implementation == before
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_layer_larger_than_memory_is_not_built(training, monkeypatch) -> None:
     """The experts of one layer may be: nothing is timed, and the plan says why."""
     model = outline("llama", **TINY)
