@@ -36,7 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return example
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "mamba", "rwkv", "gpt_neox", "bloom", "gpt2"])
 def test_a_tiny_checkpoint_is_trained(kind: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
@@ -92,7 +92,7 @@ def test_a_course_says_what_can_be_known(skills: Any, course: Any) -> None:
 
 
 # ---- a training loop of one's own ---------------------------------------------------------------------------------------------
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "t5", "nope"])
 def test_a_training_loop_of_ones_own(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch alone it learns, and what it finds at the longer length is a share."""

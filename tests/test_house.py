@@ -24,6 +24,7 @@ ALLOWED = {"longitude", "jaxtyping", "numpy", "importlib"}  # numpy comes with t
 MODULES = 100  # 96 today
 
 
+@pytest.mark.slow
 def test_an_import_brings_few_modules() -> None:
     """Beyond torch's own: `import longitude` itself alone; first use no optional package, and not the compiler, which a compiled
     function at module level would load (2.4 s). lg.samplers and lg.scaling are modules of a package that imports neither."""

@@ -26,6 +26,7 @@ def imported(file: Path, known: set[str]) -> set[str]:
     return names & known
 
 
+@pytest.mark.slow
 def test_no_import_circle_between_files() -> None:
     files = modules()
     assert len(files) > 100

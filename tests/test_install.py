@@ -29,6 +29,7 @@ def with_torch(version: str, folder: Path, *arguments: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.slow
 def test_a_torch_older_than_supported_is_one_sentence(tmp_path: Path):
     sentence = f"longitude needs torch {errors.OLDEST_TORCH} or newer, and this is torch 2.9.1+cpu: pip install --upgrade torch"
     done = with_torch("2.9.1+cpu", tmp_path, "-c", "import longitude as lg; lg.attend")
@@ -83,6 +84,7 @@ def test_the_command_without_its_extra_is_one_line(arguments: list[str], code: i
         assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_modules_are_loaded_is_one_line(tmp_path: Path):
     """Which is most of what a short command does."""
     code = "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)\n"

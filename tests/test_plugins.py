@@ -161,6 +161,7 @@ def test_the_record_of_a_file(tmp_path):
     assert plugins.records("text", "rope") != saved
 
 
+@pytest.mark.slow
 def test_a_study_records_its_plugins_and_trains_again_with_another_hash(tmp_path):
     plugins.load(file(tmp_path))
     small = {"steps": 2, "batch_size": 2, "documents": 4, "layers": 1, "hidden": 16, "heads": 2, "device": "cpu"}

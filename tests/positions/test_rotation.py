@@ -62,7 +62,7 @@ def memories(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("rotary_dim", [16, 6])
-@pytest.mark.parametrize("length", [1, 7, 63, 500])
+@pytest.mark.parametrize("length", [1, 7, 63])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_equals_the_textbook(route: str, layout: str, length: int, rotary_dim: int) -> None:
     """Values and gradients, float64 and float32, positions for all or for each row, on any memory."""
@@ -80,9 +80,8 @@ def test_equals_the_textbook(route: str, layout: str, length: int, rotary_dim: i
                 got = rope.queries(memory, tables)
                 assert got.dtype == dtype
                 close(got.double(), want, atol, rtol)
-                for gradient in memories(weight.to(dtype)).values():
-                    (given,) = torch.autograd.grad(got, memory, gradient, retain_graph=True)
-                    close(given.double(), back, atol, rtol)
+                (given,) = torch.autograd.grad(got, memory, memories(weight.to(dtype))["odd strides"])
+                close(given.double(), back, atol, rtol)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -109,8 +108,8 @@ def test_narrow_numbers_rotate_in_float32(route: str, layout: str, dtype: torch.
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_every_order(layout: str) -> None:
     """Also where rotations stretch, as those of xpos and YaRN do: the gradient is the transpose, not the inverse."""
-    cos, sin = 3 * torch.randn(2, 2, 1, 3, 3, dtype=torch.float64)
-    table, x = RotaryTable(cos, sin), torch.randn(2, 2, 3, 6, dtype=torch.float64, requires_grad=True)
+    cos, sin = 3 * torch.randn(2, 2, 1, 2, 2, dtype=torch.float64)
+    table, x = RotaryTable(cos, sin), torch.randn(2, 1, 2, 4, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda x: apply_rotary(x, table, layout), x, check_forward_ad=True)
     assert gradgradcheck(lambda x: apply_rotary(x, table, layout).square() * x.sin(), x)
     learned = [t.requires_grad_() for t in (cos, sin)]
@@ -161,7 +160,7 @@ def test_queries_and_keys_of_one_call(route: str, layout: str) -> None:
         (first,), (second,) = (torch.autograd.grad(x[0].square().sum(), own) for x in (both, apart))
         close(first, second, 1e-5)
     table = rope.prepare(torch.arange(5), dtype=torch.float64)
-    wide = [x.double().requires_grad_() for x in (q, k)]
+    wide = [x[:1, :2].double().requires_grad_() for x in (q, k)]
     assert gradcheck(lambda q, k: rope.queries_and_keys(q, k, table), wide, check_forward_ad=True)
     assert gradcheck(lambda k: rope.queries_and_keys(wide[0].detach(), k, table)[1], wide[1:])
 

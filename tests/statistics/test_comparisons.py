@@ -102,7 +102,7 @@ def crossed(random, seeds, of_seeds, of_documents, of_both, documents=100):
     return parts[0] + parts[1] + random.normal(0, of_both, (seeds, documents))
 
 
-@pytest.mark.one_in(13)
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("effects", [(1, 0, 0), (1, 3, 0), (1, 10, 0), (0.1, 10, 5)], ids=str)
 def test_the_combined_interval_covers_the_truth_on_other_text_and_by_other_seeds(seeds, effects):

@@ -39,6 +39,7 @@ def test_two_documents_have_a_closed_form():
     assert interval([1.0, 9.0], [1.0, 3.0], metric="mean") == (2.5, 1.0, 3.0)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_about_as_often_as_they_promise():
     rng = np.random.default_rng(0)
     covered = 0

@@ -35,7 +35,7 @@ def test_three_seeds_by_the_table_of_t():
     assert t_interval([2.0, 3.0, 4.0]) == pytest.approx((3.0, 3.0 - half, 3.0 + half), abs=1e-5)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_intervals_cover_the_truth_as_often_as_they_promise(seeds):
     drawn = np.random.default_rng(seeds).normal(2, 1, (2000, seeds))
