@@ -102,14 +102,6 @@ def test_refused_cu_seqlens(given):
         lg.Documents.from_cu_seqlens(None if given is None else torch.tensor(given))
 
 
-@pytest.mark.parametrize("ids", [[0, 1, 0], [[0, 0, 1], [2, 3, 2]]])
-def test_documents_that_come_back_are_not_contiguous(ids):
-    """Where looking costs nothing, what is promised is looked at."""
-    with refused("contiguous=True"):
-        lg.Documents(torch.tensor(ids), contiguous=True)
-    lg.Documents(torch.tensor([[5, 5, 1], [2, 3, 4]]), contiguous=True)
-
-
 @pytest.mark.parametrize(
     "mask",
     [

@@ -14,7 +14,6 @@ from longitude.positions.base import OffsetBias
 
 FIXED = {
     "alibi": partial(lg.ALiBi, 4),
-    "two-sided": partial(lg.ALiBi, 4, future=[0.5, 1, 2, 3]),
     "one-sided": partial(lg.ALiBi, 4, future="one-sided"),
     "sandwich": partial(lg.Sandwich, 4, dim=16),
 }

@@ -20,7 +20,7 @@ from longitude.errors import UsageError
 from longitude.native.derivatives import readable, recomputed, tracing
 from longitude.positions.base import Region, RowBias, Transport
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import Positions, as_int, explicit, part_of
+from longitude.positions.coordinates import Positions, as_int, explicit, part_of, single_axis
 
 Answer = tuple[Tensor, Any]
 
@@ -188,7 +188,7 @@ def in_regions(
                 "of scores; use one of them"
             )
     whole = whole or r.weights or tracing()  # slices with bounds would be constants of a graph
-    i, j = _of_one_axis(q_positions), _of_one_axis(k_positions)
+    i, j = (single_axis("the encoding moves positions", p) for p in (q_positions, k_positions))
     cut = [] if whole or r.rows == 1 or len(r.beyond_band) == 0 else pieces(r)  # positions count up within documents
     everything = slice(None) if whole else slice(0, r.rows)
     dense = [(slice(None), everything, r)] if isinstance(cut, str) or not cut else cut
@@ -280,13 +280,3 @@ def _in_places(r: Request, cut: Cut, run: Callable[[Request], Answer]) -> Answer
     batch, rows, part = cut[0]
     alone = len(cut) == 1 and batch == slice(None) and rows in (slice(None), slice(0, r.rows))
     return run(part) if alone else assembled(r, cut, run)
-
-
-def _of_one_axis(positions: Positions) -> Positions:
-    if isinstance(positions, int) or positions.dim() < 3:
-        return positions
-    if positions.shape[-1] > 1:
-        raise UsageError(
-            "positions", "[L] or [B, L], because the encoding moves positions of one axis", list(positions.shape)
-        )
-    return positions[..., 0]

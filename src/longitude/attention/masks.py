@@ -14,9 +14,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from longitude.errors import UsageError, check_sizes, nearest
+from longitude.errors import UsageError, check_sizes
 from longitude.native.derivatives import assert_later, numbers_of
-from longitude.native.tensors import in_memory
 from longitude.positions.coordinates import floor_divide, within
 
 Reach = tuple[int | None, int | None]
@@ -50,6 +49,12 @@ class Mask:
             if x is not None and (x.shape[-1] != keys or (x.dim() == 2 and not one_or(x.shape[0], batch))):
                 who = f"{type(self).__name__}({name})"
                 raise UsageError(who, f"[{keys}] or [{batch}, {keys}], one per key", list(x.shape))
+
+    def require_column(self, expected: str) -> None:
+        """ValueError unless its column is a tensor of integers or bools, [Lk] or [B, Lk]."""
+        (x,) = (getattr(self, name) for name in self._columns)
+        if not isinstance(x, Tensor) or x.is_floating_point() or x.dim() not in (1, 2):
+            raise UsageError(type(self).__name__, expected, kind_of(x))
 
     def parts(self) -> tuple[Mask, ...]:
         """The masks that must all allow a pair."""
@@ -173,26 +178,16 @@ class Documents(Mask):
 
     Args:
         ids: Integers [Lk] or [B, Lk], of the keys; queries are the last of them.
-        contiguous: Whether the tokens of each document are known to be adjacent, so that the host need not wait for a GPU to
-            check this; on the CPU it is checked.
 
     Raises:
-        ValueError: For anything else, and for contiguous=True where a document comes back.
+        ValueError: For anything else.
     """
 
     _columns = ("ids",)
     ids: Int[Tensor, ...]
-    contiguous: bool = False
 
     def __post_init__(self):
-        if not isinstance(self.ids, Tensor) or self.ids.is_floating_point() or self.ids.dim() not in (1, 2):
-            raise UsageError("Documents", "integer ids [Lk] or [B, Lk]", kind_of(self.ids))
-        if self.contiguous and in_memory(self.ids):
-            changes, distinct = ((x.diff() != 0).sum(-1) for x in (self.ids, self.ids.sort(-1).values))
-            if not torch.equal(changes, distinct):
-                raise UsageError(
-                    "Documents", "the tokens of each document side by side", "contiguous=True and one that returns"
-                )
+        self.require_column("integer ids [Lk] or [B, Lk]")
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Int[Tensor, " n"]) -> Documents:
@@ -204,7 +199,7 @@ class Documents(Mask):
         Raises:
             ValueError: They do not begin with 0, or decrease.
         """
-        return cls(numbers_by_ends("cu_seqlens", cu_seqlens), contiguous=True)
+        return cls(numbers_by_ends("cu_seqlens", cu_seqlens))
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         return equal_pairs(self.ids[..., q_order], self.ids[..., k_order])
@@ -229,8 +224,7 @@ class Padding(Mask):
     valid: Tensor
 
     def __post_init__(self):
-        if not isinstance(self.valid, Tensor) or self.valid.is_floating_point() or self.valid.dim() not in (1, 2):
-            raise UsageError("Padding", "valid [B, Lk] of bool or int", kind_of(self.valid))
+        self.require_column("valid [Lk] or [B, Lk] of bool or int")
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         return for_heads(self.valid[..., k_order].bool()[..., None, :] & (q_order[:, None] >= q_order[:1, None]))
@@ -414,11 +408,8 @@ class Chunks(Mask):
 
     def __post_init__(self):
         check_sizes("Chunks", size=self.size)
-        places = self.places
-        if places is not None and (
-            not isinstance(places, Tensor) or places.is_floating_point() or places.dim() not in (1, 2)
-        ):
-            raise UsageError("Chunks", "integer places [Lk] or [B, Lk]", kind_of(places))
+        if self.places is not None:
+            self.require_column("integer places [Lk] or [B, Lk]")
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
@@ -546,19 +537,14 @@ def _meet(a: Reach, b: Reach) -> Reach:
     return max(lows) if lows else None, min(highs) if highs else None  # torch.compile does not support default=
 
 
-KNOWN = ("Causal", "Window", "Dilated", "Chunks", "Band", "Prefix", "Global", "Documents", "Padding", "NoMask")
-
-
 def require_mask(mask: object) -> None:
-    """ValueError unless it is a mask; for a name, with the nearest one."""
+    """ValueError unless it is a mask."""
     if not isinstance(mask, Mask):
-        near = nearest(mask, KNOWN) if isinstance(mask, str) else None
-        hint = f"; did you mean lg.{near}?" if near else ""
         raise UsageError(
             "mask",
             "lg.Causal(), Window(size), Dilated(size, step), Chunks(size), Band(before, after), "
             "Prefix(length), Global(tokens), Documents(ids), Padding(valid), NoMask() or their & and |",
-            f"{kind_of(mask)}{hint}",
+            kind_of(mask),
         )
 
 

@@ -55,22 +55,16 @@ def with_logit(lse: Float[Tensor, "B H Lq"], logit: Float[Tensor, ...]) -> Float
 
 
 def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
-    parts = (
-        [*zip(outs, lses, strict=False)] if isinstance(outs, list | tuple) and isinstance(lses, list | tuple) else []
-    )
-    kinds = [_kind(out, lse) for out, lse in parts]  # no set: the hash of a length makes it a constant of a graph
-    if not parts or len(outs) != len(lses) or None in kinds or any(kind != kinds[0] for kind in kinds):
+    lists = [x if isinstance(x, list | tuple) and all(isinstance(y, Tensor) for y in x) else [] for x in (outs, lses)]
+    parts = [*zip(*lists, strict=False)]
+    # No set: the hash of a length makes it a constant of a graph.
+    kinds = [(out.shape, lse.shape, out.dtype, lse.dtype, out.device, lse.device) for out, lse in parts]
+    alike = parts and len(outs) == len(lses) and all(kind == kinds[0] for kind in kinds)
+    out, lse = parts[0] if parts else (None, None)
+    floats = alike and out.is_floating_point() and lse.is_floating_point() and out.device == lse.device
+    if not floats or out.dim() != 4 or lse.shape != out.shape[:3]:
         raise UsageError(
             "merge_attention",
             "a list of floating-point outputs [B, H, Lq, Dv] and a list of as many logsumexps [B, H, Lq], all alike",
             f"{list(map(kind_of, outs))} and {list(map(kind_of, lses))}" if parts else f"{outs!r} and {lses!r}",
         )
-
-
-def _kind(out: object, lse: object) -> tuple[object, ...] | None:
-    """What all parts have in common; None for tensors that are no part."""
-    if not all(isinstance(x, Tensor) and x.is_floating_point() for x in (out, lse)):
-        return None
-    assert isinstance(out, Tensor) and isinstance(lse, Tensor)
-    fits = out.dim() == 4 and lse.shape == out.shape[:3] and out.device == lse.device
-    return (out.shape, out.dtype, out.device, lse.dtype) if fits else None

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from longitude.attention.documents import begins_of, require_number_per_token, require_tokens
 from longitude.attention.mixer import Mixer, MixerInputs, require_cache, require_no_weights, require_plain
-from longitude.errors import UsageError
 from longitude.native.derivatives import readable
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, canonical, explicit, following
@@ -37,14 +36,6 @@ class StateInputs(NamedTuple):
     tables: Any
     documents: Int[Tensor, "B Lk"] | None
     cached: bool
-
-    def one_axis(self, who: str) -> Int[Tensor, "*B L"]:
-        """The positions as [L] or [B, L]; ValueError if they have several axes."""
-        if self.positions.dim() < 3:
-            return self.positions
-        if self.positions.shape[-1] > 1:
-            raise UsageError(f"positions: {who} measures one axis", "[L] or [B, L]", list(self.positions.shape))
-        return self.positions[..., 0]
 
 
 class StateMixer(Mixer):

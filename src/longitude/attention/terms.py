@@ -25,7 +25,7 @@ from longitude.positions.base import (
     Transport,
 )
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import Positions
+from longitude.positions.coordinates import Positions, single_axis
 from longitude.positions.terms import require_shape
 
 
@@ -85,12 +85,8 @@ def of_one_axis(
         return q_positions, k_positions
     if not any(term.reads_positions for term in terms):
         return max(gap, 0), max(-gap, 0)  # unread
-    for positions in (q_positions, k_positions):
-        if isinstance(positions, Tensor) and positions.dim() == 3 and positions.shape[-1] > 1:
-            raise UsageError(
-                "positions", "[L] or [B, L], because the encoding's terms measure one axis", list(positions.shape)
-            )
-    return tuple(p[..., 0] if isinstance(p, Tensor) and p.dim() == 3 else p for p in (q_positions, k_positions))  # type: ignore[return-value]
+    q_positions, k_positions = (single_axis("the encoding's terms", p) for p in (q_positions, k_positions))
+    return q_positions, k_positions
 
 
 # ---- around a backend --------------------------------------------------------------------------------------------------

@@ -104,6 +104,15 @@ def by_axis(positions: Tensor, axes: int, who: str) -> Tensor:
     raise UsageError(who, f"positions [L], [B, L] or [B, L, {axes}]", list(positions.shape))
 
 
+def single_axis(who: str, positions: Positions) -> Positions:
+    """Positions without a dimension for axes; ValueError if each token has several numbers."""
+    if isinstance(positions, int) or positions.dim() < 3:
+        return positions
+    if positions.shape[-1] > 1:
+        raise UsageError(f"positions: {who}", "[L] or [B, L], of one axis", list(positions.shape))
+    return positions[..., 0]
+
+
 def wide(device: torch.device) -> torch.dtype:
     """float64 if the device has it, else float32: the dtype of angles, slopes and fixed biases."""
     return torch.float32 if device.type == "mps" else torch.float64

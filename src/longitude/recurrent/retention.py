@@ -15,7 +15,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, UsageError
 from longitude.native.derivatives import numbers_of
-from longitude.positions.coordinates import wide
+from longitude.positions.coordinates import single_axis, wide
 from longitude.positions.rotation import RotaryTable, apply_rotary
 from longitude.recurrent.base import RecurrentMixer
 from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
@@ -129,7 +129,7 @@ class Retention(RecurrentMixer):
 
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor]]:
         q, k, v = (split_heads(project(x), self.num_heads) for project in (self.q_proj, self.k_proj, self.v_proj))
-        table = rotary_table(inputs.one_axis("Retention"), self.head_dim, state_dtype(x))
+        table = rotary_table(single_axis("Retention", inputs.positions), self.head_dim, state_dtype(x))
         q, k = apply_rotary(q, table, "interleaved"), apply_rotary(k * self.head_dim**-0.5, table, "interleaved")
         out, after = retention(q, k, v, state=None if state is None else state[0], **self.options(inputs))
         out = F.rms_norm(out.to(state_dtype(out)), (self.value_dim,), eps=self.norm_eps).to(out.dtype)

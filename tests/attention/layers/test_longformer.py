@@ -89,18 +89,17 @@ def test_equals_transformers(case, length, exact):
 
 
 # ---- a mask -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
 @pytest.mark.parametrize("length", [1, 30])
 @pytest.mark.parametrize("encoding", [None, lg.ALiBi(HEADS)], ids=["plain", "offsets"])
-def test_with_equal_projections_it_is_attention_under_a_mask(length, causal, encoding):
-    m, full = layer(encoding, causal=causal), lg.MultiHeadAttention(DIM, HEADS, encoding=encoding, bias=True).double()
+def test_with_equal_projections_it_is_attention_under_a_mask(length, encoding):
+    m, full = layer(encoding), lg.MultiHeadAttention(DIM, HEADS, encoding=encoding, bias=True).double()
     for n in "qkv":
         getattr(m, f"global_{n}_proj").load_state_dict(getattr(m, f"{n}_proj").state_dict())
     full.load_state_dict(m.state_dict(), strict=False)
     order, x = torch.arange(length), tokens(length)
     chosen = torch.stack([order % 9 == 0, (order == 3) | (order == 4)])
     documents = torch.stack([order // 13, torch.where(order < 2, -1, 0)])
-    mask = (lg.Band(WINDOW, WINDOW) | lg.Global(chosen)) & (lg.Causal() if causal else lg.NoMask())
+    mask = lg.Band(WINDOW, WINDOW) | lg.Global(chosen)
     out, expected = m(x, tokens=chosen, documents=documents), full(x, mask=mask, documents=documents)
     close(out[documents >= 0], expected[documents >= 0])
     close(out[1, :2], m.o_proj.bias.expand(min(2, length), -1))  # padding
@@ -119,12 +118,11 @@ def test_encodings_that_rotate_queries_and_keys():
 
 # ---- the price ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
-def test_memory_grows_with_the_length_alone(causal):
+def test_memory_grows_with_the_length_alone():
     """Forward and backward: four times the tokens take four times the memory."""
     peaks = []
     for length in (512, 2048):
-        m, x = LongformerAttention(DIM, HEADS, window=32, causal=causal), torch.randn(1, length, DIM)
+        m, x = LongformerAttention(DIM, HEADS, window=32), torch.randn(1, length, DIM)
         peaks.append(memory_of(lambda: m(x, tokens=[0, 100, 200]).sum().backward()).peak)  # noqa: B023
     assert peaks[1] < 4.4 * peaks[0]
 

@@ -20,7 +20,7 @@ def theirs(q, k, v, **options):
     return out.transpose(1, 2), rest.transpose(1, 2)
 
 
-@pytest.mark.parametrize("options", [{}, {"attend_current": True, "scale": 0.7}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"scale": 0.7}], ids=str)
 def test_it_is_the_authors_formula(options):
     """Values and gradients, of one block of queries and of several."""
     given = qkv()
@@ -33,12 +33,11 @@ def test_it_is_the_authors_formula(options):
         close(mine, other, 1e-12)
 
 
-@pytest.mark.parametrize("attend_current", [False, True])
-def test_weights_and_what_is_left_over_are_one(attend_current):
+def test_weights_and_what_is_left_over_are_one():
     q, k, _ = qkv()
-    out, rest = lg.stick_breaking(q, k, torch.ones_like(k), attend_current=attend_current)
+    out, rest = lg.stick_breaking(q, k, torch.ones_like(k))
     close(out[..., 0] + rest, torch.ones_like(rest))
-    close(rest[:, :, 0] == 1, torch.full_like(rest[:, :, 0], not attend_current, dtype=torch.bool))
+    assert (rest[:, :, 0] == 1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -57,10 +56,10 @@ def test_large_scores_of_either_sign_are_exact(size, dtype):
 
 def test_logarithms_of_later_keys_do_not_cancel():
     """A key with a score of 1e5 breaks all of the stick; small parts of keys after it stay exact in float32."""
-    k = torch.tensor([1e5, -9.0, -9.0]).view(1, 1, 3, 1)
-    out, _ = lg.stick_breaking(torch.ones_like(k), k, torch.eye(3)[None, None], scale=1.0, attend_current=True)
+    k = torch.tensor([1e5, -9.0, -9.0, 0.0]).view(1, 1, 4, 1)
+    out, _ = lg.stick_breaking(torch.ones_like(k), k, torch.eye(4)[None, None], scale=1.0)
     part = torch.sigmoid(torch.tensor(-9.0, dtype=torch.float64))
-    close(out[0, 0, 2].double(), torch.stack([(1 - part) ** 2, part * (1 - part), part]), 0.0, 1e-6)
+    close(out[0, 0, 3, :3].double(), torch.stack([(1 - part) ** 2, part * (1 - part), part]), 0.0, 1e-6)
 
 
 def test_documents_and_windows_are_sticks_of_their_own():
@@ -91,8 +90,6 @@ def test_the_remainder_goes_to_the_token_itself():
     [
         (lambda q, k, v: lg.stick_breaking(q, k[:, :, :5], v[:, :, :5]), {"what": "stick_breaking"}),
         (lambda q, k, v: lg.stick_breaking(q, k, v, mask=lg.NoMask()), {"got": "NoMask"}),
-        (lambda q, k, v: lg.stick_breaking(q, k, v, attend_current=1), {}),
-        (lambda *_: lg.mixer("stick_breaking", dim=8, num_heads=2, attend_current=True, remainder=True), {"got": "both"}),
     ],
 )  # fmt: skip
 def test_refused(call, fields):

@@ -25,7 +25,7 @@ from longitude.errors import UsageError
 from longitude.native.derivatives import readable, with_zero_gradients
 from longitude.positions.base import Encoding, OffsetBias
 from longitude.positions.composed import Composed, compose
-from longitude.positions.coordinates import as_int, wide
+from longitude.positions.coordinates import as_int, single_axis, wide
 from longitude.positions.rotation import RotaryTable
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def attend_tokens(
     encoding, reset, valid, dtype = inputs.encoding, inputs.reset, inputs.valid, q.dtype
     if encoding.transforms:
         q, k = encoding.queries(q, inputs.tables), torch.cat([k, encoding.keys(k, inputs.tables)], -1)
-    places = inputs.one_axis("hierarchical attention").view(-1, 1, q.shape[2], 1)
+    places = single_axis("HierarchicalAttention", inputs.positions).view(-1, 1, q.shape[2], 1)
     flags = [x for x in (reset, valid) if x is not None]
     counted = len(flags) == 0 and state is None  # lengths alone decide which blocks there are
     traced = not counted and not inputs.cached and not readable(*flags)
@@ -438,8 +438,6 @@ def refusal(encoding: Encoding) -> str | None:
             return f"{name} adds {type(term).__name__} to scores, and a block of hierarchical attention has only a distance"
     if compose(encoding).regions():
         return f"{name} moves positions by pair of tokens, and a block of hierarchical attention has one position"
-    if encoding.rotate_values:
-        return f"{name} rotates values, and a block of hierarchical attention pools them without positions"
     if not encoding.stable_keys:
         return f"{name} follows the length of the sequence, and hierarchical attention keeps summaries of one length"
     rotates = type(encoding).queries is not Encoding.queries or type(encoding).keys is not Encoding.keys

@@ -121,7 +121,6 @@ class LatentAttention(AttentionLayer):
         cache = inputs.cache
         self.require_sizes(encoding)
         require_cache(self, cache, self.cache_kinds)
-        self.require_width(cache)
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         absorbed = self.absorbs(call, encoding)
         x = self.convolve("input", x, call, inputs)
@@ -238,12 +237,6 @@ class LatentAttention(AttentionLayer):
                         f"{name}={expected} for latent attention, whose encodings rotate rope_dim numbers of each head",
                         got,
                     )
-
-    def require_width(self, cache: Any) -> None:
-        """ValueError for a cache of latents of another width."""
-        width = self.kv_rank + self.rope_dim
-        if cache is not None and cache.get_seq_length() and (held := cache.keys.shape[-1]) != width:
-            raise UsageError("cache", f"one of width {width}, as this LatentAttention.cache_layer() makes", held)
 
 
 def adds(encoding: Composed) -> bool:

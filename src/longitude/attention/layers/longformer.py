@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.documents import require_number_per_token, require_tokens, runs_of
 from longitude.attention.heads import Headed, HeadedOptions, join_heads, split_heads
-from longitude.attention.masks import Band, Causal, Documents, Global, Mask, NoMask, Padding, Pairs
+from longitude.attention.masks import Band, Documents, Global, Mask, NoMask, Padding, Pairs
 from longitude.attention.operation import attend
 from longitude.errors import check_sizes
 from longitude.positions.base import Encoding
@@ -33,7 +33,6 @@ class LongformerAttention(Headed):
         num_heads: heads.
         encoding: an encoding that reads only positions.
         window: tokens on either side: transformers' attention_window is 2 window.
-        causal: whether later tokens, j > i, are hidden from all queries.
         bias: whether the projections have biases.
         head_dim, dropout, scale, backend: as in MultiHeadAttention.
 
@@ -51,13 +50,12 @@ class LongformerAttention(Headed):
         encoding: Encoding | Sequence[Encoding] | None = None,
         *,
         window: int,
-        causal: bool = False,
         bias: bool = True,
         **options: Unpack[HeadedOptions],
     ):
         super().__init__(dim, num_heads, bias=bias, **options)
         check_sizes("LongformerAttention", window=window)
-        self.window, self.causal = window, causal
+        self.window = window
         self.global_q_proj, self.global_k_proj, self.global_v_proj = (
             nn.Linear(dim, num_heads * self.head_dim, bias=bias) for _ in range(3)
         )
@@ -95,7 +93,7 @@ class LongformerAttention(Headed):
         batch, length = x.shape[:2]
         several = Global(tokens)
         several.validate(batch, length, length)
-        mask: Mask = Causal() if self.causal else NoMask()
+        mask: Mask = NoMask()
         if documents is not None:
             require_number_per_token(documents, batch, length)
             documents = runs_of(documents)
@@ -129,4 +127,4 @@ class LongformerAttention(Headed):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        return f"window={self.window}" + (", causal=True" if self.causal else "")
+        return f"window={self.window}"

@@ -21,7 +21,7 @@ from longitude.attention.mixer import MixerInputs, register_mixer, require_no_we
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.request import Request, require_heads, validate
 from longitude.attention.scores import per_query_head
-from longitude.errors import UsageError, check_choice
+from longitude.errors import UsageError
 from longitude.native.tensors import in_memory
 from longitude.positions.contextual import running_sum
 
@@ -36,7 +36,6 @@ def stick_breaking(
     *,
     mask: Mask | Bool[Tensor, "*B Lq Lk"] = Causal(),  # noqa: B008 (frozen)
     scale: float | None = None,
-    attend_current: bool = False,
 ) -> tuple[Float[Tensor, "B H Lq Dv"], Float[Tensor, "B H Lq"]]:
     """Stick-breaking attention: each key takes a part of what the nearer keys have left.
 
@@ -52,7 +51,6 @@ def stick_breaking(
         v: Values [B, Hkv, Lk, Dv].
         mask: A causal mask, as in `attend`. Keys that it hides take nothing.
         scale: Factor of q.k; None: D**-0.5.
-        attend_current: Whether a token also attends to itself, first: j <= i and l <= i.
 
     Returns:
         The output [B, H, Lq, Dv] and the rest [B, H, Lq], in the dtype of q.
@@ -67,30 +65,26 @@ def stick_breaking(
     rows, keys = q.shape[2], k.shape[2]
     mask = from_tensor(mask, q.shape[0], rows, keys) if isinstance(mask, Tensor) else mask
     validate(q, k, v, mask, scale, 0.0)
-    check_choice("stick_breaking", bool, attend_current=attend_current)
     if rows > keys:
         raise UsageError("stick_breaking", "queries that are the last of the keys", f"{rows} queries and {keys} keys")
     require_past("stick_breaking", mask)
     factor = q.shape[3] ** -0.5 if scale is None else scale
-    out, rest = _broken(Request(q, k, v, (), mask, keys - rows, 0, factor, q_order=keys - rows), attend_current)
+    out, rest = _broken(Request(q, k, v, (), mask, keys - rows, 0, factor, q_order=keys - rows))
     return out.to(q.dtype), rest.to(q.dtype)
 
 
-def _broken(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
+def _broken(r: Request) -> tuple[Tensor, Tensor]:
     """Output and rest of a request, in float32 or wider."""
     with torch.autocast(r.q.device.type, enabled=False):
-        block = partial(_of_block, attend_current=attend_current)
         rows = CACHED_ROWS if in_memory(r.q) else None  # a GPU and a graph take large blocks
-        return nan_where_attended(BACKENDS["reference"], r, partial(chunked, of_block=block, rows=rows))
+        return nan_where_attended(BACKENDS["reference"], r, partial(chunked, of_block=_of_block, rows=rows))
 
 
-def _of_block(r: Request, attend_current: bool) -> tuple[Tensor, Tensor]:
+def _of_block(r: Request) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(r.q.dtype, torch.float32)
     # The last key first, so that sums run forwards: flipping keys costs less than flipping scores.
     k, v = (per_query_head(x.flip(2).to(dtype), r.heads) for x in (r.k, r.v))
-    allowed = r.allowed()
-    if not attend_current:
-        allowed = allowed & (r.k_tokens() < r.q_tokens()[:, None])
+    allowed = r.allowed() & (r.k_tokens() < r.q_tokens()[:, None])
     z = ((r.scale * r.q.to(dtype)) @ k.mT).masked_fill(~allowed.flip(-1), -math.inf)
     left = F.logsigmoid(-z)
     # Sums over the keys after each, without the key itself: in a difference of sums its large logarithm would cancel badly.
@@ -108,17 +102,16 @@ class StickBreaking(MultiHeadAttention):
         A_ij = sigmoid(z_ij) prod_{j<l<i} (1 - sigmoid(z_il)),   z_ij = q_i . k_j / sqrt(head_dim),   j < i
 
     Recency is its only position. Use it if of several keys that match a query the nearest should win, without an encoding.
-    Weights sum to at most 1. By default a token does not attend to itself, as in the authors' code, so the first token of a
+    Weights sum to at most 1. A token does not attend to itself, as by default in the authors' code, so the first token of a
     document gets zeros. Its cache keeps keys and values.
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale: As in MultiHeadAttention.
         qk_norm, qk_norm_eps, output_gate, short_conv, conv_kernel: As in MultiHeadAttention.
-        attend_current: Whether a token also attends to itself, first.
         remainder: Whether the rest of the weights goes to the token's own value, an option of the authors' models.
 
     Raises:
-        ValueError: As MultiHeadAttention, and for attend_current with remainder, which both give weight to the token itself.
+        ValueError: As MultiHeadAttention.
 
     Source:
         Tan et al. 2024, arXiv:2410.17980, https://arxiv.org/abs/2410.17980
@@ -133,15 +126,12 @@ class StickBreaking(MultiHeadAttention):
         num_heads: int,
         num_kv_heads: int | None = None,
         *,
-        attend_current: bool = False,
         remainder: bool = False,
         **options: Unpack[HeadOptions],
     ):
         # Its own function computes it: backend and softcap would be ignored, and given twice they are a TypeError.
         super().__init__(dim, num_heads, num_kv_heads, None, backend="auto", softcap=None, **options)
-        if attend_current and remainder:
-            raise UsageError("StickBreaking", "one of attend_current and remainder", "both", "leave one out")
-        self.attend_current, self.remainder = attend_current, remainder
+        self.remainder = remainder
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
         """Mix tokens as MultiHeadAttention does, without weights and memory."""
@@ -155,7 +145,7 @@ class StickBreaking(MultiHeadAttention):
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         dropout, order = self.dropout if self.training else 0.0, pairs.q_order
         r = Request(q, k, v, (), pairs.mask, order, 0, scale, dropout, q_order=order, pairs=pairs)
-        out, rest = _broken(r, self.attend_current)
+        out, rest = _broken(r)
         if self.remainder:
             out = out + rest[..., None] * per_query_head(v[:, :, order:], q.shape[1])
         return out.to(q.dtype), None

@@ -46,7 +46,7 @@ def refusal(r: Request) -> str | None:
     _, cuts, _ = _split(r.pairs)
     if cuts and torch.compiler.is_compiling():
         return "it needs one interval of keys per query, and padding and documents are unknown while compiling"
-    if all(isinstance(part, Chunks) or (isinstance(part, Documents) and part.contiguous) for part in cuts):
+    if all(isinstance(part, Chunks) for part in cuts):
         return None
     if r.pairs.once(_in_one_piece, r.q.device):
         return None
