@@ -1,5 +1,6 @@
 """CONTRIBUTING.md is executed: each file that it tells a newcomer to write is written, found by its package, and tested."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -16,6 +17,12 @@ LISTING = re.compile(r"`((?:src/longitude|tests)/[\w/]+\.py)`[^\n]*\n(?:[^\n`#]*
 def listings() -> dict[str, str]:
     """Path -> content of every file that the page shows."""
     return dict(LISTING.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+
+
+def test_modules_that_its_files_import_exist() -> None:
+    modules = {*re.findall(r"^from (longitude[\w.]+) import", "\n".join(listings().values()), re.MULTILINE)}
+    assert len(modules) > 20
+    assert [module for module in modules if importlib.util.find_spec(module) is None] == []
 
 
 @pytest.mark.slow
