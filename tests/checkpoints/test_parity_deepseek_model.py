@@ -1,6 +1,5 @@
 """DeepSeek's models of transformers, at toy size: the same logits from ours."""
 
-import copy
 from itertools import product
 
 import pytest
@@ -10,8 +9,6 @@ from torch.testing import assert_close
 from transformers import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, DeepseekV32ForCausalLM
 
 import longitude as lg
-from longitude.attention.layers.indexed import IndexedLatentAttention
-from longitude.attention.layers.latent import LatentAttention
 from tests.checkpoints.copied import SIZES
 
 YARN = {
@@ -100,16 +97,6 @@ def copied(model):
     return ours.eval()
 
 
-def copied_attention(attention):
-    config, (_, layout) = attention.config, rotation(attention.config)
-    encoding = lg.from_hugging_face(config).encoding(config.qk_rope_head_dim, layout)
-    kind = IndexedLatentAttention if hasattr(config, "index_topk") else LatentAttention
-    sizes = config.hidden_size, config.num_attention_heads
-    ours = kind(*sizes, encoding, **mixer_options(config), bias=config.attention_bias)
-    ours.load_state_dict(renamed(attention))
-    return ours.eval()
-
-
 CASES = {
     "plain": {},
     "full queries, tied, biases": {"q_lora_rank": None, "tie_word_embeddings": True, "attention_bias": True},
@@ -168,27 +155,3 @@ def test_left_padding_and_gradients_are_equal():
     for name, own in names.items():
         wanted, got = (m.model.layers[0].get_submodule(n).weight.grad for m, n in ((model, name), (ours, own)))
         assert_close(got, wanted, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("route", ["expanded", "absorbed"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_attention_amid_mixtures_of_experts(kind, route):
-    """Every attention layer of a model with experts is replaced by ours: the same logits."""
-    model = theirs(kind, dense=1, rope_parameters=YARN)
-
-    class Adapter(nn.Module):
-        def __init__(self, attention):
-            super().__init__()
-            self.ours = copied_attention(attention)
-            self.ours.route = route
-
-        def forward(self, hidden_states, position_ids=None, **_):
-            return self.ours(hidden_states, positions=position_ids), None
-
-    replaced = copy.deepcopy(model)
-    for layer in replaced.model.layers:
-        layer.self_attn = Adapter(layer.self_attn)
-    ids = torch.randint(3, 60, (2, 33))
-    places = torch.arange(5, 38)[None]
-    expected = model(ids, position_ids=places, use_cache=False).logits
-    assert_close(replaced(ids, position_ids=places, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)

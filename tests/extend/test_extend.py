@@ -336,12 +336,6 @@ def test_what_transformers_would_rotate_otherwise(save, checkpoint, refused, wri
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------
-def test_dry_run_writes_nothing(checkpoint, command, tmp_path) -> None:
-    code, printed, _ = command(checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn", "--dry-run")
-    assert code == 0 and "attention factor" in printed and "1.138629436" in printed
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_cost_is_measured(checkpoint, write, text, monkeypatch) -> None:
     monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)

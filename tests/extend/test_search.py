@@ -18,7 +18,6 @@ from longitude.extend.factors import Candidate, RotaryPairs, rotating_with
 from longitude.extend.plan import Target, pairs_of, plan_extension
 from longitude.extend.search import SearchResult, search, windows_of
 from longitude.extend.weights import write_checkpoint
-from longitude.measure.sources import read_text
 from longitude.measure.text import losses_by_length
 from longitude.runs.store import Store
 from tests.extend.conftest import LENGTH, config, loaded, logits
@@ -186,19 +185,6 @@ def test_the_budget_becomes_a_number_by_the_times_that_are_kept(model, tmp_path,
     assert times[0] == times[1] and times[0][0] == 0.8 and times[0][1] > times[0][2] > 0
 
 
-@pytest.mark.slow
-def test_the_budget_is_kept_or_a_note_precedes_it(model, tmp_path, monkeypatch) -> None:
-    """A sixth is for what is not searching, the starts are a part of it; a minute of candidates of half a second."""
-    assert [module.affordable(1.0, spent, 0.5) for spent in (0.0, 6.0, 60.0)] == [102, 90, 0]
-    notes = []
-    found = call(model, tmp_path / "s", evaluations=None, budget=1e-6, on_note=notes.append)
-    assert found.tried == module.FEWEST
-    assert len(notes) == 1 and "32 candidates" in notes[0]
-    monkeypatch.setattr(module, "PUBLISHED", 33)
-    call(model, tmp_path / "enough", evaluations=None, budget=60.0, on_note=notes.append)
-    assert len(notes) == 1
-
-
 # ---- errors ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
@@ -257,29 +243,3 @@ def test_longrope(tuned, arguments, text, checkpoint, command, refused, tmp_path
     assert logits(loaded(out), 2 * LENGTH).isfinite().all()
     assert torch.allclose(short, before, atol=1e-5) == (rope["attention_factor"] == 1 and not tuned)
     assert len(found["tuned"]["losses"] if tuned else [0, 0]) == 2
-
-
-# ---- a trained model -------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-def test_a_searched_model_beats_every_start_on_held_out_text(tmp_path) -> None:
-    """Trained at 64 tokens of the standard library; searched, and then measured, at 256 of other files."""
-    files = [content for _, content in read_text("stdlib").documents if len(content) > 8_000][:150]
-    tokens = [torch.frombuffer(bytearray(content), dtype=torch.uint8).long() for content in files]
-    windows, others = torch.cat(tokens[:110]).unfold(0, 64, 64), [file[:257] for file in tokens[110:]]
-    torch.manual_seed(0)
-    small = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=64, tie_word_embeddings=True, **small))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    for batch in windows[torch.randperm(len(windows))].split(24)[:300]:
-        optimizer.zero_grad()
-        model(input_ids=batch, labels=batch).loss.backward()
-        optimizer.step()
-    pairs = RotaryPairs(10_000.0, 16, 64, 256)
-    model.eval()
-    selection, held_out = (windows_of(some, 256) for some in (others[0::2], others[1::2]))
-    found = search(model, pairs, selection, evaluations=80, store=Store(tmp_path / "s"))
-    candidates = [Candidate(found.scheme.long_factor, found.scheme.attention_factor), *pairs.starts().values()]
-    searched, *starts = (
-        module._loss(model, pairs, each, held_out, tmp_path / f"{i}.jsonl") for i, each in enumerate(candidates)
-    )
-    assert found.scheme.attention_factor == 1 and searched < min(starts)
