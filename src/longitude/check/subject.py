@@ -23,7 +23,7 @@ from longitude.attention.state_mixer import StateMixer
 from longitude.check.selection import Selection
 from longitude.checkpoints.load import Checkpoint
 from longitude.models.stock_caches import arguments_of, cache_name
-from longitude.runs.quiet import greedy
+from longitude.runs.quiet import greedy, quiet
 from longitude.testing.engine import Battery, DoesNotApply, Measurement
 
 EQUAL = 1e-4
@@ -176,11 +176,16 @@ class Subject:
         if argument not in self.takes:
             raise DoesNotApply(f"forward takes no {argument}, so {so}")
 
-    def require_room(self, state: Mapping[str, Tensor]) -> None:
-        """DoesNotApply if no second copy of these weights can be made."""
+    def rebuilt(self, kind: Any, **options: Any) -> Any:
+        """A second model of its weights, by from_pretrained of a class. DoesNotApply if there is no room for it."""
+        state = self.model.state_dict()
         size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
         if self.device.type != "cpu" or 2 * size > psutil.virtual_memory().available:
             raise DoesNotApply("a second copy of its weights is not made on this device, or does not fit into memory")
+        with quiet():
+            return kind.from_pretrained(
+                None, config=copy.deepcopy(self.model.config), state_dict=dict(state), **options
+            )
 
     def with_cache(self, cache: Any) -> dict[str, Any]:
         """A cache as an argument of forward."""

@@ -395,41 +395,38 @@ class Agreement:
 
     def summed_up(self, layers: list[LayerRope | None]) -> Ropes:
         """A single RopeConfig if all rotating layers agree, else one for each layer type or label of the config."""
-        if isinstance(self.declared, dict):
-            by_label: dict[str, RopeConfig | None] = {}
-            for label, rope in self.declared.items():
-                members = [n for n, layer in enumerate(layers) if layer is not None and layer.label == label]
-                typed = [n for n, kind in enumerate(self.types) if kind == label]
-                by_label[label] = self.of(members, layers, typed) if members else None if typed else rope
-            return by_label
-        rotating = [n for n, layer in enumerate(layers) if layer is not None]
-        if self.alike(rotating, layers):
-            rope = self.of(rotating, layers, [*range(len(layers))])
-            assert rope is not None
-            return rope._replace(unrotated_temperature=self.declared.unrotated_temperature)
-        by_kind = {}
-        for kind in dict.fromkeys(self.types):
-            typed = [n for n, other in enumerate(self.types) if other == kind]
-            members = [n for n in typed if layers[n] is not None]
-            if kind is None or not self.alike(members, layers):
+        labels = by_type(self.declared) if isinstance(self.declared, dict) else None
+        rotating = {n: layer for n, layer in enumerate(layers) if layer is not None}
+        if isinstance(self.declared, RopeConfig) and alike(rotating):
+            return self.shared(rotating, [*range(len(layers))])._replace(
+                unrotated_temperature=self.declared.unrotated_temperature
+            )
+        by_label: dict[str, RopeConfig | None] = {}
+        for label in dict.fromkeys(self.types) if labels is None else labels:
+            typed = [n for n, kind in enumerate(self.types) if kind == label]
+            members = {
+                n: layer for n, layer in rotating.items() if (n in typed if labels is None else layer.label == label)
+            }
+            if labels is None and (label is None or not alike(members)):
                 raise NotUnderstood(
                     "not understood: layer_rope_theta: layers of one type have several bases; layers_from_hugging_face has each",
                     ["layer_rope_theta"],
                 )
-            by_kind[kind] = self.of(members, layers, typed) if members else None
-        return by_kind
+            idle = None if typed or labels is None else labels[label]
+            by_label[str(label)] = self.shared(members, typed) if members else idle
+        return by_label
 
-    @staticmethod
-    def alike(members: list[int], layers: list[LayerRope | None]) -> bool:
-        return all(layers[n] == layers[members[0]] for n in members)
-
-    @staticmethod
-    def of(members: list[int], layers: list[LayerRope | None], typed: list[int]) -> RopeConfig | None:
+    def shared(self, members: Mapping[int, LayerRope], typed: list[int]) -> RopeConfig:
         """Rotary parameters shared by the layers `members`, with `rotates` set if not all layers of their type rotate."""
-        first = layers[members[0]]
-        assert first is not None
-        some = None if {*typed} <= {*members} else tuple(n in members for n in range(len(layers)))
+        first = next(iter(members.values()))
+        some = None if {*typed} <= {*members} else tuple(n in members for n in range(len(self.seen)))
         return first.rope._replace(rotates=some)
+
+
+def alike(members: Mapping[int, LayerRope]) -> bool:
+    """Whether all layers rotate in the same way."""
+    rotations = [*members.values()]
+    return all(rotation == rotations[0] for rotation in rotations)
 
 
 def apart(table: RotaryTables, rope: RopeConfig, width: int) -> tuple[str | None, list[str]]:

@@ -81,9 +81,8 @@ def class_of(config: Mapping[str, Any] | Any) -> Any:
         return None
     try:
         with quiet():
-            made = CONFIG_MAPPING[kind](
-                **copy.deepcopy({key: each for key, each in config.items() if key != "model_type"})
-            )
+            keys = {key: value for key, value in config.items() if key != "model_type"}
+            made = CONFIG_MAPPING[kind](**copy.deepcopy(keys))
     except Exception as error:
         reason = "; ".join(filter(None, [" ".join(str(error).split())[:200], rotary_fault(config)]))
         raise ValueError(f"model_type {kind!r}: its class in transformers refuses this config ({reason})") from error

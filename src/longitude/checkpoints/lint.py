@@ -254,7 +254,7 @@ def turning_alike(facts: Facts) -> Iterator[str]:
     """Bases of 1 or less, by which later pairs turn as fast as the first, or faster."""
     for where in (facts.raw, *(parameters for _, parameters in rope_dicts(facts.raw))):
         for key in (*BASES, *LOCAL_BASES):
-            if type(base := where.get(key)) in (int, float) and base <= 1:
+            if isinstance(base := where.get(key), int | float) and base <= 1:
                 yield f"{key} = {base}, by which no pair turns slower than the first"
 
 

@@ -24,6 +24,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -212,14 +213,20 @@ def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrain
             f"{path}: there is no tokenizer (expected {TOKENIZERS[0]} or another of its kinds); copy the tokenizer's files "
             f"of the model it comes from into this folder"
         )
-    with quiet(), in_one_line(f"{path}: its tokenizer cannot be loaded"):
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    return read_tokenizer(path, f"{path}: its tokenizer cannot be loaded")
+
+
+def read_tokenizer(name: str, problem: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or a hub name, or of a tokenizer.json. ValueError with the problem, in one line."""
+    with quiet(), in_one_line(problem):
+        if Path(name).is_file():
+            return PreTrainedTokenizerFast(tokenizer_file=name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
     """A tokenizer of UTF-8 bytes: ids are byte values."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     letters = {letter: byte for byte, letter in bytes_to_unicode().items()}

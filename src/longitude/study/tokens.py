@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from longitude.checkpoints.load import in_one_line, quiet
+from longitude.checkpoints.load import read_tokenizer
 from longitude.measure.documents import ends_of, pieces_of, tokens_of
 from longitude.study.config import BYTE
 
@@ -86,12 +86,7 @@ def reader(name: str) -> Reader:
 
 
 def _tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     path = Path(name).expanduser()
     place = "there is no such file or folder, and no such name on the hub; byte reads bytes"
     problem = f"--tokenizer {name}: {'it cannot be loaded' if path.exists() else place}"
-    with quiet(), in_one_line(problem):
-        if path.is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(path))
-        return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
+    return read_tokenizer(str(path) if path.exists() else name, problem)

@@ -57,9 +57,7 @@ def of_transformers(subject: Subject) -> tuple[Any, str]:
         theirs = {name: tensor.shape for name, tensor in kind._from_config(copy.deepcopy(config)).state_dict().items()}
     if theirs != {name: tensor.shape for name, tensor in state.items()}:
         raise DoesNotApply(f"{kind.__name__} of transformers has other weights")
-    subject.require_room(state)
-    with quiet():
-        other = kind.from_pretrained(None, config=copy.deepcopy(config), state_dict=dict(state), dtype=subject.kind)
+    other = subject.rebuilt(kind, dtype=subject.kind)
     other.set_attn_implementation(config._attn_implementation)
     return other.eval(), replaced
 

@@ -25,7 +25,6 @@ from longitude.checkpoints.positions import is_rotary, last_position, table_of
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Frequencies
 from longitude.positions.scaling.base import Follows
-from longitude.runs.quiet import quiet
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 FAR = 100_003
@@ -496,10 +495,9 @@ def meta_device(subject: Subject) -> Measurement:
     unsaved = {name: table for name, table in model.named_buffers() if name not in state and table.numel()}
     if not unsaved:
         raise DoesNotApply("all that it keeps is among its weights")
-    subject.require_room(state)
-    with quiet(), empty_is_nan():
+    with empty_is_nan():
         try:
-            again = type(model).from_pretrained(None, config=model.config, state_dict=dict(state))
+            again = subject.rebuilt(type(model))
         except (AttributeError, NotImplementedError, OSError, TypeError, ValueError) as error:
             raise DoesNotApply(f"its class does not take its own weights ({type(error).__name__})") from error
     remade = dict(again.named_buffers())
