@@ -23,7 +23,6 @@ from longitude.runs.costs import TRAINING, Cost, training_memory
 from longitude.runs.device import Device, device_of, threads
 from longitude.runs.files import require_space
 from longitude.runs.store import Store
-from longitude.study.blocks import block_options
 from longitude.study.config import (
     BYTE,
     GENERATED,
@@ -36,7 +35,7 @@ from longitude.study.config import (
 from longitude.study.results import VERB, question_of
 from longitude.study.start import with_start
 from longitude.study.tasks.base import Task, of_task, sampler_of, task_of
-from longitude.study.train import build_model, flops_per_token, on_meta, tokens_read, train
+from longitude.study.train import block_options, build_model, flops_per_token, on_meta, tokens_read, train
 from longitude.study.trial import Trial
 from longitude.study.units import StudyPlan
 

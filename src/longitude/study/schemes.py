@@ -34,7 +34,6 @@ CANDIDATES = 64
 WINDOWS, TOKENS = 4, 8192
 """Text on which each list is tried: minimum number of windows, and total tokens."""
 Spec = Mapping[str, Any]
-Search = Callable[[Any, Sequence[Tensor], int, int, Progress], Any]
 
 
 @dataclass(frozen=True)
@@ -44,15 +43,12 @@ class Method:
     Attributes:
         scheme: (encoding, factor, training length) -> the scheme. It extends models with encodings that this scheme extends.
         positions: (positions, training length, length) -> position ids for the model, which stays as it is; None: 0, 1, 2, ...
-        search: (model, selection text, training length, length, on_progress) -> the extended model, found on this text; None:
-            nothing is searched for.
-        search_tokens: Tokens that the search evaluates at a length.
+        searched: Whether the scheme is searched for at each length, on the selection text.
     """
 
     scheme: Callable[[Spec, float, int], Scaling]
     positions: Callable[[Tensor, int, int], Tensor] | None = None
-    search: Search | None = None
-    search_tokens: int = 0
+    searched: bool = False
 
 
 def list_schemes() -> list[str]:
@@ -66,8 +62,7 @@ def method_of(name: str) -> Method:
     if name in METHODS:
         return METHODS[name]()
     if scaling.method_of(name).searched:  # NTK stands for the factors that are not known yet
-        tokens = CANDIDATES * TOKENS
-        return Method(lambda spec, factor, original: NTK(factor), search=with_searched_factors, search_tokens=tokens)
+        return Method(lambda spec, factor, original: NTK(factor), searched=True)
 
     def scheme(spec: Spec, factor: float, original: int) -> Scaling:
         chosen = scaling.scheme_of(name, factor, original)
@@ -146,11 +141,10 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
 def extended_on(
     model: Any, method: str, documents: Sequence[Tensor], original: int, length: int, on_progress: Progress
 ) -> Any:
-    """As `extended`, by a method that may search for its numbers on `documents`."""
-    search = method_of(method).search
-    if search is None or length <= original:
-        return extended(model, method, original, length)
-    return search(model, documents, original, length, on_progress)
+    """As `extended`, by a method that may search for its factors on `documents`."""
+    searches = method_of(method).searched and length > original
+    scheme = searched(model, documents, original, length, on_progress) if searches else method
+    return extended(model, scheme, original, length)
 
 
 def rotary_dim(spec: Spec) -> int:
@@ -168,13 +162,6 @@ def reader_of(model: Any, scheme: str, original: int, length: int) -> Reader:
         return model(input_ids=input_ids, position_ids=positions.expand_as(input_ids), **named)
 
     return Reader(model if place is None or length <= original else placed)
-
-
-def with_searched_factors(
-    model: Any, documents: Sequence[Tensor], original: int, length: int, on_progress: Progress
-) -> Any:
-    """A model with the LongRoPE factors that `searched` finds."""
-    return extended(model, searched(model, documents, original, length, on_progress), original, length)
 
 
 def searched(

@@ -45,11 +45,6 @@ def with_start(config: StudyConfig, data: StudyData, run: Path) -> StudyData:
     return replace(data, start=weights, description=data.description | {"start": label, "start_sha256": sha256})
 
 
-def is_there(start: str, run: Path) -> bool:
-    """Whether the study that --start names was begun."""
-    return is_study(_folder(start, run))
-
-
 def _folder(start: str, run: Path) -> Path:
     """The folder that --start names; a name without a slash is next to this study's folder."""
     name = start.partition(":")[0]
@@ -60,7 +55,7 @@ def _found(start: str, run: Path) -> tuple[Run, str]:
     """The study that --start names, and its label."""
     name, _, label = start.partition(":")
     folder = _folder(start, run)
-    if not is_there(start, run):
+    if not is_study(folder):
         near = "" if "/" in name else f" (a name without a slash is looked for next to {run})"
         got = f"none in {folder}{near}"
         raise UsageError(f"--start {start}", "a study", got, "run it first, or name its folder")

@@ -19,8 +19,10 @@ from longitude.study.copies import COPIES, foretold
 from longitude.study.data import WINDOWS, Examples, StudyData, Windows
 from longitude.study.results import FIRST, LAST
 from longitude.study.schemes import (
+    CANDIDATES,
     METHODS,
     PLAIN,
+    TOKENS,
     extended_by,
     extended_on,
     extends,
@@ -62,7 +64,7 @@ class Text(Task):
                 none = f"none of --encodings is such, got {listed(config.encodings)}"
                 raise ValueError(f"{extends_those}, and {none}; add rope, or leave the method out")
         data = super().prepare(config)
-        if any(method_of(scheme).search for scheme in schemes):
+        if any(method_of(scheme).searched for scheme in schemes):
             for length in beyond(config):
                 windows_of(data.apart, length)  # raises ValueError for a short selection text
         return data
@@ -115,7 +117,7 @@ class Text(Task):
         plain = [method for method in config.methods if method in PLAIN]
         copies = foretold(of.data.validation, trained, config.longest) if COPIES in config.methods else None
         schemes = [scheme for scheme in schemes_of(config) if extends(of.model.config, scheme, trained)]
-        searching = [scheme for scheme in schemes if method_of(scheme).search]
+        searching = [scheme for scheme in schemes if method_of(scheme).searched]
         parts = 1 + len(schemes) * len(config.test_lengths) + len(searching) * len(beyond(config))
         part = count()
 
@@ -158,8 +160,8 @@ class Text(Task):
 
     def measured_tokens(self, config: StudyConfig) -> int:
         schemes = len(schemes_of(config)) * config.documents * config.longest * len(config.test_lengths)
-        searched = len(beyond(config)) * sum(method_of(scheme).search_tokens for scheme in schemes_of(config))
-        return WINDOWS * (super().measured_tokens(config) + schemes) + searched
+        searches = len(beyond(config)) * sum(method_of(scheme).searched for scheme in schemes_of(config))
+        return WINDOWS * (super().measured_tokens(config) + schemes) + searches * CANDIDATES * TOKENS
 
 
 def copied(losses: list[DocumentLosses]) -> list[DocumentLosses]:
