@@ -195,11 +195,9 @@ class LongitudeModel(LongitudePreTrainedModel):
 
     def share_encodings(self, by_layer: Sequence[Composed]) -> None:
         """Give each layer its encoding; layers with the same members share one object."""
-        distinct = {tuple(composed): composed for composed in by_layer}
-        # Tuples, so that nothing is registered twice.
-        self.distinct_encodings = tuple(distinct.values())
-        self.encoding_index = tuple([*distinct].index(tuple(composed)) for composed in by_layer)
-        self.encoding_of_layer = tuple(distinct[tuple(composed)] for composed in by_layer)
+        distinct: dict[tuple[Encoding, ...], Composed] = {}
+        # a tuple, so that nothing is registered twice
+        self.encoding_of_layer = tuple(distinct.setdefault(tuple(composed), composed) for composed in by_layer)
 
     def taken(self, by_layer: list[Composed]) -> list[Composed]:
         """Each layer's encoding, without the members that its mixer does not support if one encoding is for all layers.
@@ -275,7 +273,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     def _call_of(self, x: Tensor, input_ids: Tensor | None, inputs: DecoderInputs, output_attentions: bool) -> Call:
         """Arguments of `forward` -> a Call, with a new cache if one is asked for."""
         batch, length = x.shape[:2]
-        position_ids, cache, use_cache = (inputs.get(name) for name in ("position_ids", "cache", "use_cache"))
+        position_ids, cache, use_cache = inputs.get("position_ids"), inputs.get("cache"), inputs.get("use_cache")
         # position_ids that start over mark documents in decoders of one stream, as in transformers
         restarts = isinstance(self.mask, Causal) and not self.cross
         documents = documents_in(inputs, batch, length, restarts)
@@ -304,8 +302,8 @@ class LongitudeModel(LongitudePreTrainedModel):
             ids = ids_so_far(input_ids, cache, past)
         return Call(self.mask, as_int(positions), streams, cache, order, ids)
 
-    def _positioned(self, x: Tensor, call: Call) -> tuple[Tensor, list[Any]]:
-        """The input of the first layer, [B, L, D], and the tables of each distinct encoding.
+    def _positioned(self, x: Tensor, call: Call) -> tuple[Tensor, dict[Composed, Any]]:
+        """The input of the first layer, [B, L, D], and the tables of each encoding.
 
         Tables are None for an encoding with keys that depend on the query.
         """
@@ -318,15 +316,21 @@ class LongitudeModel(LongitudePreTrainedModel):
         if first.at_input:
             x = first(partial(first.embed, x, places, places_of_member))
         x = F.dropout(x, self.hidden_dropout) if self.training and self.hidden_dropout else x
-        return x, [
-            composed(partial(composed.prepare, places, None, x.dtype))
+        return x, {
+            composed: composed(partial(composed.prepare, places, None, x.dtype))
             if composed.stable_keys and not composed.learns_frequencies
             else None
-            for composed in self.distinct_encodings
-        ]
+            for composed in dict.fromkeys(self.encoding_of_layer)
+        }
 
     def _run(
-        self, x: Tensor, call: Call, tables: list[Any], source: Source, output_states: bool, output_attentions: bool
+        self,
+        x: Tensor,
+        call: Call,
+        tables: dict[Composed, Any],
+        source: Source,
+        output_states: bool,
+        output_attentions: bool,
     ) -> tuple[Tensor, list[Any], list[Any], list[Any]]:
         """The layers and the last norm.
 
@@ -347,19 +351,18 @@ class LongitudeModel(LongitudePreTrainedModel):
                     hidden_states.append(x)
                 for cache in offloaded:
                     cache.layers[i].prefetch()
-                which = self.encoding_index[i]
+                encoding = self.encoding_of_layer[i]
                 inputs = MixerInputs(
                     call.mask,
                     call.positions,
                     call.streams,
                     None if call.cache is None else call.cache.layers[i],
-                    encoding=self.distinct_encodings[which],
-                    tables=tables[which],
+                    encoding=encoding,
+                    tables=tables[encoding],
                     return_weights=weighs is not None and weighs[i],
                     step=step,
                 )
                 cross = None if source.cache is None else source.cache.layers[i]
-                encoding: Any = self.distinct_encodings[which]
                 x, weights, cross_weights = encoding(
                     partial(layer, x, inputs, source.states, source.valid, cross, output_attentions)
                 )
