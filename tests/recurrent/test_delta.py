@@ -44,7 +44,7 @@ def test_every_mode_is_the_formula(form, by_channel, key_heads, length):
     every_form_is(by_matrices, gated_delta_rule, tokens(length, key_heads=key_heads, by_channel=by_channel))
 
 
-@pytest.mark.parametrize(("width", "values"), [(16, 16), (17, 33), (40, 130)])
+@pytest.mark.parametrize(("width", "values"), [(16, 16), (17, 33)])
 @pytest.mark.parametrize("by_channel", [False, True])
 def test_every_width_of_the_loop(by_channel, width, values):
     """Whole vectors of columns and rows, and parts of them, documents in between: values and gradients, in both dtypes."""
@@ -63,34 +63,6 @@ def test_every_width_of_the_loop(by_channel, width, values):
             close(ours, theirs, tolerance)
 
 
-@pytest.mark.parametrize("by_channel", [False, True])
-@pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
-def test_documents_padding_and_what_came_before(form, by_channel, mode):
-    """Each document as if alone, padding nowhere, and a state in the place of the tokens before."""
-    given = tokens(23, by_channel=by_channel)
-    options = {"mode": mode, "chunk_size": 4}
-    first = torch.zeros(2, 23, dtype=torch.bool)
-    first[:, [0, 9]] = True
-    out, state = gated_delta_rule(*given, reset=first, **options)
-    for start, stop in ((0, 9), (9, 23)):
-        alone = gated_delta_rule(*(x[:, :, start:stop] for x in given), **options)
-        close(out[:, :, start:stop], alone[0], 1e-12)
-    close(state, alone[1], 1e-12)
-
-    valid = torch.ones(2, 23, dtype=torch.bool)
-    valid[:, [3, 4, 22]] = False
-    padded, after = gated_delta_rule(*given, valid=valid, **options)
-    kept, state = gated_delta_rule(*(x[:, :, valid[0]] for x in given), **options)
-    close(padded[:, :, valid[0]], kept, 1e-12)
-    close(after, state, 1e-12)
-
-    _, before = gated_delta_rule(*(x[:, :, :10] for x in given), **options)
-    rest, after = gated_delta_rule(*(x[:, :, 10:] for x in given), state=before, **options)
-    whole, state = gated_delta_rule(*given, **options)
-    close(rest, whole[:, :, 10:], 1e-12)
-    close(after, state, 1e-12)
-
-
 def test_a_key_replaces_what_it_held():
     """Without decay and with beta 1 the last value written under a key is read, whatever was written before."""
     key = torch.eye(4)[[0, 1, 0, 2, 1, 0]][None, None]
@@ -98,13 +70,6 @@ def test_a_key_replaces_what_it_held():
     zero, one = torch.zeros(1, 1, 6), torch.ones(1, 1, 6)
     _, state = gated_delta_rule(key, key, v, zero, one)
     assert state.flatten().tolist() == [5.0, 4.0, 3.0, 0.0]
-
-
-def test_strong_decays_do_not_overflow(form):
-    q, k, v, g, beta = tokens(70, by_channel=True)
-    for decay in (1e3 * g, 1e3 * g[..., 0]):
-        out, state = gated_delta_rule(q.float(), k.float(), v.float(), decay.float(), beta.float())
-        assert out.isfinite().all() and state.isfinite().all()
 
 
 def test_heads_that_do_not_divide_are_refused():

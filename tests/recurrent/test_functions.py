@@ -50,6 +50,13 @@ def of_rwkv7(length: int, strength: float):
     return rwkv7, (r, log_w, k, v, kappa / kappa.norm(dim=-1, keepdim=True), a), (2, 2, 2, 2, 2, 2)
 
 
+def of_delta(length: int, strength: float):
+    q, k = random(2, BATCH, 2, length, KEYS)
+    v, g = random(BATCH, HEADS, length, VALUES, seed=1), -strength * uniform(BATCH, HEADS, length, KEYS, seed=2)
+    tokens = q, k / k.norm(dim=-1, keepdim=True), v, g, uniform(BATCH, HEADS, length, seed=3)
+    return gated_delta_rule, tokens, (2, 2, 2, 2, 2)
+
+
 def of_ssd(length: int, strength: float):
     b, c = random(2, BATCH, 2, length, KEYS)
     x, log_decay = random(BATCH, HEADS, length, VALUES, seed=1), -strength * uniform(BATCH, HEADS, length, seed=2)
@@ -79,7 +86,7 @@ def of_s4d(length: int, strength: float, n: int = VALUES):
     return s4d, (u, log_dt, A, torch.complex(*random(2, n, KEYS, seed=4))), (2, None, None, None)
 
 
-MATRICES = [of_retention, of_rwkv6, of_rwkv7, of_ssd, of_performer]
+MATRICES = [of_retention, of_rwkv6, of_rwkv7, of_delta, of_ssd, of_performer]
 SCANS = [of_rwkv4, of_selective_scan, of_s4d]
 
 

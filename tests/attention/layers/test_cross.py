@@ -8,7 +8,7 @@ from longitude.attention.layers.cross import CrossAttention
 from tests.support import close, random, refused_calls
 
 DIM, HEADS, SOURCE = 24, 4, 20
-LENGTHS = [(1, 1), (7, 3), (3, 7), (63, 130), (1, 130)]
+LENGTHS = [(1, 1), (7, 3), (3, 7)]
 
 
 def make(num_kv_heads=None, **options) -> CrossAttention:
@@ -48,17 +48,6 @@ def test_it_is_torchs_multihead_attention(rows, keys, padded):
     other = torch.autograd.grad(expected, [x, source, *theirs_of.values(), theirs.out_proj.weight], direction)
     for a, b in zip(mine, other, strict=True):
         close(a, b, atol=1e-10)
-
-
-def test_scale_and_dropout():
-    """scale multiplies scores; weights are dropped in training alone."""
-    x, source = random(2, 7, DIM), random(2, 9, SOURCE, seed=1)
-    sharp, tripled = make(scale=3 * (DIM // HEADS) ** -0.5), make()
-    tripled.q_proj.weight.data *= 3
-    close(sharp(x, source), tripled(x, source))
-    dropping = make(dropout=0.4)
-    close(dropping.eval()(x, source), make()(x, source))
-    assert not torch.equal(dropping.train()(x, source), dropping(x, source))
 
 
 def test_grouped_heads_are_repeated_heads():
@@ -165,7 +154,5 @@ test_refusals = refused_calls(
         (calling(valid=torch.ones(2, 5).bool()), "valid", "[2, 9]", "[2, 5]"),
         (calling(valid=torch.ones(2, 9)), "Padding", "[B, Lk]"),
         (another(source=S[:, :4]), "cache", "[2, 2, 9, 6]"),
-        (lambda: CrossAttention(DIM, HEADS, 3), "num_kv_heads", "num_heads", "3", "4"),
-        (lambda: make(kv_dim=0), "kv_dim", "1", "0"),
     ]
 )

@@ -70,16 +70,6 @@ def test_state_is_the_binary_counter() -> None:
     close(state.keys[:, :, -12:, : WIDTH // HEADS], keys[:, :, 192:], atol=1e-14)  # the last 7, and a window of 5
 
 
-# ---- the layer -------------------------------------------------------------------------------------------------------
-def test_the_gate_opens_to_the_window() -> None:
-    gate = layer(filled=False).gate_bias
-    assert gate is not None and gate.tolist() == [2.0] * HEADS
-
-
-def calling(batch: int = 3, **options):
-    return lambda: layer()(tokens(batch), **options)
-
-
 def after_45_tokens(batch: int = 3, **other):
     """A call of another layer, or of another batch, with the cache of a layer."""
     return lambda: layer(**other)(tokens(batch), cache=cache_after(layer(), tokens()))
@@ -87,8 +77,6 @@ def after_45_tokens(batch: int = 3, **other):
 
 test_refusals = refused_calls(
     [
-        (calling(positions=torch.zeros(3, 45, 2, dtype=torch.long)), "[3, 45, 2]"),
-        (calling(cache=object()), "cache", "HierarchicalAttention", "StateLayer", "cache_layer"),
         (after_45_tokens(window=6), "cache"),
         (after_45_tokens(2), "cache"),
         (after_45_tokens(encoding="bias"), "cache"),
