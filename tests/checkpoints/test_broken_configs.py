@@ -95,6 +95,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.filterwarnings("ignore")
 def test_broken_file(name, tmp_path):
@@ -111,6 +112,7 @@ def test_broken_file(name, tmp_path):
     assert all("\n" not in sentence for sentence in found)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_dict(name):
     """By from_hugging_face: refused with the key, or read as the class reads it with a warning that names the key."""

@@ -63,9 +63,8 @@ def row(found: dict, name: str) -> list[float]:
     return [each["perplexity"] for each in own["losses"]]
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_neox", "gemma3_text"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma3_text"])
 def test_losses_are_those_of_the_checkpoint_that_a_method_writes(kind, checkpoint, longer, compared, text) -> None:
     """Loaded by plain transformers; and the methods differ from each other by far more than that."""
     found = compared(checkpoint(kind))

@@ -327,6 +327,7 @@ def test_extended_by_others(kind, save, longer, write, refused) -> None:
     assert torch.equal(rotary_of(loaded(out)).inv_freq, rotary_of(direct).inv_freq)
 
 
+@pytest.mark.slow
 def test_what_transformers_would_rotate_otherwise(save, checkpoint, refused, write) -> None:
     """Llama's plain rotation takes no notice of a partial factor, its scaled ones do; Phi-3 makes longrope of every yarn."""
     source = save(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})

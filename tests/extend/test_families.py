@@ -123,7 +123,7 @@ QUICK = (
 )
 
 
-@pytest.mark.one_in(19)
+@pytest.mark.one_in(29)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", QUICK)
 def test_a_family(family, method, tmp_path) -> None:
