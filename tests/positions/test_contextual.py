@@ -52,8 +52,8 @@ def test_fox_equals_x_transformers() -> None:
 
 def test_cope_equals_x_transformers() -> None:
     """It adds q . E unscaled."""
-    encoding = lg.CoPE(3, max_position=4, scaled=False).double()
-    filled(encoding.table, table("counted", "table"))
+    encoding = lg.CoPE(3, max_position=4).double()
+    filled(encoding.table, 3**0.5 * table("counted", "table"))
     q, k, added = (table("counted", n)[None] for n in ("q", "k", "added"))
     ahead = torch.ones(9, 9, dtype=torch.bool).triu(1)
     want = (q @ k.mT / 3**0.5 + added).masked_fill(ahead, -torch.inf).softmax(-1) @ k
@@ -130,14 +130,6 @@ def test_published_cope() -> None:
     _, weights = lg.attend(k + 1, k, k, encoding=encoding, return_weights=True)
     added = (weights[0, 0, 3] / weights[0, 0, 3, 3]).log() + 0.5
     assert added.tolist() == pytest.approx([2, 1.5, 1, 0.5], abs=1e-12)
-
-
-def test_cope_scaled() -> None:
-    """The table read by queries that are scaled like the score."""
-    scaled, plain = (lg.testing.example("cope", max_position=3, scaled=one)() for one in (True, False))
-    plain.table.data = scaled.table.detach() / 8**0.5
-    q, k, v = torch.randn(3, 1, 1, 9, 8, dtype=torch.float64)
-    close(*(lg.attend(q, k, v, encoding=one).detach() for one in (scaled, plain)))
 
 
 # ---- PaTH: Yang et al. 2025, equations 2 to 4 ---------------------------------------------------------------------------------

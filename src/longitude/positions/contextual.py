@@ -21,12 +21,11 @@ class CoPE(Encoding):
 
     A position counts the tokens that the query's gates let through, so it may be a count of words or of sentences. It is
     clipped to max_position - 1. E [head_dim, max_position] is shared by heads, starts at zero, and is interpolated linearly
-    between its columns.
+    between its columns. scale is head_dim^-1/2, as in the authors' code.
 
     Args:
         head_dim: width of a head.
         max_position: columns of E.
-        scaled: scale is head_dim^-1/2, as in the authors' code; False: scale is 1, their variant "nodiv".
 
     Source:
         Golovneva et al. 2024, arXiv 2405.18719, https://arxiv.org/abs/2405.18719
@@ -36,9 +35,9 @@ class CoPE(Encoding):
     learned = True
     causal_only = True
 
-    def __init__(self, head_dim: int, max_position: int = 64, scaled: bool = True):
+    def __init__(self, head_dim: int, max_position: int = 64):
         super().__init__()
-        self.head_dim, self.max_position, self.scaled = head_dim, max_position, scaled
+        self.head_dim, self.max_position = head_dim, max_position
         self.table = nn.Parameter(torch.empty(head_dim, max_position))
         self.reset_parameters()
 
@@ -46,7 +45,7 @@ class CoPE(Encoding):
         nn.init.zeros_(self.table)
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        return (RowBias(Counted(self.table, self.head_dim**-0.5 if self.scaled else 1.0)),)
+        return (RowBias(Counted(self.table, self.head_dim**-0.5)),)
 
 
 @register("fox")

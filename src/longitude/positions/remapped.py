@@ -50,21 +50,6 @@ class Remapped(Rotary):
         require_positions(positions, who=type(self).__name__)
         return self.tables(positions if move is None else move(positions), length, dtype, center)
 
-    def offset(self, i: Tensor, j: Tensor) -> Tensor:
-        """The offset m(i, j) by which a query at i and a key at j <= i are rotated, float64.
-
-        Args:
-            i: positions of queries, integers; broadcast against those of keys.
-            j: positions of keys, integers.
-
-        Returns:
-            Offsets; NaN for keys in the future that have none.
-        """
-        offsets = _exact(i - j) * torch.nan
-        for region in self.regions():
-            offsets = torch.where(region.holds(i, j), _exact(region.queries(i)) - region.keys(j), offsets)
-        return offsets
-
 
 def _same(positions: Tensor) -> Tensor:
     return positions
