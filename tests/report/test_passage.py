@@ -9,10 +9,10 @@ from longitude.report import passage
 from longitude.report.passage import SMOOTH, Panel, Passage
 
 
-def made(pieces, values, mark=None, panels=3, unit="token"):
-    panel = Panel(pieces, np.asarray(values, float), mark)
+def made(pieces, values, mark=999_999, panels=3, unit="token"):
+    panel = Panel(pieces, np.asarray(values, float), mark, "rope")
     names = [f"model {i}" for i in range(panels)]
-    return Passage(name="text", title="T", caption="C.", unit=unit, panels=dict.fromkeys(names, panel))
+    return Passage(caption="C.", unit=unit, panels=dict.fromkeys(names, panel))
 
 
 def test_rows_hold_the_whole_text_and_a_color_is_the_mean_around_its_piece():
@@ -54,9 +54,9 @@ def test_numbers_that_are_not_finite_leave_a_scale():
 
 
 def test_means_before_and_after_the_line():
-    panel = Panel(["a"] * 4, np.array([1.0, 3.0, 5.0, 9.0]), 2)
+    panel = Panel(["a"] * 4, np.array([1.0, 3.0, 5.0, 9.0]), 2, "rope")
     assert panel.means == (2.0, 7.0)
-    assert panel._replace(mark=4).means == panel._replace(mark=None).means == (4.5, None)
+    assert panel._replace(mark=4).means == panel._replace(mark=5).means == (4.5, None)
     low, high = made(["a"] * 4, panel.values, 2).ends
     assert low <= 2 < high
 
@@ -68,7 +68,7 @@ def test_the_numbers_are_there_for_those_who_do_not_see_it():
 
 def test_a_title_has_the_lowest_and_the_highest_mean_behind_the_line_of_what_is_finite():
     values = {"low": [1.0] * 4 + [2.0] * 4, "high": [1.0] * 4 + [5.0] * 4, "broken": [1.0] * 4 + [np.nan] * 4}
-    panels = {name: Panel(["a"] * 8, np.asarray(each), 4) for name, each in values.items()}
-    title = Passage(caption="C.", unit="byte", panels=panels).finding()
+    panels = {name: Panel(["a"] * 8, np.asarray(each), 4, name) for name, each in values.items()}
+    title = Passage(caption="C.", unit="byte", panels=panels).title
     assert "2.00 bits for low" in title and "5.00 for high" in title and "broken" not in title
-    assert made(["a"] * 8, [1.0] * 8).finding() == "T"  # no line
+    assert "1.00" not in made(["a"] * 8, [1.0] * 8).title  # no line

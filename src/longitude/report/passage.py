@@ -36,19 +36,19 @@ class Panel(NamedTuple):
     Attributes:
         pieces: The text of each byte or token [n].
         values: A number of each [n], in bits.
-        mark: How many of them are within the training length; None if that is not known.
+        mark: How many of them are within the training length.
         label: The label by which a reader of a study selects the panel.
     """
 
     pieces: Sequence[str]
     values: np.ndarray
-    mark: int | None = None
-    label: str | None = None
+    mark: int
+    label: str
 
     @property
     def means(self) -> tuple[float, float | None]:
         """Mean within the training length, and mean after it; the mean of all and None if there is nothing after it."""
-        if not self.mark or self.mark >= len(self.values):
+        if self.mark >= len(self.values):
             return float(self.values.mean()), None
         return float(self.values[: self.mark].mean()), float(self.values[self.mark :].mean())
 
@@ -67,15 +67,11 @@ class Passage:
         caption: Which text it is.
         unit: Unit of a piece, "byte" or "token".
         panels: Name of a model -> the text under it.
-        name: Name of its file and of its section in a page.
-        title: Title of the drawing.
     """
 
     caption: str
     unit: str
     panels: Mapping[str, Panel]
-    name: str = "one-text"
-    title: str = "One text, colored by the loss of each model"
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -108,20 +104,21 @@ class Passage:
         mean = f"mean bits per {self.unit}"
         ends = any(panel.means[1] is not None for panel in self.panels.values())
         line = f"The line marks the training length. Numbers: {mean} before and after it."
-        whole = any(panel.mark and panel.means[1] is None for panel in self.panels.values())
+        whole = any(panel.means[1] is None for panel in self.panels.values())
         line += " A model without a line was trained at this length or a longer one." * whole
         numbers = line if ends else f"Numbers: {mean}."
         scale = f"on one scale, which starts at the mean loss{' before the line' * ends}"
         colors = f"Colors: the mean over {SMOOTH[self.unit]} {self.unit}s, {scale}."
         return f"{self.caption} More red means higher loss.{cell} {numbers} {colors}"
 
-    def finding(self) -> str:
+    @property
+    def title(self) -> str:
         """Title with the lowest and the highest mean loss beyond the training length."""
         means = {name: panel.means for name, panel in self.panels.items()}
         after = {name: bits for name, (_, bits) in means.items() if bits is not None and math.isfinite(bits)}
         marks = {self.panels[name].mark for name in after}
         if len(marks) != 1:
-            return self.title
+            return "One text, colored by the loss of each model"
         low, high = (choose(after, key=lambda name: after[name]) for choose in (min, max))
         start = f"Loss on one text after {self.unit} {marks.pop()}"
         if low == high:
@@ -164,7 +161,7 @@ class Row(NamedTuple):
 def figure(passage: Passage) -> Figure:
     """The passage as a figure of a page."""
     return Figure(
-        name=passage.name,
+        name="one-text",
         title=passage.title,
         caption=passage.words,
         alt=alternative(passage),
@@ -212,8 +209,7 @@ def _panel(passage: Passage, name: str, rows: Sequence[Row], tallest: int, color
         layers += _rule(panel, passage.columns, *place, x, y)
     title = alt.TitleParams(name, subtitle=panel.summary, subtitleColor=GREY, anchor="start", offset=8)
     sizes: dict[str, Any] = {"width": passage.columns * LETTER[0], "height": tallest * height}
-    described = {"description": panel.label} if panel.label else {}
-    return alt.layer(*layers, title=title).properties(**sizes, **described)
+    return alt.layer(*layers, title=title).properties(**sizes, description=panel.label)
 
 
 def _flat(records: Sequence[Mapping[str, Any]], *keys: str) -> Any:
@@ -245,7 +241,7 @@ def _runs(row: Row, place: int, light: float) -> Iterator[dict[str, Any]]:
 
 def place_of(passage: Passage, panel: Panel) -> tuple[int, int] | None:
     """(row, column) of the first piece after the training length; None if all are within."""
-    if panel.mark is None or panel.mark >= len(panel.pieces):
+    if panel.mark >= len(panel.pieces):
         return None
     before = sum(map(len, panel.pieces[: panel.mark])) if passage.lettered else math.ceil(panel.mark / passage.share)
     return divmod(before, passage.columns)

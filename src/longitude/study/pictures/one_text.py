@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from longitude.report import passage
 from longitude.report.figure import Figure
@@ -27,5 +26,4 @@ def one_text(analysis: Analysis) -> Iterator[Figure]:
     if panels:
         longest = max(len(panel.pieces) for panel in panels.values())
         caption = f"One held-out text of {longest:,} {run.task.unit}, of median compressed size. Models: the first seed of each."
-        drawn = passage.Passage(caption=caption, unit=run.task.unit.removesuffix("s"), panels=panels)
-        yield passage.figure(replace(drawn, title=drawn.finding()))
+        yield passage.figure(passage.Passage(caption=caption, unit=run.task.unit.removesuffix("s"), panels=panels))
