@@ -127,7 +127,6 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     """
 
     kind: str = "full"
-    kept: Tensor | None = None
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
@@ -140,6 +139,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.tails: dict[str, Tensor] = {}
         self.max_position: int | Tensor = 0
         self.center: Tensor | None = None
+        self.kept: Tensor | None = None
         self.ids = None
         self.buffers = GrowingBuffer(), GrowingBuffer()  # of keys and of values
 
@@ -214,7 +214,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         return self.keys, self.values
 
     def roll(self) -> None:
-        """Drop keys after a call, if this kind of layer drops any: override it, and `get_seq_length`, which counts all tokens."""
+        """Drop keys after a call, if this kind of layer drops any. It then sets `kept`; `get_seq_length` counts all tokens."""
 
     def apply_pending_reflections(self, encoding: Encoding) -> None:
         """Rewrite the keys by the reflections of the last call's tokens, which the next tokens need."""

@@ -127,20 +127,15 @@ class FirstAndLast(RollingCacheLayer):
         self.first = first
         super().__init__(first + last)
 
-    def forget(self) -> None:
-        super().forget()
-        self.kept = torch.arange(0)
-
     def roll(self) -> None:
-        held, tokens = self.held, self.get_seq_length()
-        order = torch.cat([self.kept, torch.arange(tokens - held + len(self.kept), tokens)])
-        dropped = max(0, held - self.keep)
-        places = torch.arange(held)
-        chosen = places[(places < self.first) | (places >= self.first + dropped)]
-        self.kept, self.dropped = order[chosen], self.dropped + dropped
-        self.positions = explicit(self.positions, held, chosen.device)[..., chosen]
-        self.keys, self.values = self.keys[:, :, chosen], self.values[:, :, chosen]
-        self.columns = {name: column[:, :, chosen] for name, column in self.columns.items()}
+        held = self.held
+        if held > self.keep:
+            chosen = torch.cat([torch.arange(self.first), torch.arange(held - self.keep + self.first, held)])
+            self.kept = chosen + self.dropped * (chosen >= self.first)  # earlier calls dropped those between
+            self.dropped += held - self.keep
+            self.positions = explicit(self.positions, held, chosen.device)[..., chosen]
+            self.keys, self.values = self.keys[:, :, chosen], self.values[:, :, chosen]
+            self.columns = {name: column[:, :, chosen] for name, column in self.columns.items()}
 
 
 class Sinks(lg.Mask):
@@ -162,3 +157,5 @@ def test_a_cache_may_keep_others_than_the_last_keys(encoding):
         assert cache.keys.shape[2] == 8
         assert cache.get_seq_length() == LENGTH
         assert cache.kept.tolist() == [0, 1, 2, *range(LENGTH - 5, LENGTH)]
+        cache.reset()
+        close(attention(X, mask=mask, cache=cache), attention(X, mask=mask))
