@@ -92,7 +92,7 @@ def _built(config: StudyConfig) -> tuple[dict[str, list[Any]], int]:
             brought = getattr(error, "what", None) in block_options(config)  # an option of the block only
             raise ValueError(f"{f'--block {config.block}, ' * brought}--encodings {label}: {error}") from error
     models = {
-        label: [each for i, each in enumerate(layers) if each not in layers[:i]] for label, layers in built.items()
+        label: [layer for i, layer in enumerate(layers) if layer not in layers[:i]] for label, layers in built.items()
     }
     return models, max(sizes)
 
@@ -118,8 +118,8 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     require_numbers(config)
     for name, right, expected in _rules(config, task):
         if not right:
-            given = getattr(config, name)
-            got = listed(given) if isinstance(given, tuple) else given
+            value = getattr(config, name)
+            got = listed(value) if isinstance(value, tuple) else value
             raise ValueError(f"{option(name)} must {expected}, got {got}")
     for name, lengths in (("train_length", (config.train_length,)), ("test_lengths", config.test_lengths)):
         for length in lengths:

@@ -94,9 +94,9 @@ def extends(config: Any, scheme: str, original: int) -> bool:
 
 def _extended(spec: Spec, scheme: Scaling, original: int, length: int) -> Spec | None:
     """The spec as its encoding's class extends it, None if it cannot; unchanged if a function builds the encoding."""
-    own = getattr(ENCODINGS[spec["name"]], "extended", None)
+    extend = getattr(ENCODINGS[spec["name"]], "extended", None)
     options = {name: value for name, value in spec.items() if name != "name"}
-    longer = options if own is None else own(options, scheme, original, length)
+    longer = options if extend is None else extend(options, scheme, original, length)
     return None if longer is None else {"name": spec["name"], **longer}
 
 
@@ -204,10 +204,10 @@ def searched(
 
 def windows_of(documents: Sequence[Tensor], length: int) -> list[Tensor]:
     """Windows [length + 1], evenly spread over the documents. ValueError if no document is long enough."""
-    each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
-    if not each:
+    windows = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
+    if not windows:
         expected, longest = f"selection text of {length + 1} tokens in a document", max(map(len, documents), default=0)
         raise UsageError("--methods longrope", expected, longest, "leave it out, or give a longer text")
-    count = min(len(each), max(WINDOWS, TOKENS // length))
-    places = [each[i * len(each) // count] for i in range(count)]
+    count = min(len(windows), max(WINDOWS, TOKENS // length))
+    places = [windows[i * len(windows) // count] for i in range(count)]
     return [document[i * length : (i + 1) * length + 1] for document, i in places]

@@ -31,17 +31,17 @@ def with_start(config: StudyConfig, data: StudyData, run: Path) -> StudyData:
     trials = {trial.seed: trial for trial in of.of(label)}
     weights = {seed: _weights(trials.get(seed), f"{who}: {label} of seed {seed}", of.path) for seed in config.seeds}
     trained = LongitudeConfig.from_pretrained(trials[config.seeds[0]].folder)
-    for each in config.encodings:
-        own = model_config(config, each)
+    for wanted in config.encodings:
+        model = model_config(config, wanted)
         for name in ALIKE:
-            ours, theirs = getattr(own, name), getattr(trained, name)
+            ours, theirs = getattr(model, name), getattr(trained, name)
             if ours != theirs:
-                raise ValueError(f"{who} has {name} {theirs}, {each} has {ours}; give the same")
+                raise ValueError(f"{who} has {name} {theirs}, {wanted} has {ours}; give the same")
         try:
-            take_weights(build_model(config, each, 0), weights[config.seeds[0]])
+            take_weights(build_model(config, wanted, 0), weights[config.seeds[0]])
         except ValueError as error:
-            raise ValueError(f"{who} does not fit --encodings {each}: {error}") from None
-    sha256 = {str(seed): hashlib.sha256(each).hexdigest() for seed, each in weights.items()}
+            raise ValueError(f"{who} does not fit --encodings {wanted}: {error}") from None
+    sha256 = {str(seed): hashlib.sha256(file).hexdigest() for seed, file in weights.items()}
     return replace(data, start=weights, description=data.description | {"start": label, "start_sha256": sha256})
 
 
@@ -61,7 +61,7 @@ def _found(start: str, run: Path) -> tuple[Run, str]:
         raise UsageError(f"--start {start}", "a study", got, "run it first, or name its folder")
     of = read_run(folder)
     if not label and len(of.labels) > 1 or label and label not in of.labels:
-        named = " ".join(f"{name}:{each}" for each in of.labels)
+        named = " ".join(f"{name}:{label}" for label in of.labels)
         raise UsageError(f"--start {start}", f"one label of the study, such as {named}", label or "none")
     return of, label or of.labels[0]
 

@@ -169,13 +169,15 @@ def first_model(config: StudyConfig, trial: Trial, data: StudyData) -> Any:
 
 def take_weights(model: Any, weights: bytes) -> None:
     """Copy the weights of a file into a model. ValueError names the first parameter that does not fit."""
-    saved, own = load(weights), dict(model.named_parameters())
-    for name in {**own, **saved}:
-        ours, theirs = (str([*each[name].shape]) if name in each else "none" for each in (own, saved))
+    saved, built = load(weights), dict(model.named_parameters())
+    for name in {**built, **saved}:
+        ours, theirs = (
+            str([*parameters[name].shape]) if name in parameters else "none" for parameters in (built, saved)
+        )
         if ours != theirs:
             raise ValueError(f"expected {name} {ours}, got {theirs}")
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in built.items():
             parameter.copy_(saved[name])
 
 

@@ -59,7 +59,7 @@ class Text(Task):
             raise ValueError(f"--methods {schemes[0]} extends {trained}, and {positions}")
         configs = {label: model_config(config, label) for label in config.encodings}
         for scheme in schemes:
-            if not any(extends(each, scheme, config.train_length) for each in configs.values()):
+            if not any(extends(model, scheme, config.train_length) for model in configs.values()):
                 extends_those = f"--methods {scheme} extends {extended_by(scheme)}"
                 none = f"none of --encodings is such, got {listed(config.encodings)}"
                 raise ValueError(f"{extends_those}, and {none}; add rope, or leave the method out")
@@ -84,11 +84,11 @@ class Text(Task):
 
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         losses = self.losses(of)
-        rows = [each.row(**of.labels) for each in losses]
+        rows = [sums.row(**of.labels) for sums in losses]
         tables = [
-            of.per_document(each.method, each.window, nats=each.nats, tokens=each.tokens, bytes=each.bytes)
-            for each in losses
-            if each.position_from is None
+            of.per_document(sums.method, sums.window, nats=sums.nats, tokens=sums.tokens, bytes=sums.bytes)
+            for sums in losses
+            if sums.position_from is None
         ]
         return rows, [*tables, *self.quarters(of, losses)]
 
@@ -104,11 +104,11 @@ class Text(Task):
         """The losses at the first and the last quarter of the positions, at the training length."""
         length = of.config.train_length
         quarter = max(1, length // 4)
-        bins = {(each.position_from, each.position_to): each for each in losses if each.window == length}
+        bins = {(part.position_from, part.position_to): part for part in losses if part.window == length}
         for name, start, stop in ((FIRST, 0, quarter), (LAST, length - quarter, length)):
-            inside = [each for (low, high), each in bins.items() if high and start <= (low or 0) and high <= stop]
+            inside = [part for (low, high), part in bins.items() if high and start <= (low or 0) and high <= stop]
             if inside:
-                sums = {key: sum(getattr(each, key) for each in inside) for key in ("nats", "tokens", "bytes")}
+                sums = {key: sum(getattr(part, key) for part in inside) for key in ("nats", "tokens", "bytes")}
                 yield of.per_document(name, length, **sums)
 
     def losses(self, of: Measuring) -> list[DocumentLosses]:
@@ -125,7 +125,7 @@ class Text(Task):
             i = next(part)
             return lambda done, total: of.on_progress(i * total + done, parts * total)
 
-        found = []
+        losses = []
         if plain and of.lengths:
             every = losses_by_length(
                 of.model,
@@ -137,8 +137,8 @@ class Text(Task):
                 progress=progress(),
                 **same(of),
             )
-            found += [each for each in every if not each.selected]
-            found += copied([each for each in every if each.selected])
+            losses += [sums for sums in every if not sums.selected]
+            losses += copied([sums for sums in every if sums.selected])
         for scheme, length in product(schemes, config.test_lengths):
             on_progress = progress() if scheme in searching and length > trained else of.on_progress
             model = extended_on(of.model, scheme, of.data.apart, trained, length, on_progress)
@@ -150,8 +150,8 @@ class Text(Task):
                 reader=reader_of(model, scheme, trained, length),
                 **same(of),
             )
-            found.append(replace(windows, method=scheme))
-        return found
+            losses.append(replace(windows, method=scheme))
+        return losses
 
     def left_out(self, of: Measuring) -> str | None:
         trained = of.config.train_length
@@ -166,13 +166,13 @@ class Text(Task):
 
 def copied(losses: list[DocumentLosses]) -> list[DocumentLosses]:
     """Losses on copied bytes, for the documents that have near and far ones: the same for every label and length."""
-    have = np.all([each.tokens > 0 for each in losses], axis=0)
+    have = np.all([copies.tokens > 0 for copies in losses], axis=0)
     if not losses or not have.any():
         return []
-    sums = [(each, each.nats[have], each.tokens[have]) for each in losses]
+    sums = [(copies, copies.nats[have], copies.tokens[have]) for copies in losses]
     return [
-        replace(each, method=each.selected, selected=None, nats=nats, tokens=tokens, bytes=tokens)
-        for each, nats, tokens in sums
+        replace(copies, method=copies.selected, selected=None, nats=nats, tokens=tokens, bytes=tokens)
+        for copies, nats, tokens in sums
     ]
 
 
