@@ -153,21 +153,12 @@ def filled(cache, layers: int):
     return cache
 
 
-def reflected():
-    """Keys of three heads, to be rewritten by reflections of four."""
-    path, layer = lg.PaTH(16, 4, 4), LongitudeCacheLayer()
-    layer.update(random(1, 3, 2, 4), random(1, 3, 2, 4))
-    layer.columns = path.context(random(1, 2, 16, dtype=torch.float32))[0]
-    layer.apply_pending_reflections(path)
-
-
 KEPT = [LongitudeCacheLayer] * 3
 test_other_caches_are_refused = refused_calls(
     [
         (lambda: adopt(filled(DynamicCache(), 1), KEPT[:1]), "LongitudeCache", "DynamicCache"),
         (lambda: adopt(filled(LongitudeCache(2), 2), KEPT), "cache", "LongitudeCache"),  # of another depth
         (static_cache, "DynamicCache", "StaticCache", "StaticLayer"),
-        (reflected, "cache", "3", "4"),
     ]
 )
 

@@ -61,11 +61,6 @@ def test_calls_of_regions_are_counted(capsys):
     assert re.findall(r"\d+", capsys.readouterr().out.splitlines()[0]) == ["8", "2"]
 
 
-def test_an_argument_that_attend_does_not_have():
-    with refused("'masks'", "'mask'"):
-        lg.explain(Q, K, V, masks=lg.Causal())
-
-
 # ---- memory ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "case",

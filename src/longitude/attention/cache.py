@@ -221,12 +221,6 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         for term in encoding.terms(self.columns) if self.columns else ():
             if isinstance(term, Transport):
                 assert self.keys is not None
-                if term.w.shape[1] != self.keys.shape[1]:
-                    raise UsageError(
-                        "cache",
-                        f"reflections with {self.keys.shape[1]} heads, as many as the keys that they rewrite",
-                        term.w.shape[1],
-                    )
                 self.keys = carried(self.keys, term.w, term.b, term.chunk)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:

@@ -58,11 +58,12 @@ def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     lists = [x if isinstance(x, list | tuple) and all(isinstance(y, Tensor) for y in x) else [] for x in (outs, lses)]
     parts = [*zip(*lists, strict=False)]
     # No set: the hash of a length makes it a constant of a graph.
-    kinds = [(out.shape, lse.shape, out.dtype, lse.dtype, out.device, lse.device) for out, lse in parts]
-    alike = parts and len(outs) == len(lses) and all(kind == kinds[0] for kind in kinds)
-    out, lse = parts[0] if parts else (None, None)
-    floats = alike and out.is_floating_point() and lse.is_floating_point() and out.device == lse.device
-    if not floats or out.dim() != 4 or lse.shape != out.shape[:3]:
+    kinds = [(out.shape, out.dtype, out.device, lse.dtype) for out, lse in parts]
+    fits = len(parts) > 0 and len(outs) == len(lses)
+    for kind, (out, lse) in zip(kinds, parts, strict=True):
+        fits = fits and kind == kinds[0] and out.dim() == 4 and lse.shape == out.shape[:3]
+        fits = fits and out.device == lse.device and out.is_floating_point() and lse.is_floating_point()
+    if not fits:
         raise UsageError(
             "merge_attention",
             "a list of floating-point outputs [B, H, Lq, Dv] and a list of as many logsumexps [B, H, Lq], all alike",

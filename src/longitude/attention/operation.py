@@ -374,12 +374,8 @@ def explain(
         A Verdict for each backend.
 
     Raises:
-        ValueError: As in `attend`; and for an argument that `attend` does not have.
+        ValueError: As in `attend`.
     """
-    known = attend.__kwdefaults__ or {}
-    for name in arguments:
-        if name not in known:
-            raise unknown("argument", name, known, "explain takes what attend takes.")
     options: dict[str, Any] = {**arguments}
     name = options.pop("backend", "auto")
     parts = requests(q, k, v, return_weights=return_weights, **options)

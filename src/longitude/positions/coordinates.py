@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -16,6 +16,7 @@ from longitude.native.tensors import needs_operator
 
 Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
 """Integer coordinates; an int p means p, p+1, ... With several axes, [L] and [B, L] mean the same number on every axis."""
+Some = TypeVar("Some", bound=Positions)
 
 
 def constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.device | None) -> Tensor:
@@ -104,13 +105,13 @@ def by_axis(positions: Tensor, axes: int, who: str) -> Tensor:
     raise UsageError(who, f"positions [L], [B, L] or [B, L, {axes}]", list(positions.shape))
 
 
-def single_axis(who: str, positions: Positions) -> Positions:
+def single_axis(who: str, positions: Some) -> Some:
     """Positions without a dimension for axes; ValueError if each token has several numbers."""
     if isinstance(positions, int) or positions.dim() < 3:
         return positions
     if positions.shape[-1] > 1:
         raise UsageError(f"positions: {who}", "[L] or [B, L], of one axis", list(positions.shape))
-    return positions[..., 0]
+    return positions[..., 0]  # type: ignore[return-value]
 
 
 def wide(device: torch.device) -> torch.dtype:

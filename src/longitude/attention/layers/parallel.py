@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from longitude.attention.heads import head_sizes
 from longitude.attention.layers.base import AttentionLayer, normed, require_past
-from longitude.attention.mixer import MIXERS, Mixer, MixerInputs, mixer_resolved, register_mixer
+from longitude.attention.mixer import MIXERS, Mixer, MixerInputs, mixer_resolved, register_mixer, require_cache
 from longitude.attention.state_mixer import StateMixer
 from longitude.errors import UsageError
 from longitude.positions.base import Encoding
@@ -64,7 +64,7 @@ class ParallelMixer(Mixer):
         super().__init__()
         num_kv_heads, head_dim = head_sizes("ParallelMixer", dim, num_heads, num_kv_heads, head_dim)
         sizes = {"dim": dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-        self.attention = _built("attention", attention, sizes)
+        self.attention: Any = _built("attention", attention, sizes)
         self.state = _built("state", state, sizes)
         self.attention_norm, self.state_norm = (nn.RMSNorm(dim, eps=1e-6) if normalize else None for _ in range(2))
         for name in ("scores", "rotates", "widens", "rotates_values", "has_weights", "growth", "choosing"):
@@ -95,11 +95,7 @@ class ParallelMixer(Mixer):
         cache, layer = inputs.cache, None
         require_past("ParallelMixer", inputs.mask)
         if cache is not None:
-            if not hasattr(cache, "tails"):
-                expected = f"the {type(self.cache_layer()).__name__} that its cache_layer() makes"
-                raise UsageError(
-                    "cache: ParallelMixer", expected, getattr(cache, "owner", None) or type(cache).__name__
-                )
+            require_cache(self, cache, self.attention.cache_kinds)
             layer, past = self.state.cache_layer(), cache.get_seq_length()
             layer.seen, layer.newest, layer.state = past, cache.next_positions() - 1, cache.tails.get(STATE)
             if past and layer.state is None:
