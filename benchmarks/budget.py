@@ -58,7 +58,9 @@ def code_lines(path: Path) -> int:
 
 
 def code_in(*folders: Path) -> int:
-    return sum(code_lines(path) for folder in folders for path in folder.rglob("*.py"))
+    return sum(
+        code_lines(path) for folder in folders for path in folder.rglob("*.py*") if path.suffix in (".py", ".pyi")
+    )
 
 
 def count(root: Path) -> dict[str, int]:
@@ -66,7 +68,7 @@ def count(root: Path) -> dict[str, int]:
     package, tests = root / "src" / "longitude", [*(root / "tests").rglob("*.py")]
     return {
         "src, lines of code": code_in(package),
-        "files in src": len([*package.rglob("*.py")]),
+        "files in src": len([*package.rglob("*.py"), *package.rglob("*.pyi")]),
         "tests, lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in tests),
         "scripts, lines of code": code_in(root / "benchmarks", root / "docs", root / ".ci", root / "release"),
         "public names": len((root / "docs" / "public_api.txt").read_text().splitlines()),
