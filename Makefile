@@ -26,7 +26,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test quick near test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-decode gpu properties numbers claims verdicts api freeze-api notebooks laws docs dist dist-test clean new-torch native
+.PHONY: help install study report checkpoint test quick near test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-decode gpu properties numbers claims verdicts calibration api freeze-api notebooks laws docs dist dist-test clean new-torch native
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -107,6 +107,9 @@ claims: $(VENV)/study.stamp ## make docs/claims.md from benchmarks/results/claim
 
 verdicts: $(VENV)/study.stamp ## print the verdicts of the claims; ARGS="runs/claims --run" runs their studies first (hours; --plan says how many)
 	PYTHONPATH=benchmarks $(BIN)/python -m claims $(ARGS)
+
+calibration: $(VENV)/study.stamp ## print how many published comparisons have the same sign here, and which have not
+	$(BIN)/python benchmarks/calibration.py
 
 api: $(VENV)/study.stamp ## make docs/api.md, the index of public names
 	$(BIN)/python docs/make_api.py
