@@ -20,8 +20,7 @@ LOW, SAME, HIGH = ((level, level, level * 1.5) for level in (2.0, 2.01, 2.4))
 def studies(tmp_path_factory):
     folder = tmp_path_factory.mktemp("studies")
     lengths = {"train_length": 256, "test_lengths": (256, 512, 1024)}
-    values = {"low": LOW, "same": SAME, "high": HIGH}
-    labels = dict(zip(("rope", "t5", "alibi"), values.values(), strict=True))
+    labels = {"rope": LOW, "t5": SAME, "alibi": HIGH}
     write_run(folder / "text", labels, seeds=(0, 1, 2), steps=4, noise=0.001, **lengths)
     write_answers(
         folder / "copy", {"rope": (1.0, 1.0, 0.1, 0.0), "t5": (1.0, 1.0, 0.95, 0.9)}, seeds=(0, 1, 2), steps=4
