@@ -245,10 +245,13 @@ def check_bounds(options: Any) -> None:
             raise UsageError(f"--{name.replace('_', '-')}", expected, value)
 
 
+OWN_CODE = "if it is yours, `longitude check my.py:build` tests the model that your function build() returns"
+
+
 def one_line_of(error: BaseException) -> str:
     """An error's message in one line, cut off if it is long, and without advice to run code that comes with a checkpoint."""
     if "trust_remote_code" in str(error):
-        return "it is code that comes with the checkpoint, and such code is never run"
+        return f"it is code that comes with the checkpoint, and such code is never run; {OWN_CODE}"
     message = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)  # which prints its key alone
     return shorten(message, 240, placeholder=" ...") or type(error).__name__
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedConfig
 
 from longitude.check.parts import check_part
 from longitude.check.quick import QUICK
 from longitude.check.subject import CHECKPOINT_LAWS
+from longitude.checkpoints.compare import not_rotary, ropes
 from longitude.cli import check as verb
 from longitude.cli.check import CheckOptions, part_of
 from longitude.testing.engine import Measurement
@@ -20,8 +22,8 @@ ENCODINGS, MIXERS = (Path("tests/testing") / f"broken_{kind}.py" for kind in ("e
 """Files as a user's own, where Broken and Decay are right."""
 
 
-def check(name: str, json: bool = False, **options) -> int:
-    return verb.check(name, CheckOptions(**options), json)
+def check(name: str, json: bool = False, all: bool = False, **options) -> int:
+    return verb.check(name, CheckOptions(**options), all, json)
 
 
 @pytest.fixture
@@ -33,6 +35,8 @@ def folder(tmp_path):
 @pytest.mark.slow
 def test_a_healthy_checkpoint(folder, capsys):
     assert check(str(folder)) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1, "nothing but the counts"
+    assert check(str(folder), all=True) == 0
     printed = capsys.readouterr().out
     assert "cached_decoding" in printed and re.search(r"\d+ laws: \d+ passed, 0 failed", printed)
 
@@ -40,7 +44,10 @@ def test_a_healthy_checkpoint(folder, capsys):
 def test_a_broken_checkpoint_is_explained_in_the_table_and_as_json(folder, capsys):
     edit_config(folder, rope_parameters=None)
     assert check(str(folder), laws=("files", "causality")) == 1
-    assert "files: config.json: expected rope_theta" in (printed := capsys.readouterr().out) and "1 failed" in printed
+    assert (
+        "files failed: config.json: expected rope_theta" in (printed := capsys.readouterr().out)
+        and "1 failed" in printed
+    )
     assert check(str(folder), json=True) == 1
     found = json.loads(capsys.readouterr().out)
     broken = [one for one in found["laws"] if one["status"] == "failed"]
@@ -76,9 +83,62 @@ def test_quick_needs_no_weights(folder, capsys):
         assert [one["law"] for one in found["laws"]] == list(QUICK) and found["weights"] == "random, few heads"
     edit_config(folder, rope_parameters=None)
     assert check(str(folder), quick=True) == 1
-    assert "files: config.json: expected rope_theta" in capsys.readouterr().out
+    assert "files failed: config.json: expected rope_theta" in capsys.readouterr().out
     with pytest.raises(ValueError, match="--dtype is for weights, and --quick reads none"):
         check(str(folder), quick=True, dtype="bfloat16")
+
+
+OWN = """
+from tests.check.building import llama
+from transformers import LlamaForCausalLM
+
+
+class Mine(LlamaForCausalLM):
+    off = 0
+
+    def forward(self, input_ids, cache=None, position_ids=None, **options):
+        past = 0 if cache is None else cache.get_seq_length()
+        if position_ids is None:
+            position_ids = past + self.off * (past > 0) + torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        return super().forward(input_ids, cache=cache, position_ids=position_ids, **options)
+
+
+def build(off=0):
+    model = llama()
+    model.__class__, model.off = Mine, off
+    return model
+"""
+
+
+def test_own_modeling_code_is_run_if_the_user_names_it(tmp_path, capsys):
+    (file := tmp_path / "my.py").write_text("import torch\n" + OWN)
+    laws = ("causality", "cached_decoding", "chunked_prefill")
+    assert check(f"{file}:build", laws=laws) == 0 and "3 laws: 3 passed" in capsys.readouterr().out
+    assert check(f"{file}:build:off=1", laws=laws) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("cached_decoding failed: ") and "the class Mine" in printed
+    assert check(f"{file}:build:off=1", laws=laws, json=True) == 1
+    assert [law["waits_for"] for law in json.loads(capsys.readouterr().out)["laws"]] == ["", "", "cached_decoding"]
+    assert "; 1 test waits for this one" in printed
+    with pytest.raises(ValueError, match="--quick is for saved models"):
+        check(f"{file}:build", quick=True)
+    with pytest.raises(ValueError, match="of a model, name a function that returns it"):
+        check(f"{file}:Mine")
+
+
+def test_code_that_comes_with_a_checkpoint_is_not_run_and_the_error_says_how_to_check_it(folder):
+    edit_config(folder, model_type="mine")
+    with pytest.raises(ValueError, match=r"never run; .*longitude check my.py:build"):
+        check(str(folder))
+
+
+def test_a_bare_base_declares_a_rotation():
+    config = type("MineConfig", (PreTrainedConfig,), {"model_type": "mine"})(
+        hidden_size=64, num_attention_heads=4, num_hidden_layers=2, rope_theta=500.0
+    )
+    assert [rope.base for rope in ropes(config).values()] == [500.0]
+    del config.rope_theta
+    assert "add its base to the config, as in rope_theta=" in str(not_rotary(config))
 
 
 class Raising:

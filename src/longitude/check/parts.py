@@ -1,4 +1,7 @@
-"""The laws of an encoding or a mixer: the public batteries, on a registered name or a class of the user's own."""
+"""The laws of an encoding or a mixer: the public batteries, on a registered name or a class of the user's own.
+
+A function of the user's may also return a model, on which `longitude.check.check` tries the laws of checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from torch import nn
 
 from longitude.attention.mixer import MIXERS, Mixer
 from longitude.errors import unknown
@@ -61,24 +66,38 @@ def battery_of(part: EncodingOrMixer, options: Mapping[str, Any]) -> PartBattery
 
 def built(build: Example) -> Encoding | Mixer:
     """Build an example. ValueError with a message for users if it cannot be built at the toy sizes."""
+    made = _made(build)
+    if not isinstance(made, Encoding | Mixer):
+        raise ValueError(
+            f"expected a class or a function that builds a longitude.Encoding or a longitude.Mixer, or a function that returns a "
+            f"model of transformers, got {build.name}, which builds a {type(made).__name__}"
+        )
+    return made
+
+
+def _made(build: Example) -> Any:
+    """What the factory of an example returns. ValueError with a message for users if it raises."""
     try:
-        made = build.factory(**build.resolved())
+        return build.factory(**build.resolved())
     except ValueError:
         raise
     except TypeError as error:
         sizes = ", ".join(f"{name}={value}" for name, value in SHAPES.items())
         raise ValueError(
             f"expected a class or a function that can be built with {sizes} and its own defaults, got "
-            f"{type(error).__name__}: {error}; give missing options after a colon, name=value"
+            f"{type(error).__name__}: {error}; give missing options after a colon, name=value; of a model, name a function that "
+            "returns it"
         ) from error
     except Exception as error:
         raise ValueError(f"{build.name} cannot be built: it raised {in_words(error)}") from error
-    if not isinstance(made, Encoding | Mixer):
-        raise ValueError(
-            f"expected a class or a function that builds a longitude.Encoding or a longitude.Mixer, got {build.name}, which "
-            f"builds a {type(made).__name__}"
-        )
-    return made
+
+
+def model_of(factory: EncodingOrMixer, options: Mapping[str, Any]) -> nn.Module | None:
+    """The model that a function of the user's returns; None if the factory is a name or a class, or builds another thing."""
+    if isinstance(factory, str | type):
+        return None
+    made = _made(MIXER_LAWS.example(factory, **options))
+    return made if isinstance(made, nn.Module) and hasattr(made, "config") else None
 
 
 def from_file_or_module(place: str, name: str) -> Any:

@@ -17,6 +17,7 @@ from longitude.check.subject import Subject
 from longitude.checkpoints.declared import unread
 from longitude.checkpoints.observed import NAME, recording
 from longitude.checkpoints.positions import is_rotary
+from longitude.models.stock_caches import OF_KEYS
 from longitude.testing.engine import DoesNotApply
 
 
@@ -63,7 +64,7 @@ def recorded(subject: Subject, tokens: Tensor, **options: Any) -> dict[int, Reco
     if reason := unread(subject.config):
         raise DoesNotApply(reason)
     with recorder(subject.model) as layers:
-        subject.model(input_ids=tokens, **({"use_cache": bool({"cache", "state"} & options.keys())} | options))
+        subject.model(input_ids=tokens, **({"use_cache": bool({*OF_KEYS, "state"} & options.keys())} | options))
     if not layers:
         raise DoesNotApply("its attention is its own, and shows no queries and keys")
     return dict(sorted(layers.items()))

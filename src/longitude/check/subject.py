@@ -22,7 +22,7 @@ from transformers import DynamicCache
 from longitude.attention.state_mixer import StateMixer
 from longitude.check.selection import Selection
 from longitude.checkpoints.load import Checkpoint
-from longitude.models.stock_caches import arguments_of, cache_name
+from longitude.models.stock_caches import OF_KEYS, arguments_of, cache_name
 from longitude.runs.quiet import greedy, quiet
 from longitude.testing.engine import Battery, DoesNotApply, Measurement
 
@@ -169,7 +169,7 @@ class Subject:
 
         A model of recurrent layers alone masks the tokens of a call.
         """
-        return self.cache_name == "cache" and not all(DynamicCache(config=self.model.config).is_linear)
+        return self.cache_name in OF_KEYS and not all(DynamicCache(config=self.model.config).is_linear)
 
     def require(self, argument: str, so: str) -> None:
         """DoesNotApply if forward does not take an argument; so: words for what cannot be tried without it."""

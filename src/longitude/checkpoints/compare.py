@@ -159,8 +159,8 @@ def not_rotary(config: Any) -> str | None:
     """Why positions are not rotary; None if they are, or if that is not understood."""
     if (reason := unread(config)) is not None:
         return reason
-    if not getattr(config, "rope_parameters", None):
-        return "its config has no rope_parameters"
+    if not names_rotation(as_mapping(config)):
+        return "its config has no rope_parameters; if the model rotates, add its base to the config, as in rope_theta=10000.0"
     try:
         return None if read(config).ropes else "no layer of its class rotates queries and keys"
     except ValueError:

@@ -30,7 +30,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
 from longitude.checkpoints.declared import fault_of, raw_config, require_numbers, text_part
-from longitude.errors import UsageError, one_line_of, unknown
+from longitude.errors import OWN_CODE, UsageError, one_line_of, unknown
 from longitude.hf.stock import KEY, class_of
 from longitude.positions.config_keys import BASES, SCHEMAS
 from longitude.positions.hugging_face import lost_type, names_rotation
@@ -401,7 +401,7 @@ def require_config(place: Path) -> dict[str, Any]:
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         expected = f"a model_type that transformers {transformers.__version__} has"
-        newer = "if a newer one has it, upgrade; code that comes with a checkpoint (trust_remote_code) is never run"
+        newer = f"if a newer one has it, upgrade; code that comes with a checkpoint is never run; {OWN_CODE}"
         raise UsageError(str(file), expected, repr(kind), newer)
     try:
         require_numbers(raw)

@@ -1,6 +1,7 @@
 """`longitude check`."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ OF_MODELS = ("length", "reference", "dtype", "quick", "device", "seed")
 def check(
     model_or_part: Annotated[str, tyro.conf.Positional],
     options: Annotated[CheckOptions, tyro.conf.arg(name="")],
+    all: bool = False,
     json: bool = False,
 ) -> int:
     """Test a checkpoint, an encoding or a mixer for position bugs.
@@ -74,13 +76,23 @@ def check(
     Args:
         model_or_part: A folder or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
             ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
+            Or your own function that returns a causal model of transformers: path/file.py:build. Its file is run.
         options: How.
-        json: Print JSON instead of the table.
+        all: Print every law, not only those that failed or could not be judged.
+        json: Print JSON, with all laws and numbers.
     """
     keep_threads_from_spinning()
     from longitude.runs.progress import Progress
 
-    target = part_of(model_or_part)
+    target, model = part_of(model_or_part), None
+    if target is not None:
+        from longitude.check.parts import model_of
+
+        if (model := model_of(*target)) is not None:
+            target = None
+            options.refuse(
+                f"is for saved models, and {model_or_part} builds one", "quick", "dtype", "allow_pickle", "against"
+            )
     if target is not None:
         options.refuse(
             f"is for models, and {model_or_part} is an encoding or a mixer", *OF_MODELS, "allow_pickle", "against"
@@ -96,7 +108,7 @@ def check(
             protocol: dict[str, Any] = {"kind": battery_of(*target).noun}
         else:
             with or_part(model_or_part):
-                results, protocol = check_model(model_or_part, options, progress)
+                results, protocol = check_model(model_or_part, options, progress, model)
     from longitude.testing.engine import counted
 
     count = counted(results)
@@ -105,12 +117,14 @@ def check(
         numbers = {status: count[status] for status in ("failed", "unknown")}
         print_json({"checked": model_or_part, **protocol, **numbers, "laws": rows})
     else:
-        show(model_or_part, protocol, results)
+        show(model_or_part, protocol, results, all)
     return FAILURES if count["failed"] else UNTRIED if count["unknown"] else DONE
 
 
-def check_model(model: str, options: CheckOptions, progress: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The laws of a model, and how they were tried."""
+def check_model(
+    model: str, options: CheckOptions, progress: Any, made: Any = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The laws of a model, and how they were tried. made: the model in memory, if a function of the user's returned it."""
     from longitude.check.quick import QUICK, random_model
     from longitude.check.run import check_subject, subject_of
     from longitude.checkpoints.declared import raw_config
@@ -131,7 +145,7 @@ def check_model(model: str, options: CheckOptions, progress: Any) -> tuple[dict[
     else:
         if model.endswith(".json"):
             raise ValueError(f"{model}: a config.json has no weights; --quick tries the laws that need none")
-        checkpoint = loaded(model)
+        checkpoint = loaded(model) if made is None else made.to(options.device)
         subject = subject_of(checkpoint, reference=None if reference is None else loaded(reference), **inputs)
     subject.on_progress = lambda share: progress.update(None, int(progress.done) + min(share, 0.99))
     results = check_subject(subject, laws, progress.update)
@@ -208,29 +222,36 @@ def or_part(name: str) -> Iterator[None]:
 
 
 # ---- output ------------------------------------------------------------------------------------------------------------
-def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-    """The table, the reason of each failed law, and one line of summary."""
+def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any], every: bool) -> None:
+    """What failed or could not be judged, with its reason, and one line of counts; every: a table of all laws before it."""
     from rich.text import Text
 
-    from longitude.report.table import show as display, table
+    from longitude.report.table import sentences, show as display, table
     from longitude.testing.engine import STATUSES, counted
 
     color = dict(zip(STATUSES, COLORS, strict=True))
-    laws = table("law", "status", "measured", "threshold", "what it claims, or why it is not applicable", words=5)
-    laws.columns[4].no_wrap = False
+    waiting = Counter(result.waits_for for result in results.values())
+    laws = table("law", "result", "what it claims, or why it is not applicable", words=3)
+    laws.columns[2].no_wrap = False
     reasons = []
     for result in results.values():
         reason = result.reason if result.status == "not applicable" else result.claim
         reason += f" ({result.reason})" if result.status == "passed" and result.reason else ""
-        status = Text(result.status, color[result.status])
-        laws.add_row(result.law, status, number(result.measured), number(result.threshold), Text(reason))
+        laws.add_row(result.law, Text(result.status, color[result.status]), Text(reason))
         if result.status in ("failed", "unknown"):
-            reason = "unknown: " * (result.status == "unknown") + result.reason
-            reason += f" [{result.whose}]" if result.whose else ""
-            reasons.append(Text.assemble((f"\n{result.law}: ", color[result.status]), reason))
+            sentence = f"{result.law} {result.status}: {result.reason}" + f" [{result.whose}]" * bool(result.whose)
+            sentence += f"; error {number(result.measured)}, at most {number(result.threshold)} allowed" * (
+                result.measured is not None and result.measured > 0
+            )
+            if waits := waiting[result.law]:
+                sentence += f"; {waits} {'test waits' if waits == 1 else 'tests wait'} for this one"
+            reasons.append(Text(f"{sentences(sentence)}\n"))
+            reasons[-1].stylize(color[result.status], 0, len(f"{result.law} {result.status}:"))
     counts = ", ".join(f"{n} {status}" for status, n in counted(results).items() if n or status != "unknown")
     how = ", ".join(f"{key} {value}" for key, value in protocol.items() if key != "kind" and value is not None)
-    display(laws, *reasons, f"\n{checked}, {len(results)} laws: {counts}" + (f"  ({how})" if how else ""))
+    more = "" if every else "; --all prints each"
+    summary = f"{checked}, {len(results)} laws: {counts}{more}" + (f" ({how})" if how else "")
+    display(*[laws, ""] * every, *reasons, sentences(summary))
 
 
 def number(value: float | None) -> str:

@@ -55,6 +55,10 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]], mark: str = "last_pos
     return cache
 
 
+OF_KEYS = ("cache", "past_key_values")
+"""Names of a cache of keys: that of transformers, and its former one, which users' own models still have."""
+
+
 def arguments_of(model: Any) -> set[str]:
     """Names of the arguments of a model's forward; if it has **kwargs, also those of the forwards that it overrides."""
     forwards = [model.forward, *(kind.forward for kind in type(model).__mro__ if "forward" in vars(kind))]
@@ -70,7 +74,7 @@ def arguments_of(model: Any) -> set[str]:
 def cache_name(model: Any) -> str | None:
     """Name of the cache in a model's forward and outputs, "state" in RWKV; None for a model without a cache."""
     arguments = arguments_of(model)
-    return next((name for name in ("cache", "state") if name in arguments), None)
+    return next((name for name in (*OF_KEYS, "state") if name in arguments), None)
 
 
 def kinds_of(config: Any, places: int, accelerated: bool) -> dict[str, Callable[[], Any]]:

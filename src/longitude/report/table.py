@@ -1,6 +1,8 @@
 """Tables as text: on the terminal, in plain lines, as Markdown and as LaTeX."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,7 +12,7 @@ from rich.text import Text
 
 from longitude.runs.progress import Screen
 
-UNCUT = 200
+UNCUT = 10_000
 """Columns of an output that is no terminal: a file has no margin to cut tables at."""
 
 
@@ -96,4 +98,14 @@ def show(*parts: Any) -> None:
     """Print tables and sentences to standard output; words are taken as they are, brackets included."""
     console = Screen(width=width())
     for part in parts:
-        console.print(part, highlight=False, markup=False, crop=False, soft_wrap=not isinstance(part, Table))
+        is_table = isinstance(part, Table)
+        with console.capture() if is_table and not console.is_terminal else nullcontext() as captured:
+            console.print(part, highlight=False, markup=False, crop=False, soft_wrap=not is_table)
+        if captured is not None:
+            console.file.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def sentences(text: str) -> str:
+    """Text with its lines broken between words to fit a terminal; elsewhere as it is."""
+    whole = {"break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(line for part in text.split("\n") for line in wrap(part, width(), **whole) or [""])

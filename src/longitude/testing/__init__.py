@@ -6,7 +6,7 @@
     testing.check(MyEncoding, slope=3.0)            # a class, with options,
     testing.check(lambda: MyEncoding(num_heads=4))  # or anything that builds a fresh one for the toy size, SHAPES
 
-`check` tries every law and returns the Result of each: whether it passes or does not apply, the measured number, the threshold,
+`check` tries every law and returns the Result of each: whether it passed, failed or is not applicable, the number, the threshold,
 the reason. The first that fails raises LawBroken, an AssertionError with the law and the number. In a test file:
 
     @pytest.mark.parametrize(("name", "law"), testing.cases())

@@ -85,6 +85,7 @@ class Result:
         reason: Why it failed, does not apply or could not be judged; remarks if it passed.
         position: The first position at which the threshold is exceeded, if there is one.
         whose: What causes a failure, if known. For a checkpoint: "the file", "the class ..." or "the rule".
+        waits_for: The failed law that this one rests on, and that must be corrected first; "" if there is none.
     """
 
     law: str
@@ -95,6 +96,7 @@ class Result:
     reason: str = ""
     position: int | None = None
     whose: str = ""
+    waits_for: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -362,6 +364,7 @@ def try_laws(
         failed = [name for name in law.rests_on if name in results and results[name].status == "failed"]
         if result.status == "failed" and failed:
             reason = f"it rests on {failed[0]!r}, which failed; correct that first"
-            result = replace(result, status="not applicable", reason=reason, position=None, whose="")
+            more = {"reason": reason, "position": None, "whose": "", "waits_for": failed[0]}
+            result = replace(result, status="not applicable", **more)
         results[law.name] = result
     return results

@@ -20,7 +20,7 @@ from longitude.check.laws.passes import require_one_way
 from longitude.check.laws.rotation import SHIFT, ropes
 from longitude.check.recorder import apart, recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
-from longitude.models.stock_caches import kinds_of, without_rounding
+from longitude.models.stock_caches import OF_KEYS, kinds_of, without_rounding
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.layers import LayerPositions
 from longitude.positions.rotation import Layout
@@ -51,12 +51,12 @@ class NotCroppable(RuntimeError):
 def require_cache(subject: Subject) -> None:
     """DoesNotApply for a model that does not accept and return a cache of transformers."""
     require_one_way(subject)
-    if subject.cache_name != "cache":
+    if subject.cache_name not in OF_KEYS:
         raise DoesNotApply("its forward takes no cache, so it cannot be given one")
     if not subject.attends:
         raise DoesNotApply("its layers are recurrent alone, and keep states instead of keys and values")
     answer = subject.model(input_ids=subject.tokens(2), use_cache=True)
-    if not isinstance(getattr(answer, "cache", None), Cache):
+    if not isinstance(getattr(answer, str(subject.cache_name), None), Cache):
         raise DoesNotApply("its answers have no cache of transformers' classes")
 
 

@@ -19,10 +19,12 @@ from longitude.check.recorder import outputs, recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.compare import border_of, read
 from longitude.checkpoints.positions import last_position
+from longitude.models.stock_caches import OF_KEYS
 from longitude.positions.base import Temperature, encoding
 from longitude.positions.scaling.base import Follows
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
+CURRENT, FORMER = OF_KEYS
 FEW = 4
 """Tokens or chunks with which a repair is tried."""
 STEPS = 64
@@ -89,6 +91,8 @@ def cached_decoding(subject: Subject) -> Measurement:
     measurement = subject.measurement(ways, "decoding with the cache gives other logits than a whole pass")
     shown = any(subject.first_above(ways[way]) is not None for way in (BEGUN, BEHIND))
     cause = measurement.cause + (where_apart(subject, tokens, ways) if shown else "")
+    if subject.cache_name == FORMER:
+        cause += f"; generate() passes the cache as `{CURRENT}`: rename the argument {FORMER}"
     equal = "with as many keys as its config says, too, where the first of equal scores are taken"
     return replace(measurement, cause=cause, note=equal if CHOSEN in ways else "")
 
