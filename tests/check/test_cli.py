@@ -126,12 +126,6 @@ def test_own_modeling_code_is_run_if_the_user_names_it(tmp_path, capsys):
         check(f"{file}:Mine")
 
 
-def test_code_that_comes_with_a_checkpoint_is_not_run_and_the_error_says_how_to_check_it(folder):
-    edit_config(folder, model_type="mine")
-    with pytest.raises(ValueError, match=r"never run; .*longitude check my.py:build"):
-        check(str(folder))
-
-
 def test_a_bare_base_declares_a_rotation():
     config = type("MineConfig", (PreTrainedConfig,), {"model_type": "mine"})(
         hidden_size=64, num_attention_heads=4, num_hidden_layers=2, rope_theta=500.0
