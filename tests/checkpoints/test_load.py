@@ -53,7 +53,10 @@ def test_it_loads_what_was_saved(checkpoints, name):
             "expected a causal language model",
         ),
         (lambda folder: edit_config(folder, model_type="lama"), "'lama'"),
-        (lambda folder: edit_config(folder, model_type="mine", auto_map={"AutoConfig": "code.Config"}), "never run; .*my.py:build"),
+        (
+            lambda folder: edit_config(folder, model_type="mine", auto_map={"AutoConfig": "code.Config"}),
+            "never run; .*my.py:build",
+        ),
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer cannot be loaded"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer cannot be loaded"),
