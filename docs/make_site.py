@@ -25,7 +25,7 @@ SECTIONS = {
     "guides": ["guides/*"],
     "api": ["api/*"],
     "reference": [
-        "showing", "study-tasks", "measuring", "checking", "families", "extending",
+        "showing", "study-tasks", "measuring", "checking", "families", "extending", "serving", "audit",
         "ecosystem", "models", "patterns",
     ],
     "notebooks": ["examples/*"],

@@ -1,5 +1,6 @@
 """`serve.md`: the options of each engine give what the new folder has, by transformers and by llama.cpp's own formula."""
 
+import ast
 import json
 import math
 import re
@@ -45,14 +46,24 @@ def test_options_are_the_keys_of_the_new_config(kind, method, checkpoint, longer
         ("vllm", "--hf-overrides", "--max-model-len"),
         ("sglang", "--json-model-override-args", "--context-length"),
     ):
+        if method == "dynamic" and program == "vllm":  # it leaves the base unchanged
+            assert program not in commands
+            continue
         own, original = commands[program]
         assert options not in own and after(own, length) == after(original, length) == str(TO)
         keys = json.loads(after(original, options))
-        assert keys.pop("rope_parameters") == new["rope_parameters"]
-        assert keys == ({} if method == "dynamic" else {"max_position_embeddings": TO})
-    model = AutoModelForCausalLM.from_pretrained(
-        checkpoint(kind), **json.loads(after(commands["vllm"][1], "--hf-overrides"))
-    ).eval()
+        parameters = keys.pop("rope_parameters")
+        if program == "sglang":  # in place of attention_factor, which it does not read
+            scaled = parameters.get("full_attention", parameters)
+            assert (scaled.pop("attn_factor", None) is None) == (method != "ntk-by-parts")
+        assert parameters == new["rope_parameters"]
+        multiplied = method in ("linear", "dynamic") and kind != "gemma3_text"  # by the engine
+        assert keys == ({} if multiplied else {"max_position_embeddings": TO})
+    line = re.search(r"AutoModelForCausalLM.from_pretrained\(.*, (rope_parameters=.*)\)", (folder / FILE).read_text())
+    assert line
+    [call] = [node for node in ast.walk(ast.parse(f"f({line[1]})")) if isinstance(node, ast.Call)]
+    options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    model = AutoModelForCausalLM.from_pretrained(checkpoint(kind), **options).eval()
     close(logits(model, TO), logits(loaded(folder), TO), 1e-6)
 
 
@@ -64,7 +75,8 @@ def by_llama_cpp(words: list[str], base: float, dim: int, architecture: str) -> 
     given = {name: value for name, value in pairwise(words) if name.startswith("--")}
     overridden = [value.split("=") for name, value in pairwise(words) if name == "--override-kv"]
     keys = {key.removeprefix(f"{architecture}."): value.split(":") for key, value in overridden}
-    assert keys.pop("context_length") == ["int", str(TO)] and after(words, "-c") == str(TO)
+    assert keys.pop("context_length", None) == (None if "yarn" in words else ["int", str(TO)])  # YaRN raises it
+    assert after(words, "-c") == str(TO)
     base = float(given.get("--rope-freq-base", base))
     extrapolated = torch.tensor([base ** (-2 * i / dim) for i in range(dim // 2)], dtype=torch.float64)
     freq_scale = 1 / float(given.get("--rope-scale", 1))
@@ -111,7 +123,7 @@ def test_what_an_engine_cannot_is_no_command(longer) -> None:
     every = {"vllm": 2, "sglang": 2, "llama-server": 2, "transformers": 1}
     assert programs("llama", "yarn") == every
     assert programs("llama", "llama3") == programs("gemma3_text", "yarn") == every | {"llama-server": 1}
-    assert programs("llama", "dynamic") == every | {"llama-server": 0}
+    assert programs("llama", "dynamic") == every | {"llama-server": 0, "vllm": 0}
     assert programs("llama", "drope") == every | {"vllm": 0, "sglang": 0}
 
 

@@ -21,7 +21,7 @@ from inspect import Parameter, Signature, signature
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated, Any, TextIO, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TextIO, cast, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
@@ -128,7 +128,7 @@ def _require_known(arguments: list[str]) -> None:
     valid = ["--help", "--plugin"]
     for name, parameter in _parameters(verbs()[verb], {}).items():
         if parameter.kind is Parameter.KEYWORD_ONLY:  # a flag that is on can be turned off
-            valid.append(f"--{'no-' * (parameter.default is True)}{name.replace('_', '-')}")
+            valid.append(f"--{'no-' * (parameter.default is True)}{name.rstrip('_').replace('_', '-')}")
     for argument in arguments[1:]:
         name = argument.partition("=")[0].replace("_", "-")
         if argument.startswith("--") and name not in valid:
@@ -208,6 +208,8 @@ def _documented(holder: Any) -> dict[str, str]:
 def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
     """The annotation of an argument with the help of its holder's docstring; None, False and () are no defaults to show."""
     shown: dict[str, Any] = {"help": _documented(holder).get(name, "")}
+    if name.endswith("_"):  # Python has the name itself
+        shown["name"] = name.rstrip("_")
     if default in (None, False, (), "", Parameter.empty):
         shown["help_behavior_hint"] = ""
     if any(isinstance(mark, Within) for mark in getattr(kind, "__metadata__", ())):
@@ -219,7 +221,9 @@ def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
         metavar = name.upper().removesuffix("S") + " ..." * many
         shown["metavar"] = metavar if default is Parameter.empty else f"[{metavar}]"
     elif default is None and len(inner := [part for part in get_args(kind) if part is not type(None)]) == 1:
-        shown["metavar"] = getattr(inner[0], "__name__", "str").upper()
+        one_of = get_origin(inner[0]) is Literal
+        name_of_kind = getattr(inner[0], "__name__", "str").upper()
+        shown["metavar"] = "|".join(get_args(inner[0])) if one_of else name_of_kind
     return Annotated[kind, tyro.conf.arg(**shown)]
 
 

@@ -18,11 +18,11 @@ COLORS = ("green", "bold red", "dim", "yellow")
 """Of the statuses of a Result, in their order."""
 
 GROUPS = {
-    "test": "length reference against laws quick seed",
+    "test": "length reference against serve laws quick seed",
     "execution": "dtype device allow_pickle",
 }
 EXAMPLES = """  longitude check models/llama --quick
-  longitude check rope"""
+  longitude check models/llama --serve recipe.yaml"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,8 @@ class CheckOptions:
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
         against: Compare with the positions that another file states: a .gguf file or another checkpoint. Exit code 1 where they
             contradict each other.
+        serve: A line that serves the model, or a file with one: what vLLM, SGLang, llama.cpp, transformers or mlx-lm does with
+            positions by it, and a corrected line. MODEL may be a config.json or a GGUF file alone.
         laws: The laws to try, by name ("left_padding"); all by default.
         quick: Try the laws that need no weights, on a small random model of the same config.json: seconds, whatever the
             checkpoint's size. MODEL may be a config.json alone.
@@ -46,6 +48,7 @@ class CheckOptions:
     length: int | None = None
     reference: str | None = None
     against: str | None = None
+    serve: str | None = None
     laws: tuple[str, ...] = ()
     quick: bool = False
     dtype: str | None = None
@@ -74,7 +77,8 @@ def check(
     Exit code: 0 every test ran and passed, 1 a test failed, 2 wrong use, 3 something could not be judged.
 
     Args:
-        model_or_part: A folder or hub name of a causal model. Or an encoding ("alibi", "rope:base=500000") or a mixer
+        model_or_part: A folder or hub name of a causal model. Or a recipe (YAML, a Dockerfile, a unit of systemd, JSON of
+            arguments): the line in it is checked. Or an encoding ("alibi", "rope:base=500000") or a mixer
             ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
             Or your own function that returns a causal model of transformers: path/file.py:build. Its file is run.
         options: How.
@@ -84,6 +88,9 @@ def check(
     keep_threads_from_spinning()
     from longitude.runs.progress import Progress
 
+    if options.serve is not None or is_file_of_lines(model_or_part):
+        options.refuse("is for laws, and a line that serves tries none", *OF_MODELS, "laws", "allow_pickle", "against")
+        return check_lines(model_or_part, options.serve, json)
     target, model = part_of(model_or_part), None
     if target is not None:
         from longitude.check.parts import model_of
@@ -178,6 +185,29 @@ def compare(model: str, other: str, allow_pickle: bool, json: bool) -> int:
     verdict = f"{len(wrong)} differ: {', '.join(wrong)}" if wrong else "nothing contradicts"
     display(table("", "the checkpoint", "the other", "", rows=rows, words=4), f"\n{model} against {other}: {verdict}")
     return FAILURES if wrong else DONE
+
+
+def is_file_of_lines(name: str) -> bool:
+    """Whether a name is a file, and that of a recipe."""
+    if not Path(name).is_file() or Path(name).suffix in (".py", ".gguf"):
+        return False
+    from longitude.serving.check import is_recipe
+
+    return is_recipe(Path(name))
+
+
+def check_lines(model: str, serve: str | None, json: bool) -> int:
+    """`check --serve`, and `check RECIPE`."""
+    from longitude.report.table import show as display
+    from longitude.serving import check as serving
+
+    results = serving.check_lines(None, model) if serve is None else serving.check_lines(model, serve)
+    if json:
+        print_json([serving.as_json(*result) for result in results])
+    else:
+        display(*(part for result in results for part in serving.screen(*result)))
+    verdicts = {finding.verdict for _, rows, _ in results for finding in rows}
+    return FAILURES if "wrong" in verdicts else UNTRIED if "unknown" in verdicts else DONE
 
 
 def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:

@@ -1,6 +1,6 @@
 """`longitude extend`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,6 +48,8 @@ class ExtendOptions:
         dry_run: Print what would change, and write nothing.
         plan: Write nothing; print tokens, FLOPs, memory and time of each part, on this machine and on one H100, from
             config.json and a few layers that are run here.
+        for_: Write nothing; print the line by which this engine serves the original weights at the new length. A config.json is
+            enough, and --method is yarn by default.
     """
 
     to: int | None = None
@@ -70,6 +72,7 @@ class ExtendOptions:
     gradient_checkpointing: bool = False
     dry_run: bool = False
     plan: bool = False
+    for_: Literal["vllm", "sglang", "llama.cpp", "transformers", "mlx"] | None = None
 
     def check(self) -> None:
         """ValueError for options that exclude each other."""
@@ -113,10 +116,10 @@ GROUPS = {
     "method": "to method factor base original budget seed",
     "evaluation": "text cost_minutes no_measure",
     "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing",
-    "execution": "dry_run plan",
+    "execution": "dry_run plan for_",
 }
-EXAMPLES = """  longitude extend models/llama --to 1024 --method all
-  longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn"""
+EXAMPLES = """  longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn
+  longitude extend models/llama/config.json --to 131072 --for vllm"""
 
 
 def extend(
@@ -134,6 +137,8 @@ def extend(
             method and the length.
         json: Print JSON instead of tables.
     """
+    if config.for_ is not None:
+        return _print_line(model, config, out, json)
     config.check()
     if not model:
         raise ValueError("expected MODEL, the folder of a checkpoint or a name on the hub, got an empty one")
@@ -152,6 +157,23 @@ def extend(
     with Progress() as bar:
         bar.update("reading the checkpoint", 0)
         return _extend(model, config, out, json, bar)
+
+
+def _print_line(model: str, config: ExtendOptions, out: Path | None, json: bool) -> int:
+    """The line of an engine, and no more."""
+    check_bounds(config)
+    for option in fields(config):
+        if option.name not in (*TARGET, "for_") and getattr(config, option.name) != option.default or out is not None:
+            refused = "out" if out is not None else option.name.replace("_", "-")
+            raise UsageError("--for", f"no option but {', '.join(f'--{name}' for name in TARGET)}", f"--{refused}")
+    if config.to is None:
+        raise UsageError("--for", "--to, the length in tokens", "none")
+    from longitude.serving.write import extended
+
+    chosen = {name: value for name, value in config.chosen(*TARGET).items() if value is not None}
+    line = extended(str(config.for_), model, **chosen)
+    print_json({"engine": config.for_, "line": line}) if json else print(line)
+    return DONE
 
 
 def _compare(model: str, config: ExtendOptions, json: bool) -> int:

@@ -1,0 +1,343 @@
+"""A line that serves a model, found in text and split into words. Nothing in it is executed or expanded."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from longitude.errors import UsageError, unknown
+from longitude.runs.files import read_text
+
+LARGEST = 2**20
+"""Maximum bytes of a file that has lines."""
+MOST_WORDS = 2000
+ENGINES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llama.cpp": "llama.cpp",
+    "transformers": "transformers",
+    "mlx": "mlx-lm",
+}
+"""Names for options, and names in sentences."""
+PROGRAMS = {
+    r"vllm serve": "vllm",
+    r"-m (vllm\.entrypoints\.openai\.api_server|dynamo\.vllm)": "vllm",
+    r"vllm/vllm-openai(:\S*)?": "vllm",
+    r"sglang serve": "sglang",
+    r"-m (sglang\.launch_server|dynamo\.sglang)": "sglang",
+    r"llama-(server|cli|completion)(\.exe)?": "llama.cpp",
+    r"transformers serve": "transformers",
+    r"-m mlx_lm(\.| )(server|generate|chat)": "mlx",
+    r"mlx_lm\.(server|generate|chat)": "mlx",
+}
+"""First words of a line, as an expression, and the engine that they start."""
+CALLS = {"LLM": "vllm", "Engine": "sglang", "from_pretrained": "transformers", "load": "mlx"}
+"""Python functions, the last part of their names, and the engine that they start."""
+TELLING = {
+    "--max-model-len": "vllm", "--hf-overrides": "vllm", "--context-length": "sglang", "--json-model-override-args": "sglang",
+    "--rope-scaling": "llama.cpp", "--yarn-orig-ctx": "llama.cpp", "--ctx-size": "llama.cpp",
+}  # fmt: skip
+"""Flags that tell the engine of arguments without a program."""
+VARIABLES = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
+"""Variables of the environment that lift an engine's limit of the length."""
+ANSWERS = re.compile(rf"({'|'.join(VARIABLES)})[\"']?(?:\s*[:=]\s*|\s+value\s*:\s*|\s+)[\"']?(\w+)")
+PINNED = re.compile(r"\b(vllm|sglang)(?:-openai)?(?::v|\s*==\s*v?)(\d+(?:\.\d+)+)")
+"""The release of an engine that a text pins."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line in words.
+
+    Attributes:
+        engine: A key of ENGINES.
+        start: The words before the options: programs and variables.
+        options: The words after them.
+        variables: Variables of the environment with their values.
+        release: The release of the engine that the text pins, if it pins one.
+    """
+
+    engine: str
+    start: tuple[str, ...]
+    options: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    release: str | None = None
+
+    @property
+    def name(self) -> str:
+        return ENGINES[self.engine]
+
+    @property
+    def flags(self) -> list[tuple[str, str | None]]:
+        """(flag, value) in their order; None for a flag without a value, and the flag "" for other words."""
+        flags: list[tuple[str, str | None]] = []
+        words = [*self.options]
+        while words:
+            word = words.pop(0)
+            if not is_flag(word):
+                flags.append(("", word))
+            elif word.startswith("--") and "=" in word:
+                flags.append((word.partition("=")[0], word.partition("=")[2]))
+            else:
+                flags.append((word, words.pop(0) if words and not is_flag(words[0]) else None))
+        return flags
+
+    @property
+    def model(self) -> str | None:
+        """The model that the line names."""
+        named = [value for flag, value in self.flags if flag in ("--model", "--model-path", "-m", "--hf-repo", "-hf")]
+        return next(filter(None, [*named, *(value for flag, value in self.flags if flag == "")]), None)
+
+    def lifts(self, variable: str) -> bool:
+        """Whether a variable of the environment is set to yes."""
+        return self.variables.get(variable, "0").lower() in ("1", "true")
+
+
+def is_flag(word: str) -> bool:
+    return bool(re.match(r"--?[A-Za-z]", word))
+
+
+def lines_of(text_or_file: str) -> list[Line]:
+    """The lines in a text, or in the file of this name. UsageError if there are none, or one cannot be split."""
+    place = Path(text_or_file)
+    text, suffix = text_or_file, ""
+    if os.path.lexists(text_or_file):
+        text, suffix = read_text(place, "give a smaller file", links=True, limit=LARGEST), place.suffix
+    elif " " not in text_or_file.strip():
+        raise UsageError("--serve", "a line that serves a model, or a file with one", repr(text_or_file))
+    return lines_in(text, suffix)
+
+
+def lines_in(text: str, suffix: str = "") -> list[Line]:
+    """`lines_of` for a text. suffix: that of its file."""
+    release = PINNED.search(text)
+    pinned = release[2] if release else None
+    variables = dict(ANSWERS.findall(text))
+    found = [line for words in _lists(text, suffix) if (line := _line(words, variables, pinned, loose=True))]
+    if suffix not in (".yaml", ".yml", ".json") or not found:
+        found += [line for words in _commands(text) if (line := _line(words, variables, pinned))]
+    found += _calls(text, variables, pinned)
+    distinct = list({(line.engine, line.options): line for line in found}.values())
+    if not distinct:
+        raise UsageError(
+            "--serve",
+            f"a line that starts {', '.join(ENGINES.values())}",
+            repr(text[:60]),
+            "such as `vllm serve MODEL`",
+        )
+    telling = [line for line in distinct if line.flags]
+    return telling or distinct
+
+
+def _line(words: Sequence[str], variables: Mapping[str, str], release: str | None, loose: bool = False) -> Line | None:
+    """The line in these words; None if they start no engine. loose: flags alone are a line, too."""
+    if len(words) > MOST_WORDS:
+        raise UsageError("--serve", f"at most {MOST_WORDS} words", len(words))
+    plain = [PurePosixPath(word).name if word.startswith("/") else word for word in words]
+    for start in range(len(words)):
+        for program, engine in PROGRAMS.items():
+            for count in (1, 2, 3):
+                if re.fullmatch(program, " ".join(plain[start : start + count])):
+                    end = start + count
+                    here = dict(word.split("=", 1) for word in words[:start] if re.match(r"\w+=", word))
+                    rest = tuple(word for word in words[end:])
+                    return Line(engine, tuple(words[:end]), rest, {**variables, **here}, release)
+    engine = next((TELLING[flag] for word in words if (flag := word.partition("=")[0]) in TELLING), None)
+    if loose and engine is not None:
+        return Line(engine, (), tuple(words), variables, release)
+    return None
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """The words of each shell command in a text that names an engine."""
+    joined = re.sub(r"\\\r?\n", " ", text)
+    for start in re.finditer(r"(?m)^.*\b(vllm|sglang|llama-\w+|transformers|mlx_lm)\b", joined):
+        begin = re.sub(
+            r"^\s*(ExecStart=|CMD |RUN |ENTRYPOINT |(- )?\w+: *[|>]?|- |\$ |`+|#+ )\s*", "", joined[start.start() :]
+        )
+        lexer = shlex.shlex(begin, posix=True, punctuation_chars=";&|\n")
+        lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+        words: list[str] = []
+        try:
+            for word in lexer:
+                if set(word) <= set(";&|\n"):
+                    break
+                words.append(word.rstrip("`"))
+        except ValueError as error:
+            if _line(words, {}, None):
+                raise UsageError("--serve", "a line with closed quotes", str(error), "close them") from None
+        yield words
+
+
+def _lists(text: str, suffix: str) -> Iterator[list[str]]:
+    """Lists of words in a YAML or JSON text, or in a line of a Dockerfile."""
+    if suffix == ".json" or re.match(r"\s*(\{|\[\s*[\"{\[])", text):
+        try:
+            yield from _words(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise UsageError("--serve", "JSON of arguments", f"invalid JSON ({error})"[:160]) from None
+    elif suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+                raise UsageError("--serve", "YAML without aliases", "an alias", "write the value itself")
+            yield from _words(yaml.safe_load(text))
+        except (yaml.YAMLError, RecursionError) as error:
+            raise UsageError("--serve", "YAML", " ".join(str(error).split())[:160]) from None
+    else:
+        for words in re.findall(r"(?m)^\s*(?:CMD|ENTRYPOINT)\s*(\[.*\])\s*$", text):
+            try:
+                yield from _words(json.loads(words))
+            except ValueError as error:
+                raise UsageError("--serve", "a JSON list after CMD", str(error)) from None
+
+
+def _words(value: Any, depth: int = 0) -> Iterator[list[str]]:
+    """Lists of words in data: lists as they are, command with args, a text split, and a dict of arguments as flags."""
+    if depth > 32:
+        raise UsageError("--serve", "data nested at most 32 deep", "more")
+    if isinstance(value, str):
+        yield from _commands(value)
+    elif isinstance(value, list) and value and all(isinstance(word, str | int | float) for word in value):
+        yield [str(word) for word in value]
+        if any("\n" in str(word) or " serve " in str(word) for word in value):  # sh -c "..."
+            yield from (words for word in value for words in _commands(str(word)))
+    elif isinstance(value, Mapping):
+        command, arguments = value.get("command"), value.get("args")
+        if isinstance(command, list) and isinstance(arguments, list):
+            yield [str(word) for word in (*command, *arguments)]
+            value = {key: inner for key, inner in value.items() if key not in ("command", "args")}
+        flags = {f"--{str(key).lstrip('-').replace('_', '-')}": inner for key, inner in value.items()}
+        if flags.keys() & TELLING.keys():
+            yield [word for flag, inner in flags.items() for word in _as_flag(flag, inner)]
+        else:
+            for inner in value.values():
+                yield from _words(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _words(inner, depth + 1)
+
+
+def _as_flag(flag: str, value: Any) -> list[str]:
+    if isinstance(value, bool) or value is None:
+        return [flag] * bool(value)
+    return [flag, json.dumps(value) if isinstance(value, dict | list) else str(value)]
+
+
+def _calls(text: str, variables: Mapping[str, str], release: str | None) -> Iterator[Line]:
+    """Lines of calls of Python with literal arguments."""
+    for start in re.finditer(rf"(?:[\w.]+\.)?({'|'.join(CALLS)})\(", text):
+        depth, end = 0, start.end() - 1
+        for end in range(start.end() - 1, len(text)):
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            if depth == 0:
+                break
+        try:
+            call = ast.parse(text[start.start() : end + 1].strip(), mode="eval").body
+            assert isinstance(call, ast.Call)
+            arguments: dict[str, Any] = {}
+            for word in call.keywords:
+                value = ast.literal_eval(word.value)
+                arguments |= {word.arg: value} if word.arg else dict(value)
+            names = [ast.literal_eval(name) for name in call.args[:1]]
+        except (SyntaxError, ValueError, TypeError, AssertionError, RecursionError, MemoryError):
+            continue
+        words = [
+            word for key, value in arguments.items() for word in _as_flag(f"--{str(key).replace('_', '-')}", value)
+        ]
+        yield Line(CALLS[start[1]], (start[0][:-1],), (*map(str, names), *words), variables, release)
+
+
+# ---- flags -----------------------------------------------------------------------------------------------------------
+def named(line: Line, known: Sequence[str], aliases: Mapping[str, str] | None = None) -> list[tuple[str, str | None]]:
+    """The (flag, value) among the known ones, by their whole names; others are not about positions.
+
+    UsageError for a flag that is nearly a known one, or is one of another engine.
+    """
+    flags, other = [], {flag for flag, engine in TELLING.items() if engine != line.engine} - {*known}
+    for flag, value in line.flags:
+        name, _, inside = (aliases or {}).get(flag, flag).partition(".")
+        name = name.replace("_", "-")
+        whole = next((full for full in known if full == name or (len(name) > 8 and full.startswith(name))), None)
+        if whole is not None:
+            flags.append((f"{whole}.{inside}" if inside else whole, value))
+        elif name in other or (near(name, known) and name.startswith("--")):
+            raise unknown(f"flag of {line.name}", flag, known, f"its flags about positions: {', '.join(known)}.")
+    return flags
+
+
+def near(name: str, known: Sequence[str]) -> bool:
+    """Whether a flag is a slip of a known one: one of them begins with the other, or they differ by a letter."""
+    return any(
+        abs(len(name) - len(full)) < 4 and (name.startswith(full) or full.startswith(name)) for full in known
+    ) or (
+        any(len(name) == len(full) and sum(a != b for a, b in zip(name, full)) <= 2 for full in known if len(full) > 9)
+    )
+
+
+def literal(value: str | None, flag: str) -> str:
+    """The value of a flag. UsageError if it has none; NotLiteral if a shell would put another in its place."""
+    if value is None:
+        raise UsageError(flag, "a value", "none")
+    if re.search(r"\$[\w({]|\{\{|`", value):
+        raise NotLiteral(f"{flag} has a variable, {value[:60]!r}, and nothing is expanded here: write its value")
+    return value
+
+
+def tokens(text: str, flag: str, units: Mapping[str, int], fractional: str) -> int:
+    """A number of tokens with a unit, before which those in `fractional` allow a point. UsageError for other text."""
+    parts = re.fullmatch(r"(\d+(\.\d+)?)([A-Za-z]*)", text)
+    if parts is None or parts[3] not in ("", *units) or (parts[2] and (parts[3] or "?") not in fractional):
+        raise UsageError(flag, f"a number of tokens, such as 131072 or 128k (units: {', '.join(units)})", text[:40])
+    return int(float(parts[1]) * units.get(parts[3], 1))
+
+
+class NotLiteral(ValueError):
+    """A value is a variable, which cannot be judged."""
+
+
+def json_of(value: str, flag: str) -> dict[str, Any]:
+    """The object of a flag. EatenQuotes if a shell took its quotes; UsageError for other text that is no JSON object."""
+    try:
+        keys = json.loads(value)
+    except RecursionError:
+        raise UsageError(flag, "a JSON object", "one that is nested too deeply") from None
+    except ValueError as error:
+        if value.lstrip().startswith("{") and '"' not in value and "'" not in value and ":" in value:
+            raise EatenQuotes(f"{flag} has JSON without quotes, {value[:50]!r}: the shell took them") from None
+        raise UsageError(flag, "a JSON object", f"{value[:40]!r} ({error})", "put it in single quotes") from None
+    if not isinstance(keys, dict):
+        raise UsageError(flag, "a JSON object", value[:40])
+    return keys
+
+
+class EatenQuotes(ValueError):
+    """JSON whose quotes a shell has taken."""
+
+
+def joined(line: Line, drop: Sequence[str], add: Mapping[str, Any]) -> str:
+    """The line with other flags about positions: those in `drop` go, those in `add` come, ready to paste."""
+    kept: list[tuple[str, Any]] = [
+        (flag, value) for flag, value in line.flags if flag.partition(".")[0].replace("_", "-") not in drop
+    ]
+    if line.start and line.start[0].rpartition(".")[2] in CALLS:
+        named_ones = {flag.removeprefix("--").replace("-", "_"): value for flag, value in [*kept, *add.items()] if flag}
+        arguments = [repr(value) for flag, value in kept if not flag]
+        arguments += [f"{name}={value if _is_literal(value) else repr(value)}" for name, value in named_ones.items()]
+        return f"{line.start[0]}({', '.join(arguments)})"
+    start = [word for word in line.start if word.partition("=")[0] not in VARIABLES]
+    words = [word for item in [*kept, *add.items()] for word in item if word not in ("", None)]
+    texts = [json.dumps(word) if isinstance(word, dict) else str(word) for word in words]
+    return " ".join(map(shlex.quote, [*start, *texts]))
+
+
+def _is_literal(value: Any) -> bool:
+    return isinstance(value, str) and bool(re.fullmatch(r"-?\d+(\.\d+)?|True|False", value))

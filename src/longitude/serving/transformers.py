@@ -1,0 +1,69 @@
+"""How the installed transformers applies overrides: its own classes are run, so nothing here is read alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from transformers import CONFIG_MAPPING, __version__
+
+from longitude.errors import one_line_of
+from longitude.positions.hugging_face import RopeConfig
+from longitude.positions.scaling.base import ROPE_TYPES
+from longitude.runs.quiet import quiet
+from longitude.serving.config import FACTS, LENGTH, ROPE, TEXT, Config, NotKnown, Overrides, Served, Stops, rope
+from longitude.serving.line import Line
+
+ENGINE = FACTS["transformers"] = FACTS["transformers"]._replace(version=__version__)
+LENGTH_FLAG = ""
+KEYS = ("rope_parameters", "rope_scaling", "rope_theta", TEXT, LENGTH)
+FLAGS = REPLACED = tuple(f"--{key.replace('_', '-')}" for key in KEYS)
+
+
+def parse(line: Line) -> Overrides:
+    """The arguments of from_pretrained; `transformers serve` has none about positions (cli/serve.py:44-117)."""
+    asked = Overrides()
+    for flag, value in line.flags:
+        if flag in FLAGS and value is not None:
+            try:
+                asked.keys[flag[2:].replace("-", "_")] = json.loads(value)  # as line.py writes the arguments of a call
+            except (ValueError, RecursionError):
+                asked.keys[flag[2:].replace("-", "_")] = value
+    return asked
+
+
+def apply(config: Config, asked: Overrides) -> Config:
+    """PreTrainedConfig.from_dict of the model's own class, run here. Stops for what it raises."""
+    kind = config.raw.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise NotKnown(f"transformers {__version__} has no class for model_type {kind!r}")
+    try:
+        with quiet():
+            made = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(config.raw)), **copy.deepcopy(asked.keys))
+            text = made.get_text_config(decoder=True)
+            whole, inner = made.to_dict(), text.to_dict()
+    except Exception as error:
+        raise Stops(f"{type(error).__name__}: {one_line_of(error)}", ENGINE.sources["base"]) from error
+    return Config(inner if text is made else {**whole, TEXT: inner}, inner, config.share, config.raw)
+
+
+def rotation(parameters: dict[str, Any], config: Config, length: int | None) -> RopeConfig:
+    """ROPE_INIT_FUNCTIONS of transformers, whose schemes are those of longitude.positions.scaling."""
+    if parameters.get("rope_theta") is None:
+        raise Stops("TypeError: rope_theta is None, and no table can be computed", ENGINE.sources["base"])
+    if (kind := parameters.get("rope_type", "default")) not in ROPE_TYPES:
+        raise Stops(f"KeyError {kind!r}: transformers has no such type", ENGINE.sources["get_rope"])
+    return rope(parameters, config.declared)
+
+
+def served(config: Config, asked: Overrides) -> Served:
+    """No limit: generate() stops at max_position_embeddings if max_length is not set."""
+    return Served(config.declared)
+
+
+def line(config: Config, parameters: dict[str, Any], length: int) -> dict[str, Any]:
+    """Arguments of from_pretrained, in Python."""
+    dynamic = Config({}, {ROPE: parameters}).flat.get("rope_type") == "dynamic"  # which counts from the declared length
+    keys: dict[str, Any] = {ROPE: parameters} | ({} if dynamic else {LENGTH: length})
+    return {f"--{key.replace('_', '-')}": value for key, value in ({TEXT: keys} if config.nested else keys).items()}

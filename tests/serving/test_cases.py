@@ -1,0 +1,113 @@
+"""Threads and published lines of 2026 (docs/audit.csv has more), each with the finding that is right, by each engine's rules."""
+
+import json
+
+import pytest
+
+from longitude.serving.check import check_lines, wrong
+from longitude.serving.findings import corrected
+from tests.serving.models import F2, FLAT, Y2, Y4, model
+
+VLLM, SGLANG = "vllm serve m ", "python -m sglang.launch_server --model-path m "
+LONG, OVER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 ", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 "
+LLAMA = "llama-server -m q.gguf "
+
+
+def vllm(keys: object, length: int | None = None, more: str = "", before: str = "") -> str:
+    return (
+        f"{before}{VLLM}--hf-overrides '{json.dumps(keys)}'" + (f" --max-model-len {length}" if length else "") + more
+    )
+
+
+def sglang(keys: object, length: int | None = None, before: str = OVER) -> str:
+    end = f" --context-length {length}" if length else ""
+    return f"{before}{SGLANG}--json-model-override-args '{json.dumps(keys)}'{end}"
+
+
+def rules(name: str, line: str) -> list[str]:
+    """The rules that find the line wrong, or not to be judged."""
+    [(_, rows, _)] = check_lines(str(model(name)), line)
+    return [row.rule for row in rows if row.verdict in ("wrong", "unknown")]
+
+
+LINEAR2 = {
+    "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+}
+WHOLE = {"max_position_embeddings": 131072, "rope_parameters": {**FLAT, "rope_theta": 1000000}}
+PLUS = {"max_position_embeddings": 131072, "rope_parameters": FLAT}
+THREADS = {
+    "sglang#27974 flat": ("qwen3_5", sglang({"rope_scaling": F2}, 524288), ["no effect", "no scaling"]),
+    "sglang#27974 flat, no variable": (
+        "qwen3_5",
+        sglang({"rope_scaling": F2}, 524288, ""),
+        ["refused", "no effect", "no scaling"],
+    ),
+    "sglang#27974 twin": ("qwen3_5", sglang({"text_config": {"rope_scaling": F2}}, 524288), ["base lost", "keys lost"]),
+    "sglang#27974 whole": ("qwen3_5", sglang(Y2, 524288), []),
+    "the same JSON merges in vLLM": ("qwen3_5", vllm({"text_config": {"rope_scaling": F2}}, 524288, before=LONG), []),
+    "Safe-Synthesizer#623": ("llama2k", vllm(LINEAR2, 4096), ["factor twice"]),
+    "Safe-Synthesizer#623 mended": ("llama2k", vllm({"rope_parameters": LINEAR2["rope_parameters"]}, 4096), []),
+    "omlx#1077": ("qwen3_moe_yarn", "mlx_lm.server --model m", ["no effect"]),
+    "ninfer#165 vLLM": ("qwen3_5", vllm(Y2, 524288, before=LONG), []),
+    "ninfer#165 llama.cpp": (
+        "qwen3_5",
+        LLAMA + "-c 524288 --rope-scaling yarn --rope-scale 2 --yarn-orig-ctx 262144",
+        [],
+    ),
+    "lmstudio#2112": (
+        "qwen3_5",
+        LLAMA + "-c 524288 --rope-freq-scale 0.5",
+        ["other scheme", "needless scaling", "cut"],
+    ),
+    "edutelligence#744": ("qwen3_5", vllm({"rope_scaling": FLAT}), ["no effect"]),
+    "edutelligence#744 MoE": ("qwen3_moe", vllm({"rope_scaling": FLAT}), ["base lost", "needless scaling"]),
+    "edutelligence#744 dense": ("qwen3", vllm({"rope_scaling": FLAT}, 131072), ["refused"]),
+    "edutelligence#744 gpt-oss": ("gpt_oss", vllm({"rope_scaling": FLAT}), ["refused"]),
+    "edutelligence#744 mended": ("qwen3_moe", vllm(WHOLE, 131072), []),
+    "sglang#38786": ("qwen3", sglang({"rope_parameters": FLAT}, 131072), []),
+    "sglang#31232": ("ministral", SGLANG, []),
+    "spark-vllm-docker#259": ("qwen3_5", vllm(Y4, 524288, before=LONG), []),
+    "recipes#856": (
+        "qwen3_5",
+        vllm({"rope_scaling": {**F2, "factor": 4.0}}, 1010000, before=LONG),
+        ["no effect", "beyond the table", "no scaling"],
+    ),
+    "vllm#58080 draft": ("qwen3_5", vllm(Y2, 524288, ' --speculative-config \'{"method":"mtp"}\'', LONG), ["draft"]),
+    "llama.cpp#28030": ("qwen3", LLAMA + "-c 131072 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768", []),
+    "sglang#41227 merged now": (
+        "llama",
+        sglang({"rope_scaling": {**F2, "original_max_position_embeddings": 8192}}, 16384),
+        [],
+    ),
+    "vllm-ascend#5258": (
+        "qwen3_moe",
+        vllm({"max_position_embeddings": 131072, "rope_parameters": {**FLAT, "rope_theta": 1000}}),
+        ["base lost"],
+    ),
+    "lines 54, dense": ("qwen3", vllm(PLUS, 131072), []),
+    "lines 54, MoE": ("qwen3_moe", vllm(PLUS, 131072), ["base lost"]),
+}
+
+
+@pytest.mark.parametrize("thread", THREADS)
+def test_threads(thread) -> None:
+    name, line, expected = THREADS[thread]
+    assert rules(name, line) == expected
+
+
+@pytest.mark.parametrize("thread", [name for name, (_, _, expected) in THREADS.items() if expected])
+def test_a_corrected_line_reaches_the_length(thread) -> None:
+    """`corrected` gives no line that is wrong; most threads have one that is right."""
+    name, line, _ = THREADS[thread]
+    [(case, _, _)] = check_lines(str(model(name)), line)
+    remedy, why = corrected(case)
+    assert bool(remedy) != bool(why)
+    assert bool(remedy) == (thread not in NO_LINE)
+    if remedy:
+        [(again, rows, _)] = check_lines(str(model(name)), remedy)
+        assert not wrong(rows) and again.tokens == (case.meant.length or case.before.declared)
+
+
+NO_LINE = ("omlx#1077", "vllm#58080 draft")
+"""Threads that a file mends, and no line: a class that takes no scaling, a draft that overrides do not reach."""

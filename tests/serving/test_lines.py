@@ -1,0 +1,221 @@
+"""What must be found, a case each; published lines that are right; all forms in which people keep lines; bad input."""
+# ruff: noqa: E501 - a line or a config is a line here
+
+import json
+from pathlib import Path
+
+import pytest
+
+from longitude.serving.check import check_lines
+from longitude.serving.line import lines_in
+from tests.serving.models import FLAT, ORIGINAL, Y4, model
+from tests.serving.test_cases import LLAMA, LONG, PLUS, SGLANG, VLLM, WHOLE, rules, sglang, vllm
+
+LINEAR = {"rope_type": "linear", "factor": 4, "rope_theta": 1000000}
+MSCALE = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768, "rope_theta": 1000000, "attention_factor": 1.0}
+FULL_ONLY = {
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, ORIGINAL: 32768},
+    "max_position_embeddings": 131072,
+}
+CODER = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000000, "factor": 4, ORIGINAL: 32768}}
+MUST_FIND = {
+    "no effect, a class without scaling": ("phi", sglang({"rope_scaling": {**FLAT, ORIGINAL: 2048}}, 8192), {"no effect", "no scaling"}),
+    "no effect, type beside rope_type": ("qwen3", sglang({"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 32768}, "max_position_embeddings": 65536}), {"no effect", "no scaling"}),
+    "no effect, a scale of 1": ("qwen2", LLAMA + "-c 65536 --rope-scaling yarn --yarn-orig-ctx 32768", {"no effect", "cut"}),
+    "no effect, factor 1": ("qwen2", sglang({"rope_scaling": {**FLAT, "factor": 1.0}, "max_position_embeddings": 131072}), {"no effect", "no scaling"}),
+    "no effect, nested in a text model": ("qwen3", vllm({"text_config": {"rope_parameters": FLAT}}, 131072, before=LONG), {"no effect", "beyond the table", "no scaling"}),
+    "no effect, a base beside the dict": ("qwen3", vllm({"rope_theta": 5000000}), {"no effect"}),
+    "no effect, dynamic in vLLM": ("qwen3", vllm({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1000000}}, 131072), {"no effect", "beyond the table", "no scaling"}),
+    "lost base": ("qwen3_moe", vllm(PLUS, 131072), {"base lost"}),
+    "lost share": ("phi", vllm({"rope_parameters": {**FLAT, ORIGINAL: 2048, "rope_theta": 10000.0}, "max_position_embeddings": 8192}, 8192), {"keys lost"}),
+    "lost layer types": ("gemma3", vllm(FULL_ONLY, 131072), {"keys lost"}),
+    "factor twice": ("llama", sglang({"rope_parameters": {"rope_type": "linear", "factor": 4.0}, "max_position_embeddings": 32768}), {"factor twice"}),
+    "no original length": ("llama", sglang({"max_position_embeddings": 32768, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), {"original length"}),
+    "original length of the extended": ("qwen3", vllm({**WHOLE, "rope_parameters": {**WHOLE["rope_parameters"], ORIGINAL: 131072}}, 131072), {"original length"}),
+    "beyond factor times original": ("qwen3", sglang({"rope_scaling": {**FLAT, "factor": 2.0}}, 131072), {"beyond the scaling"}),
+    "beyond the table": ("qwen3", LONG + VLLM + "--max-model-len 131072", {"beyond the table", "no scaling"}),
+    "longer without scaling": ("qwen3", vllm({"max_position_embeddings": 131072}, 131072), {"no scaling"}),
+    "shorter than native": ("qwen3_coder", vllm(CODER), {"beyond the table", "needless scaling"}),
+    "removed flags": ("qwen3", VLLM + "--rope-scaling '" + json.dumps(FLAT) + "' --max-model-len 131072", {"refused"}),
+    "attention factor not read": ("qwen3", sglang({"rope_parameters": MSCALE}, 131072), {"attention factor"}),
+    "scaling of training replaced": ("llama3", vllm({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 131072}, "max_position_embeddings": 524288}), {"base lost", "original length", "scaling replaced"}),
+    "needless": ("qwen3", sglang({"rope_scaling": FLAT}, None, ""), {"needless scaling"}),
+    "window cuts": ("mistral", VLLM + "--disable-sliding-window", {"cut"}),
+    "int factor": ("qwen3", vllm({"rope_parameters": LINEAR}, 131072), {"refused"}),
+    "text in place of a number": ("qwen3", vllm({"rope_parameters": {**FLAT, "factor": "4.0"}}, 131072), {"refused"}),
+    "quotes that the shell took": ("qwen3", VLLM + "--hf-overrides {rope_scaling:{rope_type:yarn,factor:4.0}}", {"refused"}),
+    "no rope_type": ("qwen3", vllm({"rope_parameters": {"type": "yarn", "factor": 4.0, ORIGINAL: 32768}}, 131072), {"refused"}),
+    "a key in the wrong place": ("qwen3", vllm({"max_model_len": 131072}), {"key not read"}),
+    "misspelt key": ("qwen3", vllm({**WHOLE, "rope_parameters": {**WHOLE["rope_parameters"], "beta_fasst": 16}}, 131072), {"key not read"}),
+    "inverse scale": ("qwen3_5", LLAMA + "-c 524288 --rope-scaling yarn --yarn-orig-ctx 262144 --rope-freq-scale 2.0", {"refused", "cut"}),
+    "longer without scaling, cut": ("qwen2", LLAMA + "-c 81920 --rope-scale 2.5", {"other scheme", "needless scaling", "cut"}),
+    "a variable": ("qwen3", VLLM + "--max-model-len $LENGTH", {"not known"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MUST_FIND)
+def test_it_finds(case) -> None:
+    name, line, expected = MUST_FIND[case]
+    assert {*rules(name, line)} == expected
+
+
+M3 = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768, "rope_theta": 1000000.0}
+RIGHT = {
+    "1": ("qwen3_5", f"{LONG}vllm serve Qwen/Qwen3.5-397B-A17B-FP8 --tensor-parallel-size 8 --max-model-len 1010000 --reasoning-parser qwen3 --hf-overrides '{json.dumps(Y4)}'"),
+    "35": ("qwen3_5", sglang(Y4, 1010000)),
+    "18": ("gpt_oss", "vllm serve openai/gpt-oss-120b --tensor_parallel_size 8 --max-model-len 131072"),
+    "24": ("qwen3_coder", VLLM + "--max-model-len 131072"),
+    "25": ("qwen3_coder", VLLM + "--max-model-len=65536"),
+    "31": ("qwen3", LLAMA + "-c 131072 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768"),
+    "33": ("qwen3", sglang({"rope_scaling": FLAT}, 131072)),
+    "54, dense": ("qwen3", vllm(PLUS, 131072)),
+    "59": ("qwen3", f"python3 -m dynamo.vllm --model Qwen/Qwen3-32B --max-model-len 131072 --hf-overrides '{json.dumps(PLUS)}'"),
+    "61": ("qwen2", vllm({"rope_scaling": FLAT}, 131072, before=LONG)),
+    "72": ("qwen3_5", sglang({"text_config": {"rope_parameters": {**Y4["text_config"]["rope_parameters"], "factor": 2.0}}}, 384000)),
+    "73": ("qwen3_5", sglang(Y4, 524288)),
+    "75": ("qwen3", sglang({"max_position_embeddings": 131072, "rope_parameters": M3}, None, "")),
+    "76": ("qwen2", sglang({"rope_scaling": FLAT}, 131072)),
+    "80": ("qwen3_5", LLAMA + "-c 1000000 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 262144 --spec-type draft-mtp"),
+    "81": ("qwen3_5", LLAMA + "-c 524288 --rope-scaling yarn --rope-scale 2 --yarn-orig-ctx 262144 --override-kv qwen35.context_length=int:524288"),
+    "84": ("qwen3_5", LLAMA + "--ctx-size 1400000 --parallel 4 --kv-unified --kv-unified-per-slot 400000 --override-kv qwen35moe.context_length=int:400000 --rope-scaling yarn --rope-scale 1.52587890625 --yarn-orig-ctx 262144"),
+    "llama3 as it is": ("llama3", VLLM),
+    "ministral as it is": ("ministral", VLLM),
+    "deepseek as it is": ("deepseek", VLLM + "--max-model-len 131072"),
+    "deepseek in SGLang": ("deepseek", SGLANG + "--context-length 131072"),
+    "gemma3 as it is": ("gemma3", LLAMA + "-c 32768"),
+    "mistral": ("mistral", VLLM + "--max-model-len 32k --kv-cache-dtype fp8"),
+    "transformers": ("qwen3", "transformers serve m"),
+    "mlx": ("qwen3", "mlx_lm.server --model m"),
+    "dotted": ("qwen3", LONG + VLLM + "--max-model-len 128K --hf-overrides.rope_parameters.rope_type yarn --hf-overrides.rope_parameters.factor 4.0 --hf-overrides.rope_parameters.original_max_position_embeddings 32768 --hf-overrides.rope_parameters.rope_theta 1000000"),
+}  # fmt: skip
+"""Lines of published documents that are right, by their numbers in the collection, and others."""
+
+
+@pytest.mark.parametrize("number", RIGHT)
+def test_no_alarm(number) -> None:
+    name, line = RIGHT[number]
+    assert rules(name, line) == []
+
+
+WANTED = ["m", "--max-model-len", "131072", "--hf-overrides", json.dumps(WHOLE)]
+LINE = f"vllm serve m --max-model-len 131072 --hf-overrides '{json.dumps(WHOLE)}'"
+FORMS = {
+    "recipe.yaml": ("serve: |\n  pip install vllm\n  " + LINE.replace(" --hf", " \\\n    --hf") + "\n"),
+    "pod.yaml": "containers:\n- command: [vllm, serve]\n  args:\n"
+    + "".join(f"  - {json.dumps(word)}\n" for word in WANTED),
+    "run.sh": f"#!/bin/sh\nexport X=1\n{LINE} && echo done\n",
+    "Dockerfile": "FROM vllm/vllm-openai\nCMD " + json.dumps(["vllm", "serve", *WANTED]) + "\n",
+    "vllm.service": f"[Service]\nExecStart=/usr/bin/{LINE}\n",
+    "arguments.json": json.dumps({"model": "m", "max_model_len": 131072, "hf_overrides": WHOLE}),
+    "page.md": f"Run it:\n```bash\n{LINE}\n```\n",
+    "call.txt": f'llm = LLM("m", max_model_len=131072, hf_overrides={WHOLE!r})\n',
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_line_is_found(name, tmp_path) -> None:
+    place = tmp_path / name
+    place.write_text(FORMS[name])
+    [line] = lines_in(FORMS[name], place.suffix)
+    flags = dict(line.flags)
+    assert (line.engine, flags["--max-model-len"]) == ("vllm", "131072")
+    assert json.loads(flags["--hf-overrides"] or "") == WHOLE
+    assert not [
+        row for _, rows, _ in check_lines(str(model("qwen3")), str(place)) for row in rows if row.verdict == "wrong"
+    ]
+
+
+def test_nothing_is_executed_or_expanded(tmp_path) -> None:
+    trap = tmp_path / "made"
+    text = f"vllm serve m --max-model-len $(touch {trap}) `touch {trap}`"
+    [(_, rows, _)] = check_lines(str(model("qwen3")), text)
+    assert not trap.exists()
+    assert [row.verdict for row in rows] == ["unknown"]
+
+
+BAD = {
+    "no engine": "serve my model please",
+    "one word": "vllm",
+    "open quote": "vllm serve m --hf-overrides '{",
+    "no JSON": "vllm serve m --hf-overrides '{\"a\": }'",
+    "a list": "vllm serve m --hf-overrides '[1]'",
+    "deep": "vllm serve m --hf-overrides '" + '{"a":' * 3000 + "1" + "}" * 3000 + "'",
+    "a flag of another engine": "vllm serve m --context-length 4096",
+    "a slip": "vllm serve m --max-model-length 4096",
+    "no number": "vllm serve m --max-model-len many",
+    "no value": "vllm serve m --max-model-len",
+    "1.5K": "vllm serve m --max-model-len 1.5K",
+    "no whole number": "llama-server -m m.gguf -c 128k",
+    "no scale": "llama-server -m m.gguf --rope-scale 0",
+    "no type": "llama-server -m m.gguf --rope-scaling su",
+    "override": "llama-server -m m.gguf --override-kv a=b",
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_lines_are_one_sentence(case, command) -> None:
+    code, out, error = command("check", model("qwen3"), "--serve", BAD[case])
+    assert (code, out) == (2, "")
+    assert error.startswith("longitude: ") and error.count("\n") == 1
+
+
+def test_bad_files_are_one_sentence(command, tmp_path) -> None:
+    huge, binary, bomb, link = (tmp_path / name for name in ("huge.yaml", "binary.sh", "bomb.yaml", "loop.sh"))
+    huge.write_bytes(b"vllm serve m\n" + b" " * 2**21)
+    binary.write_bytes(b"vllm serve m \xff\xfe")
+    bomb.write_text("a: &a [vllm serve m]\nb: [*a, *a]\n")
+    link.symlink_to(link)
+    for place in (huge, binary, bomb, link):
+        code, out, error = command("check", model("qwen3"), "--serve", place)
+        assert (code, out, error.count("\n")) == (2, "", 1), place
+    for name in (tmp_path / "none" / "config.json", tmp_path):
+        code, out, error = command("check", name, "--serve", LINE)
+        assert (code, out, error.count("\n")) == (2, "", 1), name
+
+
+def test_exit_codes_and_json(command, tmp_path) -> None:
+    folder = model("qwen3")
+    wrong, right, unknown = VLLM + "--max-model-len 131072", VLLM + "--max-model-len 32768", VLLM + "--max-model-len $N"
+    assert [command("check", folder, "--serve", line)[0] for line in (right, wrong, unknown)] == [0, 1, 3]
+    code, out, _ = command("check", folder / "config.json", "--serve", wrong, "--json")
+    [case] = json.loads(out)
+    assert code == 1 and case["findings"][0]["verdict"] == "wrong" and "--max-model-len" in case["corrected"]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"serve: {wrong.replace(' m ', f' {folder} ')}\n")
+    assert command("check", recipe)[0] == 1
+
+
+def test_a_screen_fits_in_80_columns(command, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = command("check", model("qwen3_5"), "--serve", sglang({"rope_scaling": FLAT}, 524288))
+    table = [line for line in out.splitlines() if "  " in line.strip() and not line.startswith(" ")]
+    assert table and max(map(len, table)) <= 80 and len(out.splitlines()) < 50
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp", "transformers", "mlx"])
+def test_extend_prints_a_line_that_check_finds_right(engine, command) -> None:
+    code, line, error = command("extend", model("qwen3") / "config.json", "--to", 131072, "--for", engine)
+    assert code == 0, error
+    assert rules("qwen3", line) == []
+    [(case, _, _)] = check_lines(str(model("qwen3")), line)
+    assert case.rope is not None and case.rope.scaling is not None and case.rope.scaling.name == "yarn"
+    assert case.rope.base == 1000000 and (case.tokens == 131072 or engine == "mlx")
+
+
+def test_extend_has_no_line_where_none_is_right(command) -> None:
+    for name, engine, method in (
+        ("qwen3_moe", "mlx", "yarn"),
+        ("qwen3", "vllm", "dynamic"),
+        ("llama3", "vllm", "yarn"),
+    ):
+        code, out, error = command("extend", model(name), "--to", 262144, "--for", engine, "--method", method)
+        assert (code, out, error.count("\n")) == (2, "", 1)
+
+
+def test_recipes_are_told_from_checkpoints(tmp_path) -> None:
+    from longitude.cli.check import is_file_of_lines
+
+    assert not is_file_of_lines(str(model("qwen3") / "config.json"))
+    assert not is_file_of_lines(str(Path(__file__)))
+    (tmp_path / "Dockerfile.vllm").write_text(LINE)
+    assert is_file_of_lines(str(tmp_path / "Dockerfile.vllm"))
