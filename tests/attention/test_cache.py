@@ -1,6 +1,7 @@
 """The cache layer: what decoding needs of an encoding survives every thing that generate() does to a cache."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -153,12 +154,41 @@ def filled(cache, layers: int):
     return cache
 
 
+def of_another(layer, **sizes):
+    """A call with a cache that a layer of other sizes filled."""
+
+    def call() -> None:
+        cache, x = layer().cache_layer(), random(1, 3, 16, dtype=torch.float32)
+        layer(**sizes)(x, cache=cache)
+        layer(**dict.fromkeys(sizes, 4))(x, cache=cache)
+
+    return call
+
+
+def reflected() -> None:
+    """Keys of three heads, to be rewritten by reflections of four."""
+    path, layer = lg.PaTH(16, 4, 4), LongitudeCacheLayer()
+    layer.update(random(1, 3, 2, 4), random(1, 3, 2, 4))
+    layer.columns = path.context(random(1, 2, 16, dtype=torch.float32))[0]
+    layer.apply_pending_reflections(path)
+
+
 KEPT = [LongitudeCacheLayer] * 3
+ATTENTION = partial(lg.mixer, "attention", dim=16, num_heads=4)
 test_other_caches_are_refused = refused_calls(
     [
         (lambda: adopt(filled(DynamicCache(), 1), KEPT[:1]), "LongitudeCache", "DynamicCache"),
         (lambda: adopt(filled(LongitudeCache(2), 2), KEPT), "cache", "LongitudeCache"),  # of another depth
         (static_cache, "DynamicCache", "StaticCache", "StaticLayer"),
+        (of_another(ATTENTION, num_kv_heads=2), "cache", "4", "2"),
+        (of_another(ATTENTION, head_dim=8), "cache", "4", "8"),
+        (
+            of_another(partial(lg.mixer, "latent", dim=16, num_heads=4, rope_dim=2), kv_rank=8),
+            "cache",
+            "width 6",
+            "[1, 1, 3, 10]",
+        ),
+        (reflected, "cache", "3", "4"),
     ]
 )
 

@@ -19,6 +19,7 @@ from longitude.errors import UsageError
 from longitude.positions.base import Columns, Encoding, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit
+from longitude.positions.terms import require_shape
 
 
 class CropsTogether:
@@ -182,7 +183,12 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
             # Every new token rewrites the keys: narrow ones would drift.
             k = k.to(torch.promote_types(k.dtype, torch.float32))
             self.apply_pending_reflections(encoding)
-        past, new = self.held, k.shape[2]
+        held, new = self.keys, k.shape[2]
+        if held is not None and held.dim() == 4 and held.shape[1::2] != k.shape[1::2]:
+            expected = f"keys of {k.shape[1]} heads of width {k.shape[3]}, as this layer makes"
+            raise UsageError("cache", expected, list(held.shape))
+        k, v = self.update(k, v)
+        past = k.shape[2] - new
         if isinstance(positions, int) and isinstance(self.positions, int) and isinstance(self.max_position, int):
             self.max_position = max(self.max_position, positions + new - 1)
             counting = positions == self.positions + past
@@ -193,7 +199,6 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         elif not counting:
             before, after = explicit(self.positions, past, k.device), explicit(positions, new, k.device)
             self.positions = appended(before, after, k.shape[0])
-        k, v = self.update(k, v)
         if past and columns:
             new_only = passing if encoding is None else passing | encoding.query_columns
             columns = {
@@ -221,6 +226,8 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         for term in encoding.terms(self.columns) if self.columns else ():
             if isinstance(term, Transport):
                 assert self.keys is not None
+                shape = *self.keys.shape[:2], *term.w.shape[2:]
+                require_shape("cache: reflections of other heads than the keys", term.w, self.keys, shape)
                 self.keys = carried(self.keys, term.w, term.b, term.chunk)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:

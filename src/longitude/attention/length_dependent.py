@@ -189,7 +189,9 @@ def in_regions(
             )
     whole = whole or r.weights or tracing()  # slices with bounds would be constants of a graph
     i, j = (single_axis("the encoding moves positions", p) for p in (q_positions, k_positions))
-    cut = [] if whole or r.rows == 1 or len(r.beyond_band) == 0 else pieces(r)  # positions count up within documents
+    cut = (
+        [] if whole or r.rows == 1 or len(r.pairs.beyond_band) == 0 else pieces(r)
+    )  # positions count up within documents
     everything = slice(None) if whole else slice(0, r.rows)
     dense = [(slice(None), everything, r)] if isinstance(cut, str) or not cut else cut
     regions = []

@@ -101,23 +101,17 @@ class NoMask(Mask):
 
 
 class _Offsets(Mask):
-    """Base class of masks whose `limits` are the smallest and largest allowed (query order - key order); None: unbounded."""
-
-    limits: Reach
-
-    @property
-    def reach(self) -> Reach:  # type: ignore[override]
-        return self.limits
+    """Base class of masks that allow all pairs in their reach."""
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        return within(q_order[:, None] - k_order, *self.limits)
+        return within(q_order[:, None] - k_order, *self.reach)
 
 
 @dataclass(frozen=True)
 class Causal(_Offsets):
     """A token attends to itself and those before it."""
 
-    limits = (0, None)
+    reach = (0, None)
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,7 @@ class Window(_Offsets):
         check_sizes("Window", size=self.size)
 
     @property
-    def limits(self) -> Reach:  # type: ignore[override]
+    def reach(self) -> Reach:  # type: ignore[override]
         return 0, self.size - 1
 
 
@@ -161,7 +155,7 @@ class Band(_Offsets):
             raise UsageError("Band", "two numbers of tokens, 0 or more", f"{self.before!r} and {self.after!r}")
 
     @property
-    def limits(self) -> Reach:  # type: ignore[override]
+    def reach(self) -> Reach:  # type: ignore[override]
         return -self.after, self.before
 
     @property
@@ -373,7 +367,7 @@ class Dilated(_Offsets):
         check_sizes("Dilated", size=self.size, step=self.step)
 
     @property
-    def limits(self) -> Reach:  # type: ignore[override]
+    def reach(self) -> Reach:  # type: ignore[override]
         return 0, (self.size - 1) * self.step
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
@@ -440,7 +434,7 @@ class Ago(_Offsets):
     last: int | None
 
     @property
-    def limits(self) -> Reach:  # type: ignore[override]
+    def reach(self) -> Reach:  # type: ignore[override]
         return self.first, self.last
 
 

@@ -71,7 +71,7 @@ def outputs_apart(r: Request, answer: Answer) -> Answer:
 
 def hides_by_weight(backend: Backend, r: Request) -> bool:
     """Whether a backend multiplies hidden keys by 0, other than those that causality and windows hide."""
-    return len(r.beyond_band) > 0 and backend.any_mask and backend.by_weight(r)
+    return len(r.pairs.beyond_band) > 0 and backend.any_mask and backend.by_weight(r)
 
 
 def attending(r: Request, keys: Bool[Tensor, "B Lk"]) -> Bool[Tensor, "B Lq"]:

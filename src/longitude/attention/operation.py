@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses
-from longitude.attention.backends.table.backend import describes
+from longitude.attention.backends.table.backend import decoding
 from longitude.attention.backends.table.band import is_faster_in_c
 from longitude.attention.length_dependent import Part, joined, merged, parted
 from longitude.attention.masks import Causal, Mask, from_tensor, require_causal
@@ -193,7 +193,7 @@ def raw_request(
             terms = tuple(term.placed(rows, keys) for term in terms)
             require_terms(terms, q, k, v)
         added = tuple([term for term in terms if term.added])
-        if torch.is_grad_enabled() and added:
+        if added and encoding.learned and torch.is_grad_enabled():
             learned = learned_of(encoding, terms)
     if not isinstance(q_positions, int) or not isinstance(k_positions, int):
         q_positions, k_positions = of_one_axis(q_positions, k_positions, terms, keys - rows)
@@ -260,7 +260,7 @@ def choose_once(r: Request, name: str, step: Step | None = None) -> Backend:
         return r.once(chosen_in_step, name)
     if torch.compiler.is_compiling() or transforms_active() or in_forward_mode():
         return choose([r], name)
-    lasting = type(r.q) is Tensor and r.q.is_cpu and len(r.beyond_band) == 0 and r.contiguous
+    lasting = type(r.q) is Tensor and r.q.is_cpu and len(r.pairs.beyond_band) == 0 and r.contiguous
     if not lasting and step is None:
         return choose([r], name)
     choices: dict[Hashable, Any] = CHOICES if lasting or step is None else step.results
@@ -277,7 +277,8 @@ def choose_once(r: Request, name: str, step: Step | None = None) -> Backend:
 
 def chosen_in_step(r: Request, name: str) -> Backend:
     """The backend of that name, or for a token of each sequence the C kernel, whose call then serves all layers."""
-    return BACKENDS["table"] if name == "auto" and r.once(describes) else choose([r], name)
+    step = decoding(r) if name in ("auto", "table") else None
+    return choose([r], name) if step is None else replace(BACKENDS["table"], run=step)
 
 
 def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
@@ -374,8 +375,10 @@ def explain(
         A Verdict for each backend.
 
     Raises:
-        ValueError: As in `attend`.
+        ValueError: As in `attend`; and for an argument that `attend` does not have.
     """
+    for name in arguments.keys() - Options.__annotations__.keys():
+        raise unknown("argument", name, Options.__annotations__, "explain takes what attend takes.")
     options: dict[str, Any] = {**arguments}
     name = options.pop("backend", "auto")
     parts = requests(q, k, v, return_weights=return_weights, **options)

@@ -81,14 +81,6 @@ class Request:
         if self.pairs is None or not self.pairs.fit(*place):
             self.pairs = AllowedPairs(*place)
 
-    @property
-    def band(self) -> tuple[int | None, int | None]:
-        return self.pairs.band
-
-    @property
-    def beyond_band(self) -> tuple[Mask, ...]:
-        return self.pairs.beyond_band
-
     def of_layer(self, q: Any, k: Any, v: Any) -> Request:
         """Return a copy with other q, k and v of as many tokens, such as those of another layer of a decoding step."""
         other = object.__new__(Request)
@@ -111,7 +103,7 @@ class Request:
             torch.is_grad_enabled(),
             ITSELF(self),
             SHAPES(self),
-            tuple([0 if x is None else len(x) if isinstance(x, tuple) else 1 for x in PRESENCE(self)]),
+            (len(self.learned), self.factors is None, self.sinks is None),
             tuple([term.signature() for term in self.terms]),
             self.mask if self.pairs.beyond_band else self.pairs.band,
         )
@@ -211,7 +203,7 @@ def _counting(how: str | None, *of_value: str) -> Callable[[Request], tuple[Any,
     return attrgetter(*[".".join(path) for path in product(names, of_value)] if of_value else names)
 
 
-ITSELF, PRESENCE = _counting(None), _counting("presence")
+ITSELF = _counting(None)
 SHAPES = _counting("shape", "shape", "dtype", "device", "requires_grad")
 
 

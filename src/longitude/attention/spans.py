@@ -20,7 +20,7 @@ Cut = list[tuple[slice | list[int], slice, Request]]
 
 def pieces(r: Request) -> Cut | str:
     """The request split into dense ones with bands only, (sequences, rows, request); or the reason why it cannot be."""
-    if len(r.beyond_band) == 0:
+    if len(r.pairs.beyond_band) == 0:
         return [(slice(None), slice(0, r.rows), r)]
     spans = r.pairs.spans
     if isinstance(spans, str):
@@ -45,7 +45,7 @@ def partial_by_spans(
     r: Request, run: Callable[[Request], tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
     """Run a backend span by span, if it returns the logsumexp of the scores on request."""
-    if len(r.beyond_band) == 0:
+    if len(r.pairs.beyond_band) == 0:
         return run(r)
     cut = pieces(r)
     assert not isinstance(cut, str), cut

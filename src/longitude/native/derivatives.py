@@ -125,6 +125,15 @@ def numbers_of(x: Tensor) -> Tensor:
     return x
 
 
+def recorded(*tensors: Tensor | None) -> bool:
+    """Whether autograd records a call with these tensors."""
+    if torch.is_grad_enabled():
+        for x in tensors:  # every layer asks
+            if x is not None and x.requires_grad:
+                return True
+    return False
+
+
 def by_autograd() -> bool:
     """Whether only autograd takes gradients, if any: forward mode and torch.func are not active."""
     return not in_forward_mode() and not in_transform()

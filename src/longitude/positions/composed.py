@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -48,8 +49,8 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "source": lambda sources: "; ".join(dict.fromkeys(source for source in sources if source)) or None,
 }
 """The declared properties, each with the function that combines those of several encodings."""
-ATTRIBUTES = [name for name in COMBINED if not isinstance(getattr(Encoding, name), property)]
-"""Those that an encoding may change after it is built; its class decides the others."""
+ATTRIBUTES = attrgetter(*[name for name in COMBINED if not isinstance(getattr(Encoding, name), property)])
+"""The values of those that an encoding may change after it is built; its class decides the others."""
 FAR = 2**30
 """A position beyond all training lengths, at which encodings that follow the length do so."""
 
@@ -299,7 +300,7 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
             return encoding
         case Encoding():
             # Cached for decoding steps, not as a submodule, which would be a cycle. A copy has its original's and builds its own.
-            key = encoding, [getattr(encoding, name, None) for name in ATTRIBUTES]
+            key = encoding, ATTRIBUTES(encoding)
             known, composed = getattr(encoding, "_composed", (None, None))
             if composed is None or known is None or known[0] is not encoding or known[1] != key[1]:
                 composed = Composed([encoding])

@@ -110,7 +110,7 @@ def refuses(backend: Backend, r: Request) -> str | None:
     if (r.lse or r.sinks is not None) and backend.partial is None:
         what = "by which parts are merged" if r.lse else "which sinks need"
         return f"it does not return the logsumexp of the scores, {what}"
-    if r.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
+    if r.pairs.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)
 

@@ -141,7 +141,7 @@ def offset_bias(term: OffsetBias, r: Request) -> Tensor:
 
 def sdpa_by_spans(r: Request) -> bool:
     """Whether to run span by span, without padding. Not for a single query: its dense bias is no larger than its keys."""
-    return r.rows > 1 and len(r.beyond_band) > 0 and not isinstance(r.pairs.spans, str)
+    return r.rows > 1 and len(r.pairs.beyond_band) > 0 and not isinstance(r.pairs.spans, str)
 
 
 def sdpa_dense(r: Request) -> list[Request]:
@@ -153,7 +153,7 @@ def sdpa_dense(r: Request) -> list[Request]:
 
 def sdpa_bias_bytes(r: Request) -> int:
     heads = r.heads if r.terms else 1
-    per_row = r.beyond_band or not r.contiguous
+    per_row = r.pairs.beyond_band or not r.contiguous
     return (r.q.shape[0] if per_row else 1) * heads * r.rows * r.length * r.q.element_size()
 
 
@@ -181,7 +181,7 @@ def sdpa_price(r: Request) -> float:
         return 1.25 if is_faster_in_c(r) else 1.0
     if sdpa_by_spans(r) and not sdpa_dense(r):
         return 1.1
-    return 1.1 if r.rows == 1 and r.band[1] is None else 4.0
+    return 1.1 if r.rows == 1 and r.pairs.band[1] is None else 4.0
 
 
 SDPA = Backend(

@@ -48,7 +48,7 @@ def split(r: Request) -> tuple[Tensor, Tensor | None]:
 def pattern(r: Request) -> Mask | None:
     """The part of the mask that determines how to split it."""
     for kind in (AnyOf, Prefix, Dilated):
-        for part in r.beyond_band:
+        for part in r.pairs.beyond_band:
             if isinstance(part, kind) and (kind is not AnyOf or any(isinstance(m, Global) for m in members(part))):
                 return part
     return None
@@ -199,7 +199,7 @@ def streams(r: Request, step: int) -> Cut:
     of_offset = any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms)
     of_pairs = any(isinstance(term, PairBias) for term in r.terms)
     counting = steady(r) if of_offset and not of_pairs else None
-    others = [m for m in r.beyond_band if isinstance(m, Documents | Padding)]
+    others = [m for m in r.pairs.beyond_band if isinstance(m, Documents | Padding)]
     cut: Cut = []
     for rest in range(step):
         q_from, k_from = (rest - r.q_order) % step, (rest - r.k_order) % step
@@ -253,12 +253,12 @@ def split_limits(r: Request) -> str | None:
     shape = pattern(r)
     if shape is None:
         return "the mask has no prefix, no dilated window and no global tokens joined to a local mask"
-    if not readable(*tensors_of(r.beyond_band)):
+    if not readable(*tensors_of(r.pairs.beyond_band)):
         return "the tokens that the mask names are unknown while compiling and under torch.func.vmap"
     if isinstance(shape, AnyOf) and all(isinstance(m, Global) for m in members(shape)):
         return "global tokens need a local mask joined to them by |"
     if isinstance(shape, Dilated):
-        for part in r.beyond_band:
+        for part in r.pairs.beyond_band:
             if part is not shape and not isinstance(part, Documents | Padding):
                 return "a dilated window may be joined by & with causality, windows, padding and documents only"
     return None
@@ -277,7 +277,7 @@ def split_memory(r: Request) -> int:
 
 def split_price(r: Request) -> float:
     """A little less than what its largest region costs where several backends could take that."""
-    if len(r.beyond_band) == 0 or split_limits(r) is not None:
+    if len(r.pairs.beyond_band) == 0 or split_limits(r) is not None:
         return math.inf
     region = largest(r)
     return max(2.0, 0.9 * cheapest(region).price(region))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import Backend, wide_item
-from longitude.attention.backends.operators import TIED, Inputs, Operators, heads_last, present
+from longitude.attention.backends.operators import TIED, Inputs, Operators, heads_last
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.band import Limits, Terms, diagonals, limits_of
 from longitude.attention.bias_tables import bias_of
@@ -26,7 +26,7 @@ from longitude.attention.request import Request
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import partial_by_spans, pieces, steady
 from longitude.errors import UsageError
-from longitude.native.derivatives import exporting
+from longitude.native.derivatives import exporting, recorded
 from longitude.native.tensors import in_memory, needs_operator
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias
 from longitude.positions.coordinates import Positions, explicit
@@ -38,7 +38,7 @@ FEW_KEYS = 2**20
 
 def table(r: Request) -> tuple[Tensor, Tensor]:
     """The output, and the logsumexp of the scores."""
-    if len(r.beyond_band) == 0:
+    if len(r.pairs.beyond_band) == 0:
         return banded(r)
     if (single := single_pass(r)) is not None:
         return banded(*single, r.q_positions)
@@ -56,15 +56,12 @@ def counting(r: Request) -> Request | None:
     return steady(r)
 
 
-def without_vectors(r: Request) -> bool:
-    """Whether a request has only terms that are added in each span alone: relative biases and levels, or one formula."""
-    return formula(r) is not None or all(isinstance(term, OffsetBias | Drift) for term in r.terms)
-
-
 def formula(r: Request) -> Counted | NormalizedOffset | None:
     """Formula of a request with a single term: keys counted by gates, or offsets normalized by the query's position."""
-    functions = [getattr(term, "of" if isinstance(term, RowBias) else "at", None) for term in r.terms]
-    return functions[0] if len(functions) == 1 and isinstance(functions[0], Counted | NormalizedOffset) else None
+    if len(r.terms) != 1:
+        return None
+    function = getattr(r.terms[0], "of" if isinstance(r.terms[0], RowBias) else "at", None)
+    return function if isinstance(function, Counted | NormalizedOffset) else None
 
 
 def single_pass(r: Request) -> tuple[Request, Tensor] | None:
@@ -72,7 +69,7 @@ def single_pass(r: Request) -> tuple[Request, Tensor] | None:
 
     None if there are vectors of offsets, or if there is no padding and no document.
     """
-    if len(r.beyond_band) == 0 or not without_vectors(r):
+    if len(r.pairs.beyond_band) == 0 or any(isinstance(term, OffsetVectors) for term in r.terms):
         return None
     spans = r.pairs.spans
     assert not isinstance(spans, str), spans
@@ -98,6 +95,19 @@ def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> 
     return None if part is None else part.position_gap - q_from + k_from
 
 
+def far_from(terms: list[OffsetBias | OffsetVectors]) -> int | None:
+    """The offset from which on a request with vectors has the same for all keys; None: nowhere, or it has no vectors.
+
+    The bias of far offsets is subtracted from all scores of a row, which changes no weight: far keys then have bias 0.
+    """
+    farthest, vectors = 0, False
+    for term in terms:
+        if term.reach is None:
+            return None
+        farthest, vectors = max(farthest, term.reach), vectors or isinstance(term, OffsetVectors)
+    return farthest if vectors else None
+
+
 def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None = None) -> tuple[Tensor, Tensor]:  # noqa: C901
     """Output [B, H, Lq, Dv] and logsumexp of the scores [B, H, Lq] of a request with a band mask, cut into spans or not.
 
@@ -106,18 +116,17 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
     q_positions = r.q_positions if q_positions is None else q_positions
     r = counting(r) or r
     wide = torch.promote_types(r.q.dtype, torch.float32)
-    diagonals = r.rows + r.length - 1
-    newest = r.position_gap + r.rows - 1  # the offset of the first diagonal
+    rows, keys = r.q.shape[2], r.k.shape[2]
+    diagonals = rows + keys - 1
+    newest = r.position_gap + rows - 1  # the offset of the first diagonal
 
-    # The bias of far offsets is subtracted from all scores of a row, which changes no weight: far keys then have bias 0.
     of_offsets = [term for term in r.terms if isinstance(term, OffsetBias | OffsetVectors)]
-    reaches = [term.reach for term in of_offsets]
-    reach = None if None in reaches or without_vectors(r) else max([x for x in reaches if x is not None], default=None)
+    reach = far_from(of_offsets)
     near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
 
     # No query attends to the diagonals from `stop` on.
     limits = limits_of(r, cuts, near)
-    stop = diagonals if limits.low is None else max(near + 1, min(diagonals, r.length - limits.low))
+    stop = diagonals if limits.low is None else max(near + 1, min(diagonals, keys - limits.low))
 
     def of_diagonals(of: Callable[[Tensor], Tensor]) -> Tensor:
         """Vectors [H or 1, N, D] of the diagonals from `near` on."""
@@ -128,7 +137,7 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
         values = of(offsets).to(wide)
         return values if values.dim() == 3 else values[None]
 
-    biases, keys, values = [], [], []
+    biases, of_keys, of_values = [], [], []
     for term in of_offsets:
         if isinstance(term, OffsetBias):
             bias = bias_of(term, newest - near, newest - diagonals + 1, r.q, wide)
@@ -136,22 +145,22 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
                 bias = F.pad(bias - bias_of(term, reach, reach, r.q, wide), (near, 0))
             biases.append(bias)
             continue
-        keys.append(of_diagonals(term.keys))
+        of_keys.append(of_diagonals(term.keys))
         if term.values is not None:
-            values.append(of_diagonals(term.values))
+            of_values.append(of_diagonals(term.values))
         if isinstance(term.shift, Tensor) or term.shift:  # a shift of the queries is multiplied with each vector once
             shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
-            biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, diagonals - stop)))
+            biases.append(F.pad((r.scale * shift @ of_keys[-1].mT)[:, 0], (near, diagonals - stop)))
 
-    added = {"key_vectors": total(keys), "value_vectors": total(values)} if keys else {}
-    if any(isinstance(term, Drift) for term in r.terms) and (level := drift_level(r)) is not None:
+    added = {"key_vectors": total(of_keys), "value_vectors": total(of_values)} if of_keys else {}
+    if (level := drift_level(r)) is not None:
         level = level.double()
-        added["q_level"] = level[:, :, r.q_order : r.q_order + r.rows]
-        added["k_level"] = level[:, :, r.k_order : r.k_order + r.length]
+        added["q_level"] = level[:, :, r.q_order : r.q_order + rows]
+        added["k_level"] = level[:, :, r.k_order : r.k_order + keys]
     if isinstance(function := formula(r), Counted):
         added["logits"] = function.logits(r.q).to(wide)
     elif function is not None:
-        offsets, places = newest - torch.arange(diagonals), explicit(q_positions, r.rows, r.q.device)
+        offsets, places = newest - torch.arange(diagonals), explicit(q_positions, rows, r.q.device)
         biases.append(function.distances(offsets).to(wide).expand(r.heads, -1))
         added["curves"] = function.curves().to(wide)
         added["rates"] = (1 / function.scale_of(places)).to(wide).expand(len(r.q), -1)[:, None]
@@ -216,7 +225,7 @@ def table_price(r: Request) -> float:
     # Finding spans takes longer than decoding by a dense row, as preparing the call does; float16 is copied, and for bfloat16
     # some processors have instructions that torch uses.
     narrow = r.q.dtype not in band.OPTIONS or (r.q.dtype.itemsize < 4 and torch.cpu._is_amx_tile_supported())
-    return 1.2 if (r.rows == 1 and r.beyond_band) or is_short(r) or narrow else 1.0
+    return 1.2 if (r.rows == 1 and r.pairs.beyond_band) or is_short(r) or narrow else 1.0
 
 
 def is_short(r: Request) -> bool:
@@ -230,7 +239,7 @@ def is_short(r: Request) -> bool:
 
 TABLE = Backend(
     "table",
-    run=lambda r: table(r)[0] if r.q.shape[2] > 1 or (step := r.once(decoding)) is None else step(r),
+    run=lambda r: table(r)[0],
     partial=table,
     terms=(OffsetBias, OffsetVectors, Drift, RowBias, PairBias),
     devices=("cpu",),
@@ -268,8 +277,7 @@ def toeplitz_attention(
         values = None if terms.value_vectors is None else terms.value_vectors[:, :near]
         terms = terms._replace(key_vectors=terms.key_vectors[:, :near], value_vectors=values)
     x = Inputs(q, k, v, terms, limits, scale)
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *present(terms).values()))
-    if learns or needs_operator(q, k, v, terms.table):
+    if needs_operator(q, k, v, terms.table) or recorded(q, k, v, *terms):
         return OPERATORS.forward(*OPERATORS.flat(x))[:2]
     return band.forward(x)[:2]  # the dispatcher would take a fifth of a short call
 
@@ -290,20 +298,15 @@ OPERATORS = Operators(
 SMALL = 2**17  # elements of keys up to which one thread ends before a second would begin
 
 
-def describes(r: Request) -> bool:
-    """Whether a description can express a request: one query for each head, and biases of the offset, by plain order."""
-    plain = r.q.shape[2] == 1 and r.dropout == 0 and r.contiguous and len(r.pairs.beyond_band) == len(r.learned) == 0
-    if not plain or r.q.dtype not in band.OPTIONS or not {*map(type, r.terms)} <= {OffsetBias}:
-        return False
-    return not torch.is_grad_enabled() and in_memory(r.q, r.k, r.v) and band.available(r.q.dtype)
-
-
 def decoding(r: Request) -> DecodingStep | None:
-    """The description of a request; None if none can express it.
+    """The description of a request of one query for each head, and biases of the offset, by plain order; None of any other.
 
     Its table [H or 1, Lk] has the bias at the offsets of the query from each key, the first of which is the largest.
     """
-    if not r.once(describes):
+    plain = r.q.shape[2] == 1 and r.dropout == 0 and r.contiguous and len(r.pairs.beyond_band) == len(r.learned) == 0
+    if not plain or r.q.dtype not in band.OPTIONS or not {*map(type, r.terms)} <= {OffsetBias}:
+        return None
+    if torch.is_grad_enabled() or not in_memory(r.q, r.k, r.v) or not band.available(r.q.dtype):
         return None
     first, wide = r.position_gap, torch.promote_types(r.q.dtype, torch.float32)
     biases = [bias_of(term, first, first - r.length + 1, r.q, wide) for term in r.terms]  # type: ignore[arg-type]

@@ -51,9 +51,9 @@ class Limits(NamedTuple):
 
 def limits_of(r: Request, spans: Tensor | None = None, near: int = 0) -> Limits:
     """Limits of a request; C gives the last query the order of the last key."""
-    late = r.order_gap + r.rows - r.length
-    low, high = [None if bound is None else bound - late for bound in r.band]
-    return Limits(spans, near, low, high)
+    low, high = r.pairs.band
+    late = r.q_order + r.q.shape[2] - r.k_order - r.k.shape[2]
+    return Limits(spans, near, low if low is None else low - late, high if high is None else high - late)
 
 
 def is_short(x: Inputs) -> bool:
@@ -199,8 +199,8 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     call, space = (run.decode, run.decode_space) if short else (run.forward, run.forward_space)
     working = x.q.new_empty(threads * space(shape), dtype=wide)
     table, step = table_of(x.terms.table)
-    inputs = [In.of(t, stored) for t in (x.q, x.k, x.v)]
-    call(shape, *inputs, at(table), step, Out.of(out[None]), lse.data_ptr(), ends.data_ptr(), working.data_ptr())
+    q, k, v = In.of(x.q, stored), In.of(x.k, stored), In.of(x.v, stored)
+    call(shape, q, k, v, at(table), step, Out.of(out[None]), lse.data_ptr(), ends.data_ptr(), working.data_ptr())
     return out.to(x.q.dtype), lse, ends
 
 
@@ -272,10 +272,11 @@ def shape_of(x: Inputs, threads: int) -> Shape:
         batch, heads, heads // shared, queries, keys, dim, x.v.shape[3], first, last, len(spans), most_queries, most_keys,
         1, 1, x.scale, ctypes.addressof(numbers), threads=threads, near=limits.near,
     )  # fmt: skip
-    # The table is an argument of its own.
-    terms = {name: term.contiguous() for name, term in present(x.terms).items() if name != "table"}
-    shape.kept = numbers, terms  # as long as their addresses are
-    for name, term in terms.items():
+    shape.kept = [numbers]  # as long as their addresses are
+    for name, term in zip(x.terms._fields, x.terms, strict=True):
+        if term is None or name == "table":  # the table is an argument of its own
+            continue
+        shape.kept.append(term := term.contiguous())
         setattr(shape, name, term.data_ptr())
         match name:
             case "logits":

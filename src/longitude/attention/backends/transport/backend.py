@@ -213,7 +213,7 @@ def transport(r: Request) -> Tensor:
         level = drift_level(r)
         level = level if level is None else level[:, :, r.k_order : r.k_order + k.shape[2]]
         chunk = w.shape[2] if exporting() else term.chunk
-        return transport_attention(r.q, k, v, w, b, r.scale, level, r.band[1], chunk, hidden)
+        return transport_attention(r.q, k, v, w, b, r.scale, level, r.pairs.band[1], chunk, hidden)
 
     return by_spans(r, run)
 
@@ -222,7 +222,7 @@ def transport_limits(r: Request) -> str | None:
     """It computes reflections under causality and windows."""
     if not any(isinstance(term, Transport) for term in r.terms):
         return "the encoding has no transport"
-    if r.band[0] != 0:
+    if r.pairs.band[0] != 0:
         return "it supports no masks but Causal() and Window(size) in token order"
     return None
 

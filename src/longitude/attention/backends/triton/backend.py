@@ -169,7 +169,7 @@ def memory(r: Request) -> int:
 
 def price(r: Request) -> float:
     """Relative time, not measured yet: above torch's attention if that supports the call, below all other biased backends."""
-    return 1.2 if r.terms else 1.05 if r.beyond_band else 1.1
+    return 1.2 if r.terms else 1.05 if r.pairs.beyond_band else 1.1
 
 
 TRITON = Backend(

@@ -36,7 +36,7 @@ class Intervals(NamedTuple):
 
 def intervals_of(r: Request) -> Intervals:
     """Intervals of a request that `refusal` accepts."""
-    return r.pairs.once(_in_cuts, r.q.device) if r.beyond_band else _of_band(r.pairs, r.band, r.q.device)
+    return r.pairs.once(_in_cuts, r.q.device) if r.pairs.beyond_band else _of_band(r.pairs, r.pairs.band, r.q.device)
 
 
 def refusal(r: Request) -> str | None:
