@@ -9,7 +9,7 @@ import torch
 import longitude as lg
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.chunked import BLOCK_BYTES
-from longitude.testing.memory_use import memory_of
+from longitude.testing.fixtures import memory_of
 from tests.support import refused
 
 Q, K, V = torch.randn(3, 2, 4, 384, 16, generator=torch.Generator().manual_seed(0)).unbind()

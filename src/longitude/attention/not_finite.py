@@ -12,7 +12,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from longitude.attention.request import Request
-from longitude.native.derivatives import in_forward_mode
+from longitude.native.derivatives import in_forward_mode, recorded
 from longitude.native.not_finite import all_finite, filled, gradients_apart, not_finite
 from longitude.native.tensors import in_memory
 
@@ -40,7 +40,7 @@ def nan_where_attended(backend: Backend, r: Request, run: Callable[[Request], An
     columns = [getattr(term, name) for term in r.terms for name in term.of_tokens]
     if in_memory(r.q, r.k, r.v):
         tensors = r.q, r.k, r.v, *columns
-        if in_forward_mode() or (torch.is_grad_enabled() and any(x.requires_grad for x in (*tensors, *r.learned))):
+        if in_forward_mode() or recorded(*tensors, *r.learned):
             if all_finite(*tensors):
                 return outputs_apart(r, run(r))
         elif all_finite((answer := run(r))[0]):

@@ -16,10 +16,10 @@ from longitude.attention.backends import BACKENDS, Backend, refuses
 from longitude.attention.backends.table.backend import decoding
 from longitude.attention.backends.table.band import is_faster_in_c
 from longitude.attention.length_dependent import Part, joined, merged, parted
-from longitude.attention.masks import Causal, Mask, from_tensor, require_causal
+from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.pairs import AllowedPairs
-from longitude.attention.request import Options, Request, places, require_heads, transformed, validate
+from longitude.attention.request import Options, Request, checked_mask, places, require_options, transformed
 from longitude.attention.step import Step
 from longitude.attention.terms import (
     learned_of,
@@ -133,10 +133,8 @@ def requests(
     softcap: float | None = None,
 ) -> list[Part]:
     """Check the arguments of attend: one part, or one for each length that tables follow. sinks: see raw_request."""
-    if isinstance(mask, Tensor):
-        require_heads(q, k, v)
-        mask = from_tensor(mask, q.shape[0], q.shape[2], k.shape[2])
-    validate(q, k, v, mask, scale, dropout, softcap)
+    mask = checked_mask(q, k, v, mask)
+    require_options(scale, dropout, softcap)
     encoding = (
         by_name(encoding, q.shape[1], k.shape[1], q.shape[3], q.device)
         if isinstance(encoding, str)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longitude.attention.merge import with_logit
 from longitude.attention.request import Request
-from longitude.attention.scores import offsets, per_query_head
+from longitude.attention.terms import offsets, per_query_head
 from longitude.positions.base import OffsetVectors, Term, Transport
 from longitude.positions.terms import Softcap
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.masks import Mask, of_rows, require_mask
+from longitude.attention.masks import Mask, from_tensor, of_rows, require_mask
 from longitude.attention.pairs import AllowedPairs
 from longitude.attention.step import Step
 from longitude.errors import UsageError, check_positive
@@ -207,14 +207,14 @@ ITSELF = _counting(None)
 SHAPES = _counting("shape", "shape", "dtype", "device", "requires_grad")
 
 
-def validate(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float, softcap: float | None = None
-) -> None:
-    """ValueError for arguments that no backend could support."""
+def checked_mask(q: Tensor, k: Tensor, v: Tensor, mask: Mask | Tensor) -> Mask:
+    """The mask of a call; ValueError for a mask or tensors that no backend could support."""
     require_heads(q, k, v)
+    sizes = q.shape[0], q.shape[2], k.shape[2]
+    mask = from_tensor(mask, *sizes) if isinstance(mask, Tensor) else mask
     require_mask(mask)
-    mask.validate(q.shape[0], q.shape[2], k.shape[2])
-    require_options(scale, dropout, softcap)
+    mask.validate(*sizes)
+    return mask
 
 
 def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 from longitude.attention.merge import with_logit
 from longitude.attention.pairs import visible_keys
 from longitude.attention.request import Request
-from longitude.attention.scores import per_query_head
 from longitude.errors import UsageError
 from longitude.positions.base import (
     Columns,
+    Drift,
     OffsetVectors,
     SinkLogits,
     Temperature,
@@ -146,3 +146,25 @@ def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]
     weight = torch.sigmoid(lse.masked_fill(lse == -math.inf, 0.0) - logits)  # no logit is -inf - -inf
     out_ = out.to(lse.dtype) * weight[..., None]
     return out_.to(out.dtype), with_logit(lse, logits)
+
+
+# ---- what several backends read of them ----------------------------------------------------------------------------------
+def per_query_head(x: Tensor, heads: int) -> Tensor:
+    """[B, Hkv, ...] -> [B, heads, ...]: each head of the keys serves a group of queries."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def offsets(r: Request) -> Tensor:
+    """Query position - key position, [..., Lq, Lk]."""
+    i, j = r.places()
+    return i[..., :, None] - j[..., None, :]
+
+
+def drift_level(r: Request) -> Tensor | None:
+    """The sum of the levels of all drifts, [B, H, stream]: level_i - level_j is added to the scores. None without drifts."""
+    level = None
+    for term in r.terms:
+        if isinstance(term, Drift):
+            levels = per_query_head(r.scale * term.level if term.scaled else term.level, r.heads)
+            level = levels if level is None else level + levels
+    return level

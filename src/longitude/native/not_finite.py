@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from longitude.native.derivatives import constant_in_graphs, in_forward_mode, transforms_active
+from longitude.native.derivatives import constant_in_graphs, in_forward_mode, recorded, transforms_active
 from longitude.native.tensors import in_memory
 
 Outs = TypeVar("Outs", bound=tuple[Tensor | None, ...])
@@ -100,8 +100,7 @@ def gradients_apart(outs: Outs, like: Tensor, axis: int) -> Outs:
     does nothing in forward mode, for which custom gradients have no rule, or in a graph for torch.func.
     """
     tensors = [x for x in outs if x is not None]
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if not wanted or in_forward_mode() or (torch.compiler.is_compiling() and not _traceable()):
+    if not recorded(*tensors) or in_forward_mode() or (torch.compiler.is_compiling() and not _traceable()):
         return outs
     kept = iter(_GradientsApart.apply(axis, like, *tensors))
     return tuple(None if x is None else next(kept) for x in outs)  # type: ignore[return-value]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from longitude.errors import UsageError, check_choice, check_sizes
 from longitude.native import load
-from longitude.native.derivatives import in_forward_mode
+from longitude.native.derivatives import in_forward_mode, recorded
 from longitude.native.gpu import switched_off, why_no_triton, why_not_on
 from longitude.native.tensors import Signature, in_memory, needs_operator
 
@@ -92,8 +92,7 @@ def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tup
         return one_by_one(tensors, table, layout, rotate_by_formula)
     if any(x.shape[0] != tensors[0].shape[0] for x in tensors):  # a pass has one batch size
         return tuple(apply_rotary(x, table, layout) for x in tensors)
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or in_forward_mode()
-    return (Rotation.apply if recorded else unrecorded)((table, layout), *tensors)
+    return (Rotation.apply if recorded(*tensors) or in_forward_mode() else unrecorded)((table, layout), *tensors)
 
 
 def one_by_one(

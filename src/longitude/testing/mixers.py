@@ -12,7 +12,7 @@ Most laws need transformers, as caches do. The one law that cannot be here is th
 
 from longitude.testing.engine import DoesNotApply, Law, LawBroken, Result
 from longitude.testing.examples import MIXER_LAWS, MixerExample, mixer_example as example
-from longitude.testing.memory_use import bytes_held, tensors_held
+from longitude.testing.fixtures import bytes_held, tensors_held
 
 law, laws, cases = MIXER_LAWS.law, MIXER_LAWS.laws, MIXER_LAWS.cases
 examine, check = MIXER_LAWS.examine, MIXER_LAWS.check

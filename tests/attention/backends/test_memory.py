@@ -7,7 +7,7 @@ import longitude as lg
 from longitude import testing
 from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call
-from longitude.testing.memory_use import memory_of
+from longitude.testing.fixtures import memory_of
 from tests.support import built, heads, random
 
 KNOWN = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dim": 16, "max_length": 4096}

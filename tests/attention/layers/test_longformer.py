@@ -7,7 +7,7 @@ from transformers.models.longformer import modeling_longformer
 
 import longitude as lg
 from longitude.attention.layers.longformer import LongformerAttention
-from longitude.testing.memory_use import memory_of
+from longitude.testing.fixtures import memory_of
 from tests.support import close, random, refused_calls
 
 DIM, HEADS, WINDOW = 16, 4, 4

@@ -36,6 +36,7 @@ class Call:
         mask: The mask, with documents and padding joined.
         positions, q_positions: Positions of x, and of its queries.
         past: Tokens in the cache.
+        keys: Tokens in the cache, and those of x.
         length: Tokens of x, memory included.
         remembered: Tokens at the start of x that are memory and have no queries.
         documents: Document numbers of x [B, L].
@@ -48,17 +49,13 @@ class Call:
     positions: Positions
     q_positions: Positions
     past: int
+    keys: int
     length: int
     remembered: int
     documents: Tensor | None
     padding: Tensor | None
     alike: bool
     kept: Tensor | None = None
-
-    @property
-    def keys(self) -> int:
-        """Tokens in the cache, and those of x."""
-        return self.past + self.length
 
     def over_kept(self, cache: Any) -> Call:
         """The call over the keys that a cache kept."""
@@ -295,7 +292,7 @@ def valid_call(
     own_documents = None if documents is None else documents[:, past:]
     alike = encoding.stable_keys and not encoding.reads_tokens and not autocast and not torch.compiler.is_compiling()
     padding = None if documents is None else padding_of(documents, length)
-    return Call(mask, positions, q_positions, past, length, remembered, own_documents, padding, alike)
+    return Call(mask, positions, q_positions, past, keys, length, remembered, own_documents, padding, alike)
 
 
 def tables_of(encoding: Composed, call: Call, inputs: MixerInputs, x: Tensor) -> Any:

@@ -16,11 +16,11 @@ from longitude.attention.backends.chunked import chunked
 from longitude.attention.heads import HeadOptions
 from longitude.attention.layers.base import Call, require_past
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.attention.masks import Causal, Mask, from_tensor
+from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MixerInputs, register_mixer, require_no_weights
 from longitude.attention.not_finite import nan_where_attended
-from longitude.attention.request import Request, require_heads, validate
-from longitude.attention.scores import per_query_head
+from longitude.attention.request import Request, checked_mask, require_options
+from longitude.attention.terms import per_query_head
 from longitude.errors import UsageError
 from longitude.native.tensors import in_memory
 from longitude.positions.contextual import running_sum
@@ -61,10 +61,9 @@ def stick_breaking(
     Source:
         Tan et al. 2024, arXiv:2410.17980, https://arxiv.org/abs/2410.17980
     """
-    require_heads(q, k, v)
+    mask = checked_mask(q, k, v, mask)
+    require_options(scale, 0.0)
     rows, keys = q.shape[2], k.shape[2]
-    mask = from_tensor(mask, q.shape[0], rows, keys) if isinstance(mask, Tensor) else mask
-    validate(q, k, v, mask, scale, 0.0)
     if rows > keys:
         raise UsageError("stick_breaking", "queries that are the last of the keys", f"{rows} queries and {keys} keys")
     require_past("stick_breaking", mask)

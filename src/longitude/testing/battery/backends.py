@@ -26,12 +26,12 @@ from longitude.testing.fixtures import (
     differentiable,
     heads_and_tokens,
     learned_of,
+    memory_of,
     numbers,
     parameters_of,
     refused,
     small_blocks,
 )
-from longitude.testing.memory_use import memory_of
 
 PRECISIONS = {torch.float64: 1e-10, torch.float32: 2e-4}
 """Largest relative error of a backend against `reference` in float64, by dtype."""

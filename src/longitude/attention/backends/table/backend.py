@@ -23,8 +23,8 @@ from longitude.attention.backends.table.band import Limits, Terms, diagonals, li
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.pairs import band_of
 from longitude.attention.request import Request
-from longitude.attention.scores import drift_level
 from longitude.attention.spans import partial_by_spans, pieces, steady
+from longitude.attention.terms import drift_level
 from longitude.errors import UsageError
 from longitude.native.derivatives import exporting, recorded
 from longitude.native.tensors import in_memory, needs_operator
@@ -332,13 +332,11 @@ class DecodingStep:
         if heads % shared or not alone:
             band.require(x)  # its message says what does not fit; each call compares q, k and v with the shapes
         threads = torch.get_num_threads() if x.k.numel() > SMALL else 1
-        shape, (self.table, step) = band.shape_of(x, threads), band.table_of(table)
+        shape = band.shape_of(x, threads)
         self.space = x.q.new_empty(threads * run.decode_space(shape), dtype=x.wide)
         self.size = batch, heads, 1, width
         self.inputs, self.out = (band.In(), band.In(), band.In()), band.Out(None, heads * width, width, width, 0)
-        self.run = partial(
-            run.decode, shape, *self.inputs, band.at(self.table), step, self.out, None, None, self.space.data_ptr()
-        )
+        self.run = partial(run.decode, shape, *self.inputs, *shape.table, self.out, None, None, self.space.data_ptr())
 
     def __call__(self, r: Request) -> Tensor:
         out, kept = r.q.new_empty(self.size), []

@@ -18,7 +18,7 @@ from longitude.attention.backends.operators import Gradients, Inputs, heads_last
 from longitude.attention.request import Request
 from longitude.errors import UsageError
 from longitude.native import load
-from longitude.native.derivatives import constant_in_graphs
+from longitude.native.derivatives import constant_in_graphs, recorded
 from longitude.native.tensors import Signature, in_memory
 
 BLOCK = 48  # queries at once, as in band.c
@@ -198,9 +198,8 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         ends.fill_(math.inf)
     call, space = (run.decode, run.decode_space) if short else (run.forward, run.forward_space)
     working = x.q.new_empty(threads * space(shape), dtype=wide)
-    table, step = table_of(x.terms.table)
     q, k, v = In.of(x.q, stored), In.of(x.k, stored), In.of(x.v, stored)
-    call(shape, q, k, v, at(table), step, Out.of(out[None]), lse.data_ptr(), ends.data_ptr(), working.data_ptr())
+    call(shape, q, k, v, *shape.table, Out.of(out[None]), lse.data_ptr(), ends.data_ptr(), working.data_ptr())
     return out.to(x.q.dtype), lse, ends
 
 
@@ -237,11 +236,10 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends
         if name != "table":
             setattr(shape, f"grad_{name}", of_terms[name].data_ptr())
     grad_lse = None if grad_lse is None else grad_lse.to(wide).contiguous()
-    table, step = table_of(x.terms.table)
     inputs = [In.of(t, stored) for t in (grad, x.q, x.k, x.v, out)]
     outputs = [Out.of(t) for t in (of_q, of_k, of_v)]
     of_table = at(of_terms.get("table"))
-    run.backward(shape, *inputs, at(table), step, ends.data_ptr(), at(grad_lse), *outputs, of_table, working.data_ptr())
+    run.backward(shape, *inputs, *shape.table, ends.data_ptr(), at(grad_lse), *outputs, of_table, working.data_ptr())
     summed = (t[0] if splits == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (of_q, of_k, of_v))
     of_q, of_k, of_v = [t.to(x.q.dtype) for t in summed]
     of_terms = {name: copies.sum_to_size(getattr(terms, name).shape) for name, copies in of_terms.items()}
@@ -272,11 +270,14 @@ def shape_of(x: Inputs, threads: int) -> Shape:
         batch, heads, heads // shared, queries, keys, dim, x.v.shape[3], first, last, len(spans), most_queries, most_keys,
         1, 1, x.scale, ctypes.addressof(numbers), threads=threads, near=limits.near,
     )  # fmt: skip
-    shape.kept = [numbers]  # as long as their addresses are
+    shape.kept, shape.table = [numbers], (None, 0)  # kept as long as their addresses are
     for name, term in zip(x.terms._fields, x.terms, strict=True):
-        if term is None or name == "table":  # the table is an argument of its own
+        if term is None:
             continue
-        shape.kept.append(term := term.contiguous())
+        shape.kept.append(term := term if name == "table" and term.stride(1) == 1 else term.contiguous())
+        if name == "table":  # an argument of its own: its address, and the stride from head to head
+            shape.table = term.data_ptr(), term.stride(0) if len(term) > 1 else 0
+            continue
         setattr(shape, name, term.data_ptr())
         match name:
             case "logits":
@@ -287,14 +288,6 @@ def shape_of(x: Inputs, threads: int) -> Shape:
                 setattr(shape, f"{name}_head", 0 if len(term) == 1 else term.stride(0))
                 setattr(shape, f"{name}_count", term.shape[1])
     return shape
-
-
-def table_of(table: Tensor | None) -> tuple[Tensor | None, int]:
-    """The table with contiguous diagonals, and the stride from head to head: 0 if heads share it."""
-    if table is None:
-        return None, 0
-    table = table if table.stride(1) == 1 else table.contiguous()
-    return table, table.stride(0) if table.shape[0] > 1 else 0
 
 
 def at(x: Tensor | None) -> int | None:
@@ -317,6 +310,5 @@ def is_faster_in_c(r: Request) -> bool:
     wide_heads = r.q.dtype == torch.float32 and r.q.shape[3] >= 32
     if min(r.rows, r.length) < (SHORTEST // 2 if wide_heads else SHORTEST) or r.sees_all:
         return False
-    learns = torch.is_grad_enabled() and (r.q.requires_grad or r.k.requires_grad or r.v.requires_grad)
-    supported = r.q.dtype == torch.float32 or (r.q.dtype == torch.bfloat16 and learns)
+    supported = r.q.dtype == torch.float32 or (r.q.dtype == torch.bfloat16 and recorded(r.q, r.k, r.v))
     return supported and available(r.q.dtype)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from longitude.attention.backends.operators import Gradients, Inputs
 from longitude.attention.backends.table import band
-from longitude.attention.backends.transport.cut import Cut, Part
+from longitude.attention.backends.transport.backend import Cut, Part
 
 LOG2E = math.log2(math.e)
 

@@ -13,8 +13,8 @@ from longitude.attention.backends.triton import launch
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
 from longitude.attention.backends.triton.launch import Limits, Terms
 from longitude.attention.request import Request
-from longitude.attention.scores import drift_level
 from longitude.attention.spans import steady
+from longitude.attention.terms import drift_level
 from longitude.native.derivatives import exporting
 from longitude.native.gpu import why_no_triton, why_not_on
 from longitude.native.tensors import needs_operator
