@@ -165,7 +165,7 @@ TRACED = ("compile", "export", "compiled_training", "compiled_transforms")
 IN_TURNS = (
     "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients nan_and_inf dropout "
     "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
-    "shared_tables random_calls queries_without_keys masks_as_tensors prompt_lookup dtypes autograd_graph "
+    "shared_tables random_calls queries_without_keys prompt_lookup dtypes autograd_graph "
     "batch_invariance restarted_positions cache_operations adapters offloading"
 ).split()
 TURNS = 10
@@ -262,9 +262,9 @@ def test_laws_apply_where_they_should() -> None:
 # ---- each law is broken by a subject made for it -----------------------------------------------------------------------------
 RED = {testing: encoding.RED, mixers: mixer.RED}
 TRIED_ELSEWHERE = set(
-    "backends random_calls dropout autograd_graph memory queries_are_last queries_without_keys masks_as_tensors".split()
+    "backends random_calls dropout autograd_graph memory queries_are_last queries_without_keys".split()
 )
-"""On broken backends, in test_laws_of_backends.py and tests/attention/test_memory.py; the last two by what they compare."""
+"""On broken backends, in test_laws_of_backends.py and tests/attention/test_memory.py; queries_are_last by what it compares."""
 
 
 @pytest.mark.parametrize(

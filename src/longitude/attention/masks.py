@@ -28,11 +28,9 @@ class Mask:
     Attributes:
         reach: Smallest and largest (query order - key order) that it may allow; None: unbounded. Pairs outside are not
             computed.
-        is_band: Whether its reach describes it fully: a band of offsets in the order of tokens.
     """
 
     reach: Reach = (None, None)
-    is_band: ClassVar[bool] = False
     _columns: ClassVar[tuple[str, ...]] = ()  # names of its tensors with a number for each key, [Lk] or [B, Lk]
 
     def _by_column(self, change: Callable[[Tensor], Tensor]) -> Mask:
@@ -104,8 +102,6 @@ class NoMask(Mask):
 
 class _Offsets(Mask):
     """Base class of masks that allow all pairs in their reach."""
-
-    is_band = True
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         return within(q_order[:, None] - k_order, *self.reach)
@@ -364,7 +360,6 @@ class Dilated(_Offsets):
         Beltagy et al. 2020, arXiv:2004.05150, https://arxiv.org/abs/2004.05150 (section 3.1).
     """
 
-    is_band = False
     size: int
     step: int
 

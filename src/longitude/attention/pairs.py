@@ -9,15 +9,20 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from longitude.attention.masks import AllOf, AnyOf, Chunks, Documents, Mask, Padding, Reach
+from longitude.attention.masks import Ago, AllOf, AnyOf, Band, Causal, Chunks, Documents, Mask, Padding, Reach, Window
 from longitude.native.derivatives import readable, tracing
 
 Result = TypeVar("Result")
 
 
+def is_band(mask: Mask) -> bool:
+    """Whether a mask is fully described by its reach (a band of offsets in default order)."""
+    return isinstance(mask, Causal | Window | Band | Ago)
+
+
 def band_of(mask: Mask) -> AllOf:
     """Band parts of a mask, joined."""
-    return AllOf(tuple(m for m in mask.parts() if m.is_band))
+    return AllOf(tuple(m for m in mask.parts() if is_band(m)))
 
 
 class AllowedPairs:
@@ -32,7 +37,7 @@ class AllowedPairs:
         self.mask, self.batch, self.rows, self.keys = mask, batch, rows, keys
         self.q_order, self.k_order = q_order, k_order
         parts = mask.parts()
-        self.beyond_band = tuple([m for m in parts if not m.is_band])
+        self.beyond_band = tuple([m for m in parts if not is_band(m)])
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
         self.results: dict[Any, Any] = {}
 

@@ -147,10 +147,14 @@ def masks(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
     return kinds
 
 
-def every_mask(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
-    """`masks`, and more that `split` supports; in some of them queries have no key."""
+def calls_with_every_mask(encoding: Encoding, tensors: Named, kinds: tuple[str, ...] | None) -> list[tuple[str, Call]]:
+    """One call for each mask of these kinds (None: all), with the documents of the mask.
+
+    Kinds are those of `masks`, and more that `split` supports; in some of them queries have no key.
+    """
+    batch, keys = tensors["x"].shape[:2]
     token = torch.arange(keys)
-    return masks(batch, keys, causal_only) | {
+    every = masks(batch, keys, compose(encoding).causal_only) | {
         "no keys": Causal() & Padding(token < 0),
         "a sequence of padding": Causal() & Padding(token < torch.tensor([keys, 0, 3])[:batch, None]),
         "prefix": Causal() & Prefix(3),
@@ -158,12 +162,6 @@ def every_mask(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
         "global": (Window(2) | Global([1])) & Causal() & Padding(token > 0),
         "chunks that start over": Causal() & Chunks(3, token % max(1, keys // 2)),
     }
-
-
-def calls_with_every_mask(encoding: Encoding, tensors: Named, kinds: tuple[str, ...] | None) -> list[tuple[str, Call]]:
-    """One call for each mask of these kinds (None: all), with the documents of the mask."""
-    batch, keys = tensors["x"].shape[:2]
-    every = every_mask(batch, keys, compose(encoding).causal_only)
     return [
         (kind, Call(encoding, tensors, mask, documents_of(mask, tensors["x"])))
         for kind, mask in every.items()

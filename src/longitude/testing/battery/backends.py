@@ -81,22 +81,6 @@ def backends(
 
 @ENCODING_LAWS.law(threshold=1e-9)
 @torch.no_grad()
-def masks_as_tensors(build: Example, kinds: tuple[str, ...] | None = ("dilated", "chunks that start over")) -> None:
-    """A mask and its bool tensor of pairs give equal results, on every backend.
-
-    kinds: kinds of masks; None: all.
-    """
-    length, tensors = 23, heads_and_tokens(23, 23)
-    token = torch.arange(length)
-    for kind, case in calls_with_every_mask(build(), tensors, kinds):
-        whole = case.forward(tensors, "reference", mask=case.mask.allowed(token, token))
-        for backend in case.able():
-            with small_blocks(3, 2, length):
-                close(f"backend {backend}, mask {kind}", case.forward(tensors, backend), whole)
-
-
-@ENCODING_LAWS.law(threshold=1e-9)
-@torch.no_grad()
 def queries_are_last(build: Example) -> None:
     """With fewer queries than keys, and no positions of queries given, queries are the last."""
     length = 9

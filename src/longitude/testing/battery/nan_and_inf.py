@@ -14,6 +14,7 @@ from longitude.attention.backends import BACKENDS
 from longitude.attention.documents import places_of
 from longitude.attention.masks import AnyOf, Dilated, Documents, Mask, Padding, Prefix
 from longitude.attention.operation import attend
+from longitude.attention.pairs import is_band
 from longitude.testing.attend_calls import Call, calls_with_every_mask
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
@@ -76,11 +77,10 @@ def _near(mask: Mask, dependent: Tensor, of_query: bool) -> Tensor:
 
     And all of its sequence where a mask is made of causality or windows: these hide by weights of 0.
     """
-    beyond = [m for m in mask.parts() if not m.is_band]
+    beyond = [m for m in mask.parts() if not is_band(m)]
     around = [m for m in beyond if isinstance(m, Documents | Padding)]
     with_band = any(
-        isinstance(m, Prefix | Dilated) or (isinstance(m, AnyOf) and any(part.is_band for part in m.masks))
-        for m in beyond
+        isinstance(m, Prefix | Dilated) or (isinstance(m, AnyOf) and any(map(is_band, m.masks))) for m in beyond
     )
     if of_query or (len(around) < len(beyond) and not with_band):
         return dependent

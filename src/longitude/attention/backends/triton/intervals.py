@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from longitude.attention.masks import AllOf, Chunks, Documents, Mask, Padding, Prefix, Reach
-from longitude.attention.pairs import AllowedPairs
+from longitude.attention.pairs import AllowedPairs, is_band
 from longitude.attention.request import Request
 from longitude.native.gpu import captured, stream_of
 from longitude.native.tensors import needs_operator
@@ -41,7 +41,7 @@ def intervals_of(r: Request) -> Intervals:
 
 def refusal(r: Request) -> str | None:
     """Why its mask is no interval of keys for each query."""
-    if not all(part.is_band or isinstance(part, Prefix | Chunks | Documents | Padding) for part in r.mask.parts()):
+    if not all(is_band(part) or isinstance(part, Prefix | Chunks | Documents | Padding) for part in r.mask.parts()):
         return "it supports causality and windows in token order, prefixes, chunks, padding and documents, joined by & only"
     _, cuts, _ = _split(r.pairs)
     if cuts and torch.compiler.is_compiling():
@@ -65,8 +65,8 @@ def _split(pairs: AllowedPairs) -> tuple[list[Prefix], list[Mask], Reach]:
     """Prefixes; documents, chunks and padding; and the reach of the others."""
     parts = pairs.mask.parts()
     prefixes = [part for part in parts if isinstance(part, Prefix)]
-    cuts = [part for part in parts if not part.is_band and not isinstance(part, Prefix)]
-    return prefixes, cuts, AllOf(tuple(part for part in parts if part.is_band)).reach
+    cuts = [part for part in parts if not is_band(part) and not isinstance(part, Prefix)]
+    return prefixes, cuts, AllOf(tuple(part for part in parts if is_band(part))).reach
 
 
 def _of_band(pairs: AllowedPairs, band: Reach, device: torch.device) -> Intervals:
