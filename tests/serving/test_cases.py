@@ -71,7 +71,7 @@ THREADS = {
     "recipes#856": (
         "qwen3_5",
         vllm({"rope_scaling": {**F2, "factor": 4.0}}, 1010000, before=LONG),
-        ["no effect", "beyond the table", "no scaling"],
+        ["no effect", "too long", "no scaling"],
     ),
     "vllm#58080 draft": ("qwen3_5", vllm(Y2, 524288, ' --speculative-config \'{"method":"mtp"}\'', LONG), ["draft"]),
     "llama.cpp#28030": ("qwen3", LLAMA + "-c 131072 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768", []),

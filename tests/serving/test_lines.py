@@ -23,22 +23,22 @@ MUST_FIND = {
     "no effect, type beside rope_type": ("qwen3", sglang({"rope_scaling": {"type": "yarn", "factor": 2.0, ORIGINAL: 32768}, "max_position_embeddings": 65536}), {"no effect", "no scaling"}),
     "no effect, a scale of 1": ("qwen2", LLAMA + "-c 65536 --rope-scaling yarn --yarn-orig-ctx 32768", {"no effect", "cut"}),
     "no effect, factor 1": ("qwen2", sglang({"rope_scaling": {**FLAT, "factor": 1.0}, "max_position_embeddings": 131072}), {"no effect", "no scaling"}),
-    "no effect, nested in a text model": ("qwen3", vllm({"text_config": {"rope_parameters": FLAT}}, 131072, before=LONG), {"no effect", "beyond the table", "no scaling"}),
+    "no effect, nested in a text model": ("qwen3", vllm({"text_config": {"rope_parameters": FLAT}}, 131072, before=LONG), {"no effect", "too long", "no scaling"}),
     "no effect, a base beside the dict": ("qwen3", vllm({"rope_theta": 5000000}), {"no effect"}),
-    "no effect, dynamic in vLLM": ("qwen3", vllm({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1000000}}, 131072), {"no effect", "beyond the table", "no scaling"}),
+    "no effect, dynamic in vLLM": ("qwen3", vllm({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1000000}}, 131072), {"no effect", "too long", "no scaling"}),
     "lost base": ("qwen3_moe", vllm(PLUS, 131072), {"base lost"}),
     "lost share": ("phi", vllm({"rope_parameters": {**FLAT, ORIGINAL: 2048, "rope_theta": 10000.0}, "max_position_embeddings": 8192}, 8192), {"keys lost"}),
     "lost layer types": ("gemma3", vllm(FULL_ONLY, 131072), {"keys lost"}),
     "factor twice": ("llama", sglang({"rope_parameters": {"rope_type": "linear", "factor": 4.0}, "max_position_embeddings": 32768}), {"factor twice"}),
     "no original length": ("llama", sglang({"max_position_embeddings": 32768, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), {"original length"}),
     "original length of the extended": ("qwen3", vllm({**WHOLE, "rope_parameters": {**WHOLE["rope_parameters"], ORIGINAL: 131072}}, 131072), {"original length"}),
-    "beyond factor times original": ("qwen3", sglang({"rope_scaling": {**FLAT, "factor": 2.0}}, 131072), {"beyond the scaling"}),
-    "beyond the table": ("qwen3", LONG + VLLM + "--max-model-len 131072", {"beyond the table", "no scaling"}),
+    "beyond factor times original": ("qwen3", sglang({"rope_scaling": {**FLAT, "factor": 2.0}}, 131072), {"too long"}),
+    "too long": ("qwen3", LONG + VLLM + "--max-model-len 131072", {"too long", "no scaling"}),
     "longer without scaling": ("qwen3", vllm({"max_position_embeddings": 131072}, 131072), {"no scaling"}),
-    "shorter than native": ("qwen3_coder", vllm(CODER), {"beyond the table", "needless scaling"}),
+    "shorter than native": ("qwen3_coder", vllm(CODER), {"too long", "needless scaling"}),
     "removed flags": ("qwen3", VLLM + "--rope-scaling '" + json.dumps(FLAT) + "' --max-model-len 131072", {"refused"}),
     "attention factor not read": ("qwen3", sglang({"rope_parameters": MSCALE}, 131072), {"attention factor"}),
-    "scaling of training replaced": ("llama3", vllm({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 131072}, "max_position_embeddings": 524288}), {"base lost", "original length", "scaling replaced"}),
+    "scaling of training replaced": ("llama3", vllm({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 131072}, "max_position_embeddings": 524288}), {"base lost", "original length", "other scheme"}),
     "needless": ("qwen3", sglang({"rope_scaling": FLAT}, None, ""), {"needless scaling"}),
     "window cuts": ("mistral", VLLM + "--disable-sliding-window", {"cut"}),
     "int factor": ("qwen3", vllm({"rope_parameters": LINEAR}, 131072), {"refused"}),
@@ -123,6 +123,16 @@ def test_a_line_is_found(name, tmp_path) -> None:
     assert not [
         row for _, rows, _ in check_lines(str(model("qwen3")), str(place)) for row in rows if row.verdict == "wrong"
     ]
+
+
+def test_a_release_that_was_not_read_is_not_judged() -> None:
+    removed = VLLM + "--rope-scaling '" + json.dumps(FLAT) + "' --max-model-len 131072"
+    for text, verdict in (
+        ("pip install vllm==0.10.0\n" + removed, "unknown"),
+        ("pip install vllm==0.33.0\n" + removed, "wrong"),
+    ):
+        [(_, rows, _)] = check_lines(str(model("qwen3")), text)
+        assert rows[0].verdict == verdict
 
 
 def test_nothing_is_executed_or_expanded(tmp_path) -> None:

@@ -146,8 +146,6 @@ def known(case: Case) -> str:
 def screen(case: Case, rows: list[Finding], note: str | None) -> Iterator[Any]:
     """The tables, the findings and the corrected line, for 80 columns."""
     yield f"\n{known(case)}"
-    if case.line.release and case.line.release != case.facts.version:
-        yield f"The text pins release {case.line.release}, and the rules are those of {case.facts.version}."
     yield from [note] if note else []
     tokens = {name: "-" if length is None else f"{length:,}" for name, length in lengths(case).items()}
     for label, columns in sides(case):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from longitude.checkpoints.declared import class_of, text_part
 from longitude.positions.config_keys import BASES, FULL, KEYS, LENGTHS, ORIGINAL, SCHEMAS, SHARES, WINDOWED, value_of
 from longitude.positions.hugging_face import RopeConfig, read_ropes, share_of
 from longitude.positions.scaling import YaRN
+from longitude.serving.line import EatenQuotes, NotLiteral
 
 ROPE, LENGTH = SCHEMAS[0], LENGTHS[0]
 TEXT = "text_config"
@@ -243,6 +245,17 @@ def _schemes(keys: Mapping[str, Any], path: tuple[str, ...]) -> Any:
                 yield (*path, key), flat
         elif len(path) < 4:
             yield from _schemes(value, (*path, key))
+
+
+@contextmanager
+def noted(asked: Overrides, facts: Facts) -> Iterator[None]:
+    """Context in which quotes that a shell took stop the engine, and a variable cannot be judged."""
+    try:
+        yield
+    except EatenQuotes as error:
+        asked.stops.append(Stops(str(error), facts.sources.get("parse", "")))
+    except NotLiteral as error:
+        asked.unknown.append(str(error))
 
 
 class Served(NamedTuple):

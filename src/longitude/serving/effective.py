@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from longitude.checkpoints.compare import read
-from longitude.checkpoints.declared import by_type
+from longitude.checkpoints.declared import LARGEST, by_type
+from longitude.errors import UsageError
 from longitude.positions.config_keys import BASES, SHARES
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
-from longitude.positions.scaling import rope_frequencies
+from longitude.positions.scaling import YaRN, rope_frequencies
 from longitude.serving import llama_cpp, mlx, sglang, transformers, vllm
 from longitude.serving.config import (
     FACTS,
@@ -39,6 +40,15 @@ Ropes = dict[str | None, RopeConfig]
 SCHEME = ("rope_type", "type", "factor", ORIGINAL, "attention_factor", "attn_factor", "beta_fast", "beta_slow", "mscale",
           "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")  # fmt: skip
 """Keys of rope parameters that belong to a scheme; the others are the model's."""
+NUMBERS = {*SCHEME, BASES[0]} - {
+    "rope_type",
+    "type",
+    "truncate",
+    "short_factor",
+    "long_factor",
+    "mscale",
+    "mscale_all_dim",
+}
 
 
 @dataclass
@@ -105,13 +115,43 @@ class Case:
         return self.used.get(self.full, self.used.get(None))
 
     @property
+    def scaling(self) -> Any:
+        """Its scheme; None without one."""
+        return self.rope and self.rope.scaling
+
+    @property
+    def yarn(self) -> YaRN | None:
+        return self.scaling if isinstance(self.scaling, YaRN) else None
+
+    @property
     def own(self) -> Parameters:
         """Rope parameters of the checkpoint for layers of full attention."""
         return self.before.flat
 
     @property
-    def tokens(self) -> int | None:
-        return self.served.length if self.served else None
+    def is_plain(self) -> bool:
+        """Whether the checkpoint has no scaling."""
+        return self.own.get("rope_type", "default") == "default"
+
+    @property
+    def declared(self) -> int:
+        """Tokens that the checkpoint declares; 0 if it does not."""
+        return self.before.declared or 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the longest request; 0 if that is not known."""
+        return (self.served.length if self.served else None) or 0
+
+    @property
+    def longer(self) -> bool:
+        """Whether requests are longer than what is declared."""
+        return self.tokens > 1.001 * self.declared > 0
+
+    @property
+    def limit(self) -> float:
+        """The length that the config allows the engine; 0 if it has no limit."""
+        return (self.served.limit if self.served else None) or 0
 
 
 def alone_of(raw: Mapping[str, Any], config: Config) -> tuple[Ropes, str | None]:
@@ -134,6 +174,7 @@ def judged(line: Line, config: Config, alone: Ropes) -> Case:
     """What the engine of a line makes of a config."""
     engine = ENGINES[line.engine]
     asked = engine.parse(line)
+    require_numbers(asked)
     case = Case(line, asked, config, alone, stops=[*asked.stops], unknown=[*asked.unknown])
     if asked.stops:
         return case
@@ -240,9 +281,25 @@ def _with(case: Case, parameters: Parameters) -> Parameters:
 
 def _is_number(value: Any) -> bool:
     try:
-        return math.isfinite(float(value))
-    except ValueError:
+        return 0 < float(value) < LARGEST
+    except (TypeError, ValueError, OverflowError):
         return False
+
+
+def require_numbers(asked: Overrides) -> None:
+    """UsageError for overridden numbers that no engine could use; text is left to the engine."""
+    lengths = [
+        (key, part[LENGTH])
+        for key, part in [("", asked.keys), *asked.keys.items()]
+        if isinstance(part, dict) and LENGTH in part
+    ]
+    numbers = [(LENGTH, length) for _, length in lengths]
+    numbers += [(key, value) for _, scheme in asked.schemes for key, value in scheme.items() if key in NUMBERS]
+    for key, value in numbers:
+        if value is not None and not isinstance(value, str) and (isinstance(value, bool) or not _is_number(value)):
+            raise UsageError(
+                "an override", f"{key} to be a number above 0, and none beyond any model", repr(value)[:40]
+            )
 
 
 def longest(keys: Mapping[str, Any], declared: int | None) -> int | None:
@@ -254,13 +311,12 @@ def longest(keys: Mapping[str, Any], declared: int | None) -> int | None:
 
 
 # ---- what a rotation can carry -----------------------------------------------------------------------------------------
-def new_angles(rotation: RopeConfig, declared: int, head_dim: int) -> tuple[int, int]:
-    """(pairs that meet angles beyond `declared` tokens which they never met before, all pairs)."""
-    inverse = rope_frequencies(head_dim, rotation.base, rotation.scaling, rotation.rotary_dim(head_dim)).inverse
-    return int((inverse * declared < 2 * torch.pi).sum()), len(inverse)
-
-
-def reach(rotation: RopeConfig) -> float | None:
-    """Tokens that a scheme is made for: factor times original length."""
-    factor, original = (getattr(rotation.scaling, name, None) for name in ("factor", "original_max_length"))
-    return None if factor is None or original is None else factor * original
+def new_angles(case: Case) -> str:
+    """How many pairs meet angles beyond the declared length that they never met up to it; empty if heads have no known width."""
+    text, rotation = case.before.text, case.rope
+    width = text.get("head_dim") or (text.get("hidden_size") or 0) // (text.get("num_attention_heads") or 1)
+    if rotation is None or not width:
+        return ""
+    inverse = rope_frequencies(width, rotation.base, rotation.scaling, rotation.rotary_dim(width)).inverse
+    slow = int((inverse * case.declared < 2 * torch.pi).sum())
+    return f": {slow} of {len(inverse)} pairs meet angles that training never showed"

@@ -9,8 +9,12 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import accumulate, islice, product
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import yaml
 
 from longitude.errors import UsageError, unknown
 from longitude.runs.files import read_text
@@ -34,17 +38,31 @@ PROGRAMS = {
     r"-m (sglang\.launch_server|dynamo\.sglang)": "sglang",
     r"llama-(server|cli|completion)(\.exe)?": "llama.cpp",
     r"transformers serve": "transformers",
-    r"-m mlx_lm(\.| )(server|generate|chat)": "mlx",
-    r"mlx_lm\.(server|generate|chat)": "mlx",
+    r"(-m )?mlx_lm(\.| )(server|generate|chat)": "mlx",
 }
 """First words of a line, as an expression, and the engine that they start."""
-CALLS = {"LLM": "vllm", "Engine": "sglang", "from_pretrained": "transformers", "load": "mlx"}
-"""Python functions, the last part of their names, and the engine that they start."""
+BEFORE = re.compile(r"[A-Za-z_]\w*=.*|sudo|env|exec|nohup|time|uv|uvx|run|python[\d.]*|\$|-")
+CONTAINERS = ("docker", "podman", "kubectl", "srun", "apptainer", "FROM")
+"""Words that may stand before a program; after those of CONTAINERS any words may."""
+CALLS = {
+    r"(?:vllm\.)?LLM": "vllm",
+    r"(?:sglang|sgl)\.Engine": "sglang",
+    r"AutoModel\w*\.from_pretrained": "transformers",
+    r"mlx_lm\.load": "mlx",
+}
+"""Functions of Python, as an expression, and the engine that they start."""
+NEAR, MOST_LINES = 20_000, 50
+"""Characters of a line that are read, and lines of a text."""
 TELLING = {
     "--max-model-len": "vllm", "--hf-overrides": "vllm", "--context-length": "sglang", "--json-model-override-args": "sglang",
     "--rope-scaling": "llama.cpp", "--yarn-orig-ctx": "llama.cpp", "--ctx-size": "llama.cpp",
 }  # fmt: skip
 """Flags that tell the engine of arguments without a program."""
+DATA = (".yaml", ".yml", ".json")
+LISTS = re.compile(r"(?m)^\s*(?:CMD|ENTRYPOINT)\s*(\[.*\])\s*$")
+"""Endings of files of data; and the list of words in a line of a Dockerfile."""
+PREFIX = r"^\s*(ExecStart=|CMD |RUN |ENTRYPOINT |(- )?\w+: *[|>]?|- |`+|#+ )\s*"
+"""Signs before a command, of a unit of systemd, a Dockerfile, YAML or Markdown."""
 VARIABLES = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
 """Variables of the environment that lift an engine's limit of the length."""
 ANSWERS = re.compile(rf"({'|'.join(VARIABLES)})[\"']?(?:\s*[:=]\s*|\s+value\s*:\s*|\s+)[\"']?(\w+)")
@@ -117,87 +135,67 @@ def lines_of(text_or_file: str) -> list[Line]:
 
 def lines_in(text: str, suffix: str = "") -> list[Line]:
     """`lines_of` for a text. suffix: that of its file."""
-    release = PINNED.search(text)
-    pinned = release[2] if release else None
-    variables = dict(ANSWERS.findall(text))
-    found = [line for words in _lists(text, suffix) if (line := _line(words, variables, pinned, loose=True))]
-    if suffix not in (".yaml", ".yml", ".json") or not found:
-        found += [line for words in _commands(text) if (line := _line(words, variables, pinned))]
-    found += _calls(text, variables, pinned)
+    around = dict(ANSWERS.findall(text)), dict(PINNED.findall(text))
+    found = [line for words in _lists(text, suffix) if (line := _line(words, *around, loose=True))]
+    if suffix not in DATA or not found:
+        found += [line for words in _commands(text) if (line := _line(words, *around))]
+    found += _calls(text, *around)
     distinct = list({(line.engine, line.options): line for line in found}.values())
     if not distinct:
-        raise UsageError(
-            "--serve",
-            f"a line that starts {', '.join(ENGINES.values())}",
-            repr(text[:60]),
-            "such as `vllm serve MODEL`",
-        )
-    telling = [line for line in distinct if line.flags]
-    return telling or distinct
+        expected = f"a line that starts {', '.join(ENGINES.values())}"
+        raise UsageError("--serve", expected, repr(text[:60]), "such as `vllm serve MODEL`")
+    return [line for line in distinct if line.flags] or distinct
 
 
-def _line(words: Sequence[str], variables: Mapping[str, str], release: str | None, loose: bool = False) -> Line | None:
+def _line(
+    words: Sequence[str], variables: Mapping[str, str], pinned: Mapping[str, str], loose: bool = False
+) -> Line | None:
     """The line in these words; None if they start no engine. loose: flags alone are a line, too."""
     if len(words) > MOST_WORDS:
         raise UsageError("--serve", f"at most {MOST_WORDS} words", len(words))
     plain = [PurePosixPath(word).name if word.startswith("/") else word for word in words]
     for start in range(len(words)):
-        for program, engine in PROGRAMS.items():
-            for count in (1, 2, 3):
-                if re.fullmatch(program, " ".join(plain[start : start + count])):
-                    end = start + count
-                    here = dict(word.split("=", 1) for word in words[:start] if re.match(r"\w+=", word))
-                    rest = tuple(word for word in words[end:])
-                    return Line(engine, tuple(words[:end]), rest, {**variables, **here}, release)
+        for (program, engine), count in product(PROGRAMS.items(), (1, 2, 3)):
+            if re.fullmatch(program, " ".join(plain[start : start + count])):
+                here = dict(word.split("=", 1) for word in words[:start] if re.match(r"\w+=", word))
+                end = start + count
+                return Line(engine, tuple(words[:end]), tuple(words[end:]), {**variables, **here}, pinned.get(engine))
+        if plain[0] not in CONTAINERS and not BEFORE.fullmatch(plain[start]):
+            break
     engine = next((TELLING[flag] for word in words if (flag := word.partition("=")[0]) in TELLING), None)
-    if loose and engine is not None:
-        return Line(engine, (), tuple(words), variables, release)
-    return None
+    return Line(engine, (), tuple(words), variables, pinned.get(engine)) if loose and engine is not None else None
 
 
 def _commands(text: str) -> Iterator[list[str]]:
     """The words of each shell command in a text that names an engine."""
-    joined = re.sub(r"\\\r?\n", " ", text)
-    for start in re.finditer(r"(?m)^.*\b(vllm|sglang|llama-\w+|transformers|mlx_lm)\b", joined):
-        begin = re.sub(
-            r"^\s*(ExecStart=|CMD |RUN |ENTRYPOINT |(- )?\w+: *[|>]?|- |\$ |`+|#+ )\s*", "", joined[start.start() :]
-        )
+    text = re.sub(r"\\\r?\n", " ", text)
+    starts = re.finditer(rf"(?m)^.*?(?:{'|'.join(PROGRAMS)})\b", text)
+    for start in islice(starts, MOST_LINES):
+        begin = re.sub(PREFIX, "", text[start.start() : start.start() + NEAR])
         lexer = shlex.shlex(begin, posix=True, punctuation_chars=";&|\n")
         lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
         words: list[str] = []
         try:
             for word in lexer:
-                if set(word) <= set(";&|\n"):
+                if {*word} <= {*";&|\n"}:
                     break
                 words.append(word.rstrip("`"))
         except ValueError as error:
-            if _line(words, {}, None):
-                raise UsageError("--serve", "a line with closed quotes", str(error), "close them") from None
+            raise UsageError("--serve", "a line with closed quotes", str(error), "close them") from None
         yield words
 
 
 def _lists(text: str, suffix: str) -> Iterator[list[str]]:
     """Lists of words in a YAML or JSON text, or in a line of a Dockerfile."""
-    if suffix == ".json" or re.match(r"\s*(\{|\[\s*[\"{\[])", text):
+    texts = [text] if suffix in DATA or re.match(r"\s*(\{|\[\s*[\"{\[])", text) else LISTS.findall(text)
+    for part in texts[:MOST_LINES]:
         try:
-            yield from _words(json.loads(text))
-        except (ValueError, RecursionError) as error:
-            raise UsageError("--serve", "JSON of arguments", f"invalid JSON ({error})"[:160]) from None
-    elif suffix in (".yaml", ".yml"):
-        import yaml
-
-        try:
-            if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            if suffix in DATA[:2] and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(part)):
                 raise UsageError("--serve", "YAML without aliases", "an alias", "write the value itself")
-            yield from _words(yaml.safe_load(text))
-        except (yaml.YAMLError, RecursionError) as error:
-            raise UsageError("--serve", "YAML", " ".join(str(error).split())[:160]) from None
-    else:
-        for words in re.findall(r"(?m)^\s*(?:CMD|ENTRYPOINT)\s*(\[.*\])\s*$", text):
-            try:
-                yield from _words(json.loads(words))
-            except ValueError as error:
-                raise UsageError("--serve", "a JSON list after CMD", str(error)) from None
+            value = yaml.safe_load(part) if suffix in DATA[:2] else json.loads(part)
+        except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as error:
+            raise UsageError("--serve", "JSON or YAML", " ".join(str(error).split())[:160]) from None
+        yield from _words(value)
 
 
 def _words(value: Any, depth: int = 0) -> Iterator[list[str]]:
@@ -206,23 +204,19 @@ def _words(value: Any, depth: int = 0) -> Iterator[list[str]]:
         raise UsageError("--serve", "data nested at most 32 deep", "more")
     if isinstance(value, str):
         yield from _commands(value)
-    elif isinstance(value, list) and value and all(isinstance(word, str | int | float) for word in value):
-        yield [str(word) for word in value]
-        if any("\n" in str(word) or " serve " in str(word) for word in value):  # sh -c "..."
-            yield from (words for word in value for words in _commands(str(word)))
     elif isinstance(value, Mapping):
         command, arguments = value.get("command"), value.get("args")
         if isinstance(command, list) and isinstance(arguments, list):
-            yield [str(word) for word in (*command, *arguments)]
-            value = {key: inner for key, inner in value.items() if key not in ("command", "args")}
+            value = {**value, "command": [*command, *arguments], "args": None}
         flags = {f"--{str(key).lstrip('-').replace('_', '-')}": inner for key, inner in value.items()}
         if flags.keys() & TELLING.keys():
             yield [word for flag, inner in flags.items() for word in _as_flag(flag, inner)]
         else:
-            for inner in value.values():
-                yield from _words(inner, depth + 1)
+            yield from _words([*value.values()], depth + 1)
     elif isinstance(value, list):
-        for inner in value:
+        if all(isinstance(word, str | int | float) for word in value):
+            yield [str(word) for word in value]
+        for inner in value:  # also the text of sh -c
             yield from _words(inner, depth + 1)
 
 
@@ -232,28 +226,23 @@ def _as_flag(flag: str, value: Any) -> list[str]:
     return [flag, json.dumps(value) if isinstance(value, dict | list) else str(value)]
 
 
-def _calls(text: str, variables: Mapping[str, str], release: str | None) -> Iterator[Line]:
+def _calls(text: str, variables: Mapping[str, str], pinned: Mapping[str, str]) -> Iterator[Line]:
     """Lines of calls of Python with literal arguments."""
-    for start in re.finditer(rf"(?:[\w.]+\.)?({'|'.join(CALLS)})\(", text):
-        depth, end = 0, start.end() - 1
-        for end in range(start.end() - 1, len(text)):
-            depth += {"(": 1, ")": -1}.get(text[end], 0)
-            if depth == 0:
-                break
+    for start in islice(re.finditer(rf"\b(?:{'|'.join(CALLS)})\(", text), MOST_LINES):
+        engine = next(engine for function, engine in CALLS.items() if re.fullmatch(function, start[0][:-1]))
+        depths = accumulate({"(": 1, ")": -1}.get(sign, 0) for sign in text[start.end() - 1 : start.end() + NEAR])
+        length = next((n for n, depth in enumerate(depths) if depth == 0), 0)
         try:
-            call = ast.parse(text[start.start() : end + 1].strip(), mode="eval").body
+            call = ast.parse(text[start.start() : start.end() + length], mode="eval").body
             assert isinstance(call, ast.Call)
-            arguments: dict[str, Any] = {}
+            words = [str(ast.literal_eval(name)) for name in call.args[:1]]
             for word in call.keywords:
                 value = ast.literal_eval(word.value)
-                arguments |= {word.arg: value} if word.arg else dict(value)
-            names = [ast.literal_eval(name) for name in call.args[:1]]
+                for key, inner in ({word.arg: value} if word.arg else dict(value)).items():
+                    words += _as_flag(f"--{str(key).replace('_', '-')}", inner)
         except (SyntaxError, ValueError, TypeError, AssertionError, RecursionError, MemoryError):
             continue
-        words = [
-            word for key, value in arguments.items() for word in _as_flag(f"--{str(key).replace('_', '-')}", value)
-        ]
-        yield Line(CALLS[start[1]], (start[0][:-1],), (*map(str, names), *words), variables, release)
+        yield Line(engine, (start[0],), tuple(words), variables, pinned.get(engine))
 
 
 # ---- flags -----------------------------------------------------------------------------------------------------------
@@ -262,25 +251,16 @@ def named(line: Line, known: Sequence[str], aliases: Mapping[str, str] | None = 
 
     UsageError for a flag that is nearly a known one, or is one of another engine.
     """
-    flags, other = [], {flag for flag, engine in TELLING.items() if engine != line.engine} - {*known}
+    flags, others = [], {flag for flag, engine in TELLING.items() if engine != line.engine} - {*known}
     for flag, value in line.flags:
         name, _, inside = (aliases or {}).get(flag, flag).partition(".")
         name = name.replace("_", "-")
         whole = next((full for full in known if full == name or (len(name) > 8 and full.startswith(name))), None)
         if whole is not None:
             flags.append((f"{whole}.{inside}" if inside else whole, value))
-        elif name in other or (near(name, known) and name.startswith("--")):
+        elif name in others or (name.startswith("--") and get_close_matches(name, known, n=1, cutoff=0.88)):
             raise unknown(f"flag of {line.name}", flag, known, f"its flags about positions: {', '.join(known)}.")
     return flags
-
-
-def near(name: str, known: Sequence[str]) -> bool:
-    """Whether a flag is a slip of a known one: one of them begins with the other, or they differ by a letter."""
-    return any(
-        abs(len(name) - len(full)) < 4 and (name.startswith(full) or full.startswith(name)) for full in known
-    ) or (
-        any(len(name) == len(full) and sum(a != b for a, b in zip(name, full)) <= 2 for full in known if len(full) > 9)
-    )
 
 
 def literal(value: str | None, flag: str) -> str:
@@ -328,11 +308,11 @@ def joined(line: Line, drop: Sequence[str], add: Mapping[str, Any]) -> str:
     kept: list[tuple[str, Any]] = [
         (flag, value) for flag, value in line.flags if flag.partition(".")[0].replace("_", "-") not in drop
     ]
-    if line.start and line.start[0].rpartition(".")[2] in CALLS:
-        named_ones = {flag.removeprefix("--").replace("-", "_"): value for flag, value in [*kept, *add.items()] if flag}
+    if line.start and line.start[0].endswith("("):
+        options = {flag[2:].replace("-", "_"): value for flag, value in [*kept, *add.items()] if flag}
         arguments = [repr(value) for flag, value in kept if not flag]
-        arguments += [f"{name}={value if _is_literal(value) else repr(value)}" for name, value in named_ones.items()]
-        return f"{line.start[0]}({', '.join(arguments)})"
+        arguments += [f"{name}={value if _is_literal(value) else repr(value)}" for name, value in options.items()]
+        return f"{line.start[0]}{', '.join(arguments)})"
     start = [word for word in line.start if word.partition("=")[0] not in VARIABLES]
     words = [word for item in [*kept, *add.items()] for word in item if word not in ("", None)]
     texts = [json.dumps(word) if isinstance(word, dict) else str(word) for word in words]

@@ -24,9 +24,10 @@ from longitude.serving.config import (
     Served,
     Stops,
     declared_in,
+    noted,
     rope,
 )
-from longitude.serving.line import Line, NotLiteral, literal, named
+from longitude.serving.line import Line, literal, named
 
 ENGINE = FACTS["llama.cpp"]
 LENGTH_FLAG, KIND, SCALE, INVERSE, BASE = (
@@ -67,7 +68,7 @@ def parse(line: Line) -> Overrides:
     """The flags of a line (common/arg.cpp); those about rotation also as the keys of config.json that they stand for."""
     asked, flags = Overrides(), dict[str, Any]()
     for flag, value in named(line, FLAGS, ALIASES):
-        try:
+        with noted(asked, ENGINE):
             if flag in REMOVED:
                 asked.stops.append(
                     Stops(f"{flag} was removed: a draft has the length of its target", ENGINE.sources["parse"])
@@ -80,8 +81,6 @@ def parse(line: Line) -> Overrides:
                 if flag in (SCALE, INVERSE):  # the last one wins
                     flags = {name: number for name, number in flags.items() if name not in (SCALE, INVERSE)}
                 flags[flag] = _value(literal(value, flag), flag)
-        except NotLiteral as error:
-            asked.unknown.append(str(error))
     scheme = {key: flags[flag] for flag, key in KEYS.items() if flag in flags}
     if (factor := flags.get(SCALE, 1 / flags[INVERSE] if INVERSE in flags else None)) is not None:
         scheme["factor"] = factor

@@ -21,9 +21,10 @@ from longitude.serving.config import (
     declared_in,
     followed,
     latent_factor,
+    noted,
     rope,
 )
-from longitude.serving.line import EatenQuotes, Line, NotLiteral, json_of, literal, named, tokens
+from longitude.serving.line import Line, json_of, literal, named, tokens
 from longitude.serving.vllm import LATENT, YARNS, floats
 
 ENGINE = FACTS["sglang"]
@@ -40,7 +41,7 @@ def parse(line: Line) -> Overrides:
     """The overrides of a line."""
     asked = Overrides(lifted=line.lifts(ENGINE.limit))
     for flag, value in named(line, FLAGS):
-        try:
+        with noted(asked, ENGINE):
             if flag == "--config":
                 asked.unknown.append(f"flags in {value} are not read here")
             elif flag == LENGTH_FLAG:
@@ -49,10 +50,6 @@ def parse(line: Line) -> Overrides:
                 asked.draft = {"model": value}
             else:
                 asked.keys = json_of(literal(value, flag), flag)
-        except EatenQuotes as error:
-            asked.stops.append(Stops(str(error), ENGINE.sources["parse"]))
-        except NotLiteral as error:
-            asked.unknown.append(str(error))
     return asked
 
 

@@ -27,9 +27,10 @@ from longitude.serving.config import (
     followed,
     latent_factor,
     merge,
+    noted,
     rope,
 )
-from longitude.serving.line import EatenQuotes, Line, NotLiteral, json_of, literal, named, tokens
+from longitude.serving.line import Line, json_of, literal, named, tokens
 
 ENGINE = FACTS["vllm"]
 LENGTH_FLAG, JSON_FLAG, DRAFT, CUT = (
@@ -66,7 +67,7 @@ def parse(line: Line) -> Overrides:
     asked, dotted = Overrides(lifted=line.lifts(ENGINE.limit)), dict[str, Any]()
     for flag, value in named(line, FLAGS):
         name, _, path = flag.partition(".")
-        try:
+        with noted(asked, ENGINE):
             if name in REMOVED:
                 asked.stops.append(Stops(f"{name} was removed with 0.11.1: unrecognized argument", "vllm#28006"))
                 if name == REMOVED[0] and value is not None:
@@ -84,10 +85,6 @@ def parse(line: Line) -> Overrides:
                 put(dotted, path, literal(value, flag))
             else:
                 asked.keys = json_of(literal(value, name), name)
-        except EatenQuotes as error:
-            asked.stops.append(Stops(str(error), ENGINE.sources["parse"]))
-        except NotLiteral as error:
-            asked.unknown.append(str(error))
     if dotted:  # they are put together at the end, and the last --hf-overrides wins whole
         asked.keys = dotted
     return asked

@@ -21,8 +21,8 @@ START = {
     "vllm": "vllm serve",
     "sglang": "python -m sglang.launch_server --model-path",
     "llama.cpp": "llama-server -m",
-    "transformers": "AutoModelForCausalLM.from_pretrained",
-    "mlx": "load",
+    "transformers": "AutoModelForCausalLM.from_pretrained(",
+    "mlx": "mlx_lm.load(",
 }
 """The words of a line before the model."""
 
