@@ -16,8 +16,8 @@ from longitude.report.wording import paper, percent, with_base
 from longitude.statistics.documents import document_contrast
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference, estimated, per_seed
 from longitude.study.answers import AnswerCriterion, share
-from longitude.study.criterion import CONTEXT, Effective
-from longitude.study.losses import FLOOR, TOLERANCE, LossCriterion
+from longitude.study.criterion import Effective
+from longitude.study.losses import TOLERANCE, LossCriterion
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
@@ -268,12 +268,11 @@ def _paired(compare: Callable, evidence: Evidence, a: Measured, b: Measured) -> 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 def _learned_nothing(evidence: Evidence, reads: tuple[Measured, ...]) -> str:
-    """Labels whose loss is above that of n-grams, or that gain too little from context, in words; empty if there are none."""
+    """Labels whose loss is above that of n-grams or of their blind control, in words; empty if there are none."""
     found: dict[str, str] = {}
     for each in reads:
         criterion = evidence.criterion(each.study)
-        checks = criterion.learned[each.label].checks if isinstance(criterion, LossCriterion) else {}
-        if LOST in [checks.get(name, (None, ""))[0] for name in (FLOOR, CONTEXT)]:
+        if isinstance(criterion, LossCriterion) and criterion.learned_too_little(each.label):
             found[_name(each)] = criterion.doubt(each.label)
     return "; ".join(f"{name} {why}" for name, why in found.items())
 

@@ -68,6 +68,8 @@ PAPERS = {
     "gru": "GRU",
 }
 """Names in papers, by registered name; other names stay unchanged."""
+QK_NORM = Part("attention", ("qk_norm=true",))
+"""A part that names what it adds to an encoding: RoPE, QK-norm."""
 ROPE_BASE = 10_000
 """The base of `rope` without options."""
 FITS = 30
@@ -80,7 +82,11 @@ def paper(label: str, options: bool = True) -> str:
     def named(part: Part) -> str:
         return PAPERS.get(part.name, part.name) + (f" ({','.join(part.options)})" if options and part.options else "")
 
-    return label if "/" in label else by_layer(label, lambda parts: " + ".join(map(named, parts)))
+    def of_layer(parts: list[Part]) -> str:
+        names = " + ".join(named(part) for part in parts if part != QK_NORM)
+        return names + ", QK-norm" * (QK_NORM in parts)
+
+    return label if "/" in label else by_layer(label, of_layer)
 
 
 def as_written(parts: Sequence[Part]) -> str:

@@ -132,6 +132,11 @@ def paired_ratio(a: Sums, b: Sums, *, metric: str = "bits_per_byte", seed: int =
     return _bootstrap([a, b], lambda a, b: a / b, metric, seed).interval
 
 
+def difference_of_ratios(sums: Sequence[Sums], *, metric: str = "bits_per_byte", seed: int = 0) -> Difference:
+    """metric(a) / metric(b) - metric(c) / metric(d) of four sums on the same documents, as of `document_contrast`."""
+    return _bootstrap(sums, lambda a, b, c, d: a / b - c / d, metric, seed)
+
+
 def _bootstrap(cells, combine, metric, seed, resamples=RESAMPLES) -> Difference:
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS, "They are in longitude.statistics.documents.METRICS.")

@@ -17,6 +17,7 @@ from longitude.statistics.documents import (
     METRICS,
     Difference,
     Interval,
+    difference_of_ratios,
     document_difference,
     interval,
     paired_ratio,
@@ -26,8 +27,7 @@ from longitude.statistics.seeds import benjamini_hochberg, holm, seed_difference
 SIGNIFICANT = 0.05
 """Significance level for p-values adjusted by Holm."""
 HOLDS, LOST, UNCLEAR = "holds", "does not hold", "cannot tell"
-WEAK = "learned too little"
-"""Verdict for models that learned too little: their loss need not rise even if position fails."""
+"""Whether a statement about a number holds, by the number's interval."""
 
 
 class Sums(NamedTuple):
@@ -200,6 +200,18 @@ def difference(a: Sums, b: Sums, metric: str) -> Estimate | None:
     a, b = both
     x, y = per_seed(a, metric), per_seed(b, metric)
     return estimated(x - y, document_difference(a.pooled, b.pooled, metric=metric), seed_difference(x, y))
+
+
+def change_beyond(a: Sums, start: Sums, b: Sums, start_of_b: Sums, metric: str) -> Estimate | None:
+    """The change of a less that of b, each from its own start, paired by seed and document, with its p-value."""
+    seeds = [seed for seed in a.seeds if all(seed in other.seeds for other in (start, b, start_of_b))]
+    if not seeds or len({sums.of.shape[1] for sums in (a, start, b, start_of_b)}) > 1:
+        return None
+    ends = [sums.only(seeds) for sums in (a, start, b, start_of_b)]
+    after, before, after_b, before_b = (per_seed(sums, metric) for sums in ends)
+    text = difference_of_ratios([sums.pooled for sums in ends], metric=metric)
+    x, y = after / before, after_b / before_b
+    return estimated(x - y, text, seed_difference(x, y))
 
 
 def unpaired(a: Sums, b: Sums, metric: str) -> Estimate | None:

@@ -59,10 +59,12 @@ def analyse(run: Run | Path | str) -> Analysis:
     reasons = {label: "; ".join(dict.fromkeys(_reasons(run, label))) or None for label in run.labels}
 
     def finding_of(label: str, length: int, method: str) -> Finding:
-        """The finding. A label with a part that training never used cannot hold beyond the training length."""
+        """The finding. Nothing is certain beyond the training length of a part that training never used."""
         finding = criterion.finding(label, length, method)._replace(reason=reasons[label])
-        beyond = finding.verdict == HOLDS and length > run.train_length
-        return finding._replace(holding=UNCLEAR, verdict=UNCLEAR) if beyond and run.untrained(label) else finding
+        if finding.within == HOLDS and length > run.train_length and run.untrained(label):
+            finding = finding._replace(within=UNCLEAR, verdict=finding.verdict and UNCLEAR, remark=None)
+        few = finding.verdict and criterion.seeds_missing(finding)
+        return finding._replace(verdict=None, remark=few) if few else finding
 
     findings, comparisons = {}, {}
     for method in run.methods:
@@ -78,7 +80,7 @@ class Conclusion(NamedTuple):
     """Conclusion of a study, in lines of fixed form, which may be empty.
 
     Attributes:
-        result: Labels that hold at the longest length, and labels that do not.
+        result: The labels of each verdict at the longest length.
         best: Difference between the best label and the next.
         caution: Limits of the conclusion.
         models: Size and training length of the models, if the study has several.
@@ -105,7 +107,8 @@ def conclude(analysis: Analysis) -> Conclusion:
         nothing = f"No encoding was measured{where}" if analysis.findings else "Losses were measured by position only"
         return Conclusion(nothing, "", "; ".join(undone(run, criterion.called)), run.which)
     sign = 1 if criterion.less_is_better else -1
-    first = {finding.label for finding in sorted(last, key=lambda finding: sign * (finding.value or 0.0))[:2]}
+    rivals = [finding for finding in last if not run.is_blind(finding.label)]
+    first = {finding.label for finding in sorted(rivals, key=lambda finding: sign * (finding.value or 0.0))[:2]}
     pairs = [
         comparison for comparison in analysis.compared(last[0].length) if {comparison.better, comparison.worse} == first
     ]

@@ -14,19 +14,17 @@ import numpy as np
 
 from longitude.statistics import proportions
 from longitude.statistics.documents import Interval
-from longitude.statistics.estimates import LOST, Estimate, Sums, estimated
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, Sums, estimated
 from longitude.statistics.seeds import t_interval
-from longitude.study.criterion import HOLDING, Cell, Column, Criterion, Finding
+from longitude.study.criterion import IS_SOLVED, NOT_SOLVED, Cell, Column, Criterion, Finding
 from longitude.study.results import RULE
 
 SOLVED = 0.9
 """A length is solved when at least 90% of its answers are right."""
-LEARNING = "learning"
-"""Name of the failed criterion if the training length is not solved."""
 
 
 class AnswerCriterion(Criterion):
-    """`HOLDS` if the interval is above `SOLVED`, `LOST` if below, else `UNCLEAR`, at every length."""
+    """`IS_SOLVED` if the interval is above `SOLVED`, `NOT_SOLVED` if below, else `UNCLEAR`, at every length."""
 
     things, metric, less_is_better = "examples", "mean", False
     scale, digits, sign = 100, 0, "%"
@@ -36,9 +34,11 @@ class AnswerCriterion(Criterion):
         if sums is None:
             return Finding(method, label, length)
         value = share(sums.of)
-        verdict = value.above(SOLVED)
-        failed = () if verdict != LOST else (HOLDING,) if self.learned(label, method) else (LEARNING,)
-        return Finding.of(method, label, length, sums.of.shape[1], value)._replace(failed=failed, verdict=verdict)
+        right = value.above(SOLVED)
+        verdict = {HOLDS: IS_SOLVED, LOST: NOT_SOLVED, UNCLEAR: UNCLEAR}[right]
+        learned = HOLDS if self.learned(label, method) else LOST
+        finding = Finding.of(method, label, length, sums.of.shape[1], value)
+        return finding._replace(within=right, learned=learned, verdict=verdict)
 
     def learned(self, label: str, method: str) -> bool:
         """Whether a label may have learned the task: False only if it does not solve the training length."""
@@ -51,7 +51,7 @@ class AnswerCriterion(Criterion):
         return sums and sums._replace(over=np.ones_like(sums.of))
 
     def within(self, finding: Finding) -> tuple[bool, str | None]:
-        return finding.value is not None and finding.value >= SOLVED, finding.verdict
+        return finding.value is not None and finding.value >= SOLVED, finding.within
 
     def learned_too_little(self, label: str) -> bool:
         return not self.learned(label, next(iter(self.run.methods), ""))

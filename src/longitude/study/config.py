@@ -6,7 +6,7 @@ from itertools import product
 from typing import Annotated, Any, Literal
 
 from longitude.errors import UsageError, Within, check_bounds, unknown
-from longitude.measure.config import check_ascending, check_each_once, listed
+from longitude.measure.config import check_ascending, check_each_once
 from longitude.runs.device import Device
 
 Positions = Literal["contiguous", "randomized", "skipped", "mixed"]
@@ -41,6 +41,8 @@ class StudyConfig:
         encodings: Models to compare. Encodings (see `longitude list`), variants such as "rope:base=500000", compositions
             such as rope+fox, or "all" that are defined for the task's models. With other mixers than attention:
             rope+window:size=64, mamba, rope+attention+mamba (alternating layers). With a short causal convolution: nope+conv.
+            For losses, add a blind control, such as alibi+window:size=16: an encoding with a window of at most a quarter of
+            --train-length. Verdicts need it.
         data: Text to train on, one or several files or folders. "stdlib" is the sources of Python's standard library, and
             "package:NAME" those of an installed package, such as package:torch. "datasets:NAME" and "datasets:NAME:CONFIG" are
             from the Hugging Face hub. Tasks that need no text have "generated".
@@ -89,7 +91,14 @@ class StudyConfig:
     """
 
     task: str = "text"
-    encodings: tuple[str, ...] = ("nope", "sinusoidal", "rope:base=27", "alibi", "t5:max_distance=32")
+    encodings: tuple[str, ...] = (
+        "sinusoidal",
+        "rope:base=27",
+        "rope:base=27+attention:qk_norm=true",
+        "alibi",
+        "t5:max_distance=32",
+        "alibi+window:size=16",
+    )
     data: tuple[str, ...] = ("stdlib",)
     tokenizer: str = BYTE
     train_length: Annotated[int, Within(2)] = 64
@@ -202,9 +211,5 @@ def require_numbers(config: StudyConfig) -> None:
 
 
 def with_all(labels: tuple[str, ...], every: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-    """The encodings that --encodings names, "all" resolved. ValueError if "all" is one of several."""
-    if "all" not in labels:
-        return labels
-    if len(labels) > 1:
-        raise UsageError("--encodings", "either all or a list of names", listed(labels))
-    return tuple(every())
+    """The encodings that --encodings names, "all" resolved."""
+    return tuple(name for label in labels for name in (every() if label == "all" else (label,)))

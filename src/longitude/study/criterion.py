@@ -7,40 +7,37 @@ from itertools import takewhile
 from typing import Any, ClassVar, NamedTuple, Self
 
 from longitude.report.wording import count, far, named
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Comparison, Estimate, Sums, compared
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Comparison, Estimate, Sums, compared
 from longitude.study.results import Run
 
 LISTED = 8
 """Maximum number of labels named in a line; of more labels only the number is printed."""
-LOSS, CONTEXT, HOLDING = "loss", "context", "holding"
-"""Names of the criteria for an encoding."""
+GAINS, LEVEL, RISES = "gains", "level", "rises"
+"""Verdicts on a loss at a longer length, against that at the end of a training window."""
+IS_SOLVED, NOT_SOLVED = "solved", "not solved"
+"""Verdicts on a length of a task with right or wrong answers."""
+LEARNED = {HOLDS: "enough", LOST: "too little", UNCLEAR: UNCLEAR}
+"""Words for what was learned at the training length."""
+SEEDS = 3
+"""With fewer seeds there are numbers and no verdict."""
 
 
 class Verdict(NamedTuple):
-    """How readers see a verdict of `longitude.statistics.estimates`.
+    """How readers see a verdict.
 
     Attributes:
-        losses: Word for a loss at a longer length, against that at the training length.
-        answers: Word for a length of a task with right or wrong answers.
-        learned: Word for what was learned at the training length.
-        ceiling: Word for a label, against itself trained at the tested length.
         css: Class on the page.
         color: Color on the terminal.
     """
 
-    losses: str
-    answers: str
-    learned: str
-    ceiling: str
     css: str
     color: str
 
 
-VERDICTS: dict[str, Verdict] = {
-    HOLDS: Verdict("holds", "solved", "enough", "above", "holds", "green"),
-    LOST: Verdict("rises", "not solved", "too little", "below", "lost", "red"),
-    WEAK: Verdict("unclear", "unclear", "unclear", WEAK, "unclear", "yellow"),
-    UNCLEAR: Verdict("unclear", "unclear", UNCLEAR, UNCLEAR, "unclear", "yellow"),
+VERDICTS = {
+    **dict.fromkeys((GAINS, LEVEL, IS_SOLVED, LEARNED[HOLDS]), Verdict("good", "green")),
+    **dict.fromkeys((RISES, NOT_SOLVED, LEARNED[LOST]), Verdict("bad", "red")),
+    UNCLEAR: Verdict("unclear", "yellow"),
 }
 """The one table of words and colors: terminal, page, charts and tables read it."""
 
@@ -50,11 +47,13 @@ class Finding(NamedTuple):
 
     value, low, high: the task's metric, mean over seeds, with its 95% interval, which is over `over`: seeds and documents, or
     documents for one seed. text_low, text_high: the interval over documents alone; seed_low, seed_high: that over seeds alone.
-    values: one per seed. For losses also change, ...: value / value at the reference length - 1, paired, with its intervals.
+    values: one per seed. For losses also change, ...: value / the loss at the end of a training window - 1, paired, with its
+    intervals.
 
-    loss, context, holding: the verdict on each, `HOLDS`, `LOST` or `UNCLEAR`; None if that was not measured. failed: those
-    that are `LOST`. verdict: that on all together, by the `Criterion`; None if it does not judge this length. reason: how
-    unfinished trials ended, and parts that training never used.
+    within: whether the value is within the criterion's margin, `HOLDS`, `LOST` or `UNCLEAR`. learned: whether enough was learned
+    at the training length, alike. verdict: a key of `VERDICTS`, by both; None if the criterion does not judge this length, or
+    by too few seeds. remark: what the verdict does not show, or why there is none. reason: how unfinished trials ended, and
+    parts that training never used.
     """
 
     method: str
@@ -78,11 +77,10 @@ class Finding(NamedTuple):
     text_change_high: float | None = None
     seed_change_low: float | None = None
     seed_change_high: float | None = None
-    loss: str | None = None
-    context: str | None = None
-    holding: str | None = None
-    failed: tuple[str, ...] = ()
+    within: str | None = None
+    learned: str | None = None
     verdict: str | None = None
+    remark: str | None = None
     reason: str | None = None
 
     @classmethod
@@ -121,15 +119,17 @@ class Column(NamedTuple):
         head: Its head.
         cell: A label's findings, in the order of lengths -> its cell.
         places: Where it is shown: on the terminal, on the page, and in tables for papers (Markdown, LaTeX).
+        place: Which of a label's findings gives its color.
     """
 
     head: str
     cell: Callable[[Sequence[Finding]], Cell]
     places: Collection[str] = ("terminal", "page", "paper")
+    place: int = -1
 
 
 class Criterion(ABC):
-    """Criterion for whether an encoding holds at a length, and its wording; one subclass per kind of task.
+    """Criterion by which an encoding is judged at a length, and its wording; one subclass per kind of task.
 
     Attributes:
         things: Name of the items that are measured; with one seed, intervals are over them.
@@ -154,10 +154,6 @@ class Criterion(ABC):
     def called(self, label: str) -> str:
         """A label in a sentence."""
         return self.names.get(label, named(label))
-
-    def word(self, verdict: str | None) -> str:
-        """A verdict for readers; empty if there is none."""
-        return getattr(VERDICTS[verdict], self.task.kind) if verdict else ""
 
     def with_names(self, names: dict[str, str]) -> Self:
         """A copy with other names for labels, which keeps everything computed already."""
@@ -213,16 +209,19 @@ class Criterion(ABC):
     # ---- the three lines ----
 
     def result(self, last: Sequence[Finding]) -> str:
-        """Result line: labels that hold at the longest length, labels that do not, and undecided labels.
+        """Result line: the labels of each verdict at the longest length, and those without a verdict for lack of seeds.
 
         Args:
             last: Findings at that length of labels with a value, the best first.
         """
-        groups: dict[str, list[str]] = {self.word(verdict): [] for verdict in VERDICTS}
+        groups: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
+        few = {finding.label: missing for finding in last if (missing := self.seeds_missing(finding))}
         for finding in last:
             if finding.verdict:
                 little = " *" * self.learned_too_little(finding.label)
-                groups[self.word(finding.verdict)].append(self.called(finding.label) + little)
+                groups[finding.verdict].append(self.called(finding.label) + little)
+        alike = len(few) == len(last) and len({*few.values()}) == 1
+        groups["no word"] = [*few.values()][:1] if alike else [f"{self.called(label)} ({few[label]})" for label in few]
         listed = len(last) <= LISTED
         parts = [f"at {last[0].length} {self.task.unit}, {far(last[0].length, self.run.train_length)}"]
         parts += [
@@ -245,6 +244,11 @@ class Criterion(ABC):
             adjusted = f"p = {pair.p:.2g} after correction for all pairs"
             return f"undecided: {better} is {by} {side} {worse} ({over}), but {adjusted}"
         return f"unclear between {better} and {worse}: {by} ({over})"
+
+    def seeds_missing(self, finding: Finding) -> str:
+        """How many of the seeds that a verdict needs there are, if that is too few; else empty."""
+        needed = max(SEEDS, len(self.run.config.seeds))
+        return f"{finding.seeds} of {needed} seeds" if finding.seeds < needed else ""
 
     @abstractmethod
     def cautions(self, last: Sequence[Finding]) -> list[str]:
@@ -312,8 +316,9 @@ class Criterion(ABC):
 
     def verdict_cell(self, lines: Sequence[Finding]) -> Cell:
         """The verdict at the longest length."""
-        text = self.word(lines[-1].verdict)
-        return Cell(text, "learned too little" * (text != "" and self.learned_too_little(lines[-1].label)), text)
+        last = lines[-1]
+        little = "learned too little" if last.verdict and self.learned_too_little(last.label) else ""
+        return Cell(last.verdict or "", little or last.remark or "", last.verdict or "")
 
     @abstractmethod
     def key(self) -> list[str]:

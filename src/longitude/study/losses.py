@@ -1,9 +1,9 @@
-"""Losses: less is better. An encoding is judged on three criteria, and those that it fails are named.
+"""Losses: less is better. A label is judged by the change of its loss, if it is known to have learned enough to be judged.
 
-* loss: at the training length within `LOSS_MARGIN` of the best label's there.
-* context: it gains more than `GAIN` bits per byte from context, from the first to the last quarter of a window's positions at
-  the training length, and beats the best n-grams counted on the training text (`Run.best_ngrams`).
-* holding: at a longer length its loss is within `TOLERANCE` of that at the training length.
+* change: its loss at a length against its own in the last quarter of a training window, which has no short contexts. The word is
+  `RISES`, `LEVEL` or `GAINS`; or `UNCLEAR`, also if it does not rise and may have learned too little.
+* learned enough: at the training length its loss is below the best n-grams counted on the training text (`Run.best_ngrams`),
+  and below its blind control (`longitude.study.blind`). No other label matters.
 
 Every comparison is paired, by seed and by document, and must hold over both together (`longitude.statistics.estimates`).
 """
@@ -13,19 +13,27 @@ from functools import cached_property
 from typing import NamedTuple
 
 from longitude.report.wording import capital, percent
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, Sums, change, difference, level
-from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Cell, Column, Criterion, Finding
+from longitude.statistics.estimates import (
+    HOLDS,
+    LOST,
+    UNCLEAR,
+    Estimate,
+    Sums,
+    change,
+    change_beyond,
+    difference,
+    level,
+)
+from longitude.study.blind import control_for, control_of
+from longitude.study.copies import FAR, NEAR
+from longitude.study.criterion import GAINS, LEVEL, RISES, Cell, Column, Criterion, Finding
 from longitude.study.data import BLOCKS
-from longitude.study.results import FIRST, LAST, Run
+from longitude.study.results import LAST, Run
 
 TOLERANCE = 0.02
-"""An encoding holds at a length when its bits per byte there are within 2% of the training length's, or less."""
-LOSS_MARGIN = 0.20
-"""An encoding has learned enough if its loss at the training length is at most 20% above the best: an order of n-grams."""
-GAIN = 0.05
-"""Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
-FLOOR = "n-grams"
-"""The check of a loss against counts of n-grams, beside `LOSS` and `CONTEXT`."""
+"""A loss is level at a length if it is less than 2% above that at the end of a training window."""
+FLOOR, CONTROL = "n-grams", "blind control"
+"""The checks of what was learned."""
 
 
 class Learned(NamedTuple):
@@ -33,31 +41,25 @@ class Learned(NamedTuple):
 
     Attributes:
         label: One of the study's labels.
-        best: The label of the lowest loss there.
-        gap: loss / loss of the best label - 1.
-        gain: Loss at the first quarter of the positions minus loss at the last.
         floor: loss - loss of the best n-grams, in bits per byte.
-        loss: Whether the gap is below `LOSS_MARGIN`.
-        context: Whether the gain is above `GAIN` and the loss below the floor.
-        checks: `FLOOR`, `CONTEXT`, `LOSS` -> the verdict, and the number it is based on.
+        control: loss - loss of the blind control.
+        checks: `FLOOR`, `CONTROL` -> whether the loss is lower, and both losses in words.
     """
 
     label: str
-    best: str | None = None
-    gap: Estimate | None = None
-    gain: Estimate | None = None
     floor: Estimate | None = None
-    loss: str | None = None
-    context: str | None = None
+    control: Estimate | None = None
     checks: Mapping[str, tuple[str, str]] = {}
+
+    @property
+    def verdict(self) -> str:
+        """Whether enough was learned: every check is needed."""
+        verdicts = [self.checks.get(check, (UNCLEAR, ""))[0] for check in (FLOOR, CONTROL)]
+        return next(verdict for verdict in (LOST, UNCLEAR, HOLDS) if verdict in verdicts)
 
 
 class LossCriterion(Criterion):
-    """`LOST` if the loss rises; else `WEAK` if the model learned too little to judge; `HOLDS` if it learned and does not rise.
-
-    Else `UNCLEAR`, also if it was not measured whether the model learned: the loss of a model that learned nothing cannot rise,
-    so it never holds. No verdict at lengths up to the training length or the reference.
-    """
+    """No verdict at lengths up to the training length or the reference, and none on a blind control."""
 
     things, metric = "documents", "bits_per_byte"
 
@@ -70,65 +72,84 @@ class LossCriterion(Criterion):
         run, sums = self.run, self.sums(label, length, method)
         if sums is None:
             return Finding(method, label, length)
-        finding = Finding.of(method, label, length, sums.of.shape[1], level(sums, self.metric))
-        learned = self.learned[label]
-        finding = finding._replace(loss=learned.loss, context=learned.context)
-        start = self.sums(label, run.reference, method)
-        if length != run.reference and start and (moved := change(sums, start, self.metric)):
-            finding = finding._replace(
-                change=moved.value, change_low=moved.low, change_high=moved.high,
-                text_change_low=moved.text_low, text_change_high=moved.text_high,
-                seed_change_low=moved.seed_low, seed_change_high=moved.seed_high,
-            )  # fmt: skip
-            if length in run.beyond and moved.value is not None:
-                finding = judged(finding._replace(holding=moved.below(TOLERANCE)))
-        return finding
+        learned = None if self.run.is_blind(label) else self.learned[label].verdict
+        finding = Finding.of(method, label, length, sums.of.shape[1], level(sums, self.metric))._replace(
+            learned=learned
+        )
+        start = self.start(label, method)
+        if length == run.reference or start is None or (moved := change(sums, start, self.metric)) is None:
+            return finding
+        finding = finding._replace(
+            change=moved.value, change_low=moved.low, change_high=moved.high,
+            text_change_low=moved.text_low, text_change_high=moved.text_high,
+            seed_change_low=moved.seed_low, seed_change_high=moved.seed_high,
+        )  # fmt: skip
+        if length not in run.beyond or moved.value is None:
+            return finding
+        finding = finding._replace(within=moved.below(TOLERANCE))
+        if self.run.is_blind(label):
+            return finding._replace(remark=run.sight(label))
+        if finding.within == LOST:
+            return finding._replace(verdict=RISES)
+        if finding.within == UNCLEAR or learned != HOLDS:
+            return finding._replace(verdict=UNCLEAR)
+        verdict = GAINS if moved.below(0) == HOLDS else LEVEL
+        return finding._replace(verdict=verdict, remark=self.no_better(label, length, method))
 
     def sums(self, label: str, length: int, method: str) -> Sums | None:
         return self.run.sums(label, length, method, ("nats", "bytes"))
 
+    def start(self, label: str, method: str) -> Sums | None:
+        """What the change of a label is from: the last quarter of a training window; of copies, all of it.
+
+        All of it, too, in older studies that have no losses of quarters.
+        """
+        quarter = None if method in (NEAR, FAR) else self.sums(label, self.run.train_length, LAST)
+        return quarter or self.sums(label, self.run.reference, method)
+
+    def no_better(self, label: str, length: int, method: str) -> str | None:
+        """That the change of a label is not below its blind control's, in words; None if it is."""
+        control = control_of(label, self.run.labels, self.run.train_length)
+        ends = [self.sums(label, length, method), self.start(label, method)]
+        ends += [self.sums(control, length, method), self.start(control, method)] if control else [None]
+        if control is None or None in ends:
+            return None
+        further = change_beyond(*ends, self.metric)  # pyright: ignore[reportArgumentType]
+        lower = further is not None and further.below(0) == HOLDS
+        return None if lower else f"no better than a model that {self.run.sight(control)}"
+
     @cached_property
     def learned(self) -> dict[str, Learned]:
         """Results of every label at the training length, by the first method."""
-        run, method = self.run, next(iter(self.run.methods), "")
-        at_start = {label: self.sums(label, run.reference, method) for label in run.labels}
-        levels = {label: level(sums, self.metric) for label, sums in at_start.items() if sums}
-        levels_at_start = {label: level.value for label, level in levels.items() if level.value is not None}
-        best = min(levels_at_start, key=lambda label: levels_at_start[label], default=None)
-        return {label: self._learned(label, best, at_start, levels.get(label)) for label in run.labels}
+        return {label: self._learned(label, next(iter(self.run.methods), "")) for label in self.run.labels}
 
-    def _learned(
-        self, label: str, best: str | None, at_start: dict[str, Sums | None], loss: Estimate | None
-    ) -> Learned:
-        run, sums = self.run, at_start[label]
-        if sums is None or best is None or loss is None:
+    def _learned(self, label: str, method: str) -> Learned:
+        run = self.run
+        sums = self.sums(label, run.train_length, method)
+        loss = sums and level(sums, self.metric)
+        if not sums or not loss or loss.value is None:
             return Learned(label)
-        first, last = (self.sums(label, run.train_length, quarter) for quarter in (FIRST, LAST))
-        gap = change(sums, at_start[best] or sums, self.metric)
-        gain = difference(first, last, self.metric) if first and last else None
-        best_ngrams = run.best_ngrams
-        floor = loss.less(best_ngrams[1]) if best_ngrams else None
-        if floor and len(floor.values) > 1:  # the n-grams read the same documents
-            floor = floor._replace(low=floor.seed_low, high=floor.seed_high)
+        floor = control = None
         checks = {}
-        if floor and loss.value is not None:
-            beats = floor.below(0)
-            # n-grams were counted in windows of the training length: at another length a higher loss may be due to the length
-            comparable = beats == HOLDS or run.reference == run.train_length
-            checks[FLOOR] = beats if comparable else UNCLEAR, f"{loss.value:.2f}"
-        if gain and gain.value is not None:
-            checks[CONTEXT] = gain.above(GAIN), signed(gain.value)
-        if gap and gap.value is not None:
-            checks[LOSS] = HOLDS if label == best else gap.below(LOSS_MARGIN), percent(gap.value)
-        verdicts = {name: verdict for name, (verdict, _) in checks.items()}
-        context = _all([verdict for name, verdict in verdicts.items() if name != LOSS])
-        return Learned(label, best, gap, gain, floor, verdicts.get(LOSS), context, checks)
+        if run.best_ngrams:
+            name, bits = run.best_ngrams
+            floor = loss.less(bits)
+            if len(floor.values) > 1:  # the n-grams read the same documents
+                floor = floor._replace(low=floor.seed_low, high=floor.seed_high)
+            checks[FLOOR] = floor.below(0), f"{self.amount(loss.value, 1)} against {self.amount(bits, 1)} of {name}"
+        blind = control_of(label, run.labels, run.train_length)
+        others = blind and self.sums(blind, run.train_length, method)
+        if blind and others and (control := difference(sums, others, self.metric)) and control.value is not None:
+            lower = control.below(0) if len(control.values) == len(loss.values) else UNCLEAR
+            there = self.amount(loss.value - control.value, 1)
+            checks[CONTROL] = lower, f"{self.amount(loss.value, 1)} against {there} of a model that {run.sight(blind)}"
+        return Learned(label, floor, control, checks)
 
     def within(self, finding: Finding) -> tuple[bool, str | None]:
         """Lengths up to the training length, at which nothing is compared, count as within."""
         if finding.length not in self.run.beyond:
             return True, HOLDS
-        return finding.change is not None and finding.change < TOLERANCE, finding.holding
+        return finding.change is not None and finding.change < TOLERANCE, finding.within
 
     def result(self, last: Sequence[Finding]) -> str:
         if self.run.beyond:
@@ -139,54 +160,45 @@ class LossCriterion(Criterion):
 
     def doubt(self, label: str) -> str:
         """Why it is not certain that a label learned enough, as text to follow its name; empty if it is."""
-        if self.learned_too_little(label):
-            return f"learned too little at {self.run.reference}: it {self._why(label)}"
-        unclear = self._shown(label, UNCLEAR)
-        return f"may have learned too little at {self.run.reference} ({unclear})" if unclear else ""
+        learned, run = self.learned[label], self.run
+        if learned.verdict == HOLDS or run.is_blind(label):
+            return ""
+        why = [words for verdict, words in learned.checks.values() if verdict == learned.verdict]
+        if learned.verdict == UNCLEAR and FLOOR not in learned.checks:
+            why.append("no value to compare with n-grams")
+        if learned.verdict == UNCLEAR and CONTROL not in learned.checks:
+            control = control_of(label, run.labels, run.train_length)
+            missing = f"no value of {control}" if control else f"no blind control: add {control_for(run.train_length)}"
+            why.append(missing)
+        may = "learned" if learned.verdict == LOST else "may have learned"
+        return f"{may} too little at {run.train_length} ({'; '.join(why)})"
 
     def learned_too_little(self, label: str) -> bool:
-        return any(verdict == LOST for verdict, _ in self.learned[label].checks.values())
+        return self.learned[label].verdict == LOST and not self.run.is_blind(label)
 
     def cautions(self, last: Sequence[Finding]) -> list[str]:
-        labels = [finding.label for finding in last]
-        little = [label for label in labels if self.learned_too_little(label)]
-        unsure = [label for label in labels if label not in little and self._shown(label, UNCLEAR)]
-        alone = [self.called(finding.label) for finding in last if finding.change is None] if self.run.beyond else []
-        at = f"at {self.run.reference}"
-        unclear = [f"{self.called(label)} ({self._shown(label, UNCLEAR)})" for label in unsure]
-        groups = {f"unclear {at} whether enough was learned": unclear, f"no value {at} to compare with": alone}
-        why = {label: self.doubt(label) for label in little}
-        starred = [f"* {self.called(label)} {reason}" for label, reason in why.items()]
-        return [*starred, *(f"{reason}: {', '.join(names)}" for reason, names in groups.items() if names)]
+        run = self.run
+        groups: dict[str, list[str]] = {}
 
-    def _why(self, label: str) -> str:
-        """The checks that a label failed, with their numbers, as the end of a sentence."""
-        learned, (ngrams, bits) = self.learned[label], self.run.best_ngrams or ("", 0)
-        of = {check: number for check, (verdict, number) in learned.checks.items() if verdict == LOST}
-        level = []
-        if FLOOR in of:
-            level.append(f"worse than {ngrams} ({of[FLOOR]} against {bits:.2f})")
-        if LOSS in of:
-            level.append(f"{of[LOSS].removeprefix('+')} above {self.called(learned.best or '')}")
-        loss = [f"is {', '.join(level)}"] * bool(level)
-        if CONTEXT not in of:
-            return loss[0]
-        nothing = learned.gain is None or (learned.gain.value or 0) <= 0
-        gain = f"gains {'nothing' if nothing else 'too little'} from context ({of[CONTEXT]})"
-        return ", and ".join([*loss, gain])
+        def note(reason: str, finding: Finding) -> None:
+            groups.setdefault(reason, []).append(self.called(finding.label))
 
-    def _shown(self, label: str, verdict: str) -> str:
-        """The numbers of the checks with this verdict; empty if there are none."""
-        learned, (ngrams, bits) = self.learned[label], self.run.best_ngrams or ("", 0)
-        reasons = {
-            FLOOR: f"{{}} against {bits:.2f} of {ngrams}",
-            CONTEXT: "{} from context",
-            LOSS: f"{{}} above {self.called(learned.best or '')}",
-        }
-        shown = {
-            check: number for check, (verdict_of_check, number) in learned.checks.items() if verdict_of_check == verdict
-        }
-        return "; ".join(reasons[check].format(number) for check, number in shown.items())
+        little = [finding.label for finding in last if self.learned_too_little(finding.label)]
+        for finding in last:
+            judged = finding.verdict and finding.learned == UNCLEAR
+            if judged and (doubt := self.doubt(finding.label)):
+                note(doubt, finding)
+            if finding.verdict and finding.remark:
+                note(finding.remark, finding)
+            far = FAR in run.methods and finding.verdict and self.finding(finding.label, finding.length, FAR).remark
+            if far:
+                note(f"on far copies {far}", finding)
+            if run.beyond and finding.change is None:
+                note(f"no value at {run.reference} to compare with", finding)
+            elif run.beyond and self.sums(finding.label, run.train_length, LAST) is None:
+                note(f"change from the mean at {run.reference}, which short contexts raise", finding)
+        starred = [f"* {self.called(label)} {self.doubt(label)}" for label in little]
+        return [*starred, *(f"{', '.join(names)}: {reason}" for reason, names in groups.items())]
 
     def title(self) -> str:
         sentence = f"{capital(self.task.words)}, lower is better, {self.run.methods[0]} windows."
@@ -194,23 +206,26 @@ class LossCriterion(Criterion):
 
     def every_column(self) -> list[Column]:
         run = self.run
-        judged = [
-            Column(f"change, {run.reference} to {run.lengths[-1]}", change_cell, ("terminal", "page")),
-            Column("loss", lambda lines: Cell(self.verdict_cell(lines).text), ("terminal",)),  # the label has a star
+        columns = [
+            Column(f"at {run.lengths[-1]}", lambda lines: word_cell(lines[-1]), ("terminal",)),
+            Column(f"change, {run.train_length} to {run.lengths[-1]}", lambda lines: change_cell(lines[-1]), ("page",)),
         ]
-        return [*judged * bool(run.beyond), Column("effective length", self.effective_cell, ("page", "paper"))]
+        if len(run.beyond) > 1:  # the length must not choose the word
+            place = run.lengths.index(run.beyond[0])
+            first = Column(f"at {run.beyond[0]}", lambda lines: Cell(word_cell(lines[place]).text), place=place)
+            columns.insert(0, first)
+        effective = Column("effective length", self.effective_cell, ("page", "paper"))
+        return [*columns * bool(run.beyond), effective]
 
     def key(self) -> list[str]:
-        run, checks = self.run, {check for learned in self.learned.values() for check in learned.checks}
-        floor = f", or not below {run.best_ngrams[0]} of the same text" if run.best_ngrams and FLOOR in checks else ""
-        gain = f", or less than {GAIN} bits gained from the first to the last quarter of a window"
-        gain = gain if CONTEXT in checks else ""
-        starred = f"*        more than {LOSS_MARGIN:.0%} above the best loss at {run.reference}{floor}{gain}"
-        little = [starred] if any(map(self.learned_too_little, run.labels)) else []
+        run = self.run
         if not run.beyond:
-            return little
-        within = f"within {TOLERANCE:.0%} of the loss at {run.reference}, with the whole 95% interval (paired)"
-        return [f"holds    {within}; rises: above, all of it; unclear: neither, or * too little learned", *little]
+            return []
+        change = "the whole 95% interval (paired) of the change from the last quarter of a training window"
+        words = f"{change} is below 0; level: below {TOLERANCE:+.0%}; rises: above it; cannot tell: neither"
+        starred = f"not below the best n-grams and a model that sees little, at {run.train_length}"
+        little = [f"*        {starred}"] if any(map(self.learned_too_little, run.labels)) else []
+        return [f"gains    {words}, or not known to have learned enough", *little]
 
 
 def span(finding: Finding) -> str:
@@ -218,27 +233,12 @@ def span(finding: Finding) -> str:
     return "" if finding.change_low is None else f"{percent(finding.change_low, '')} to {percent(finding.change_high)}"
 
 
-def change_cell(lines: Sequence[Finding]) -> Cell:
-    """The change up to the longest length, with its interval."""
-    last = lines[-1]
-    return Cell(percent(last.change), span(last), "" if last.change is None else last.change)
+def change_cell(finding: Finding) -> Cell:
+    """The change up to a length, with its interval."""
+    return Cell(percent(finding.change), span(finding), "" if finding.change is None else finding.change)
 
 
-def judged(finding: Finding) -> Finding:
-    """The finding with `failed` and `verdict` from its loss, context and holding."""
-    of = {LOSS: finding.loss, CONTEXT: finding.context, HOLDING: finding.holding}
-    failed = tuple(name for name, verdict in of.items() if verdict == LOST)
-    verdict = _all([verdict or UNCLEAR for verdict in of.values()])
-    if verdict == LOST and finding.holding != LOST:
-        verdict = WEAK
-    return finding._replace(failed=failed, verdict=verdict)
-
-
-def signed(bits: float) -> str:
-    """+0.23 bits."""
-    return f"{bits:+.2f} bits".replace("-", "−")
-
-
-def _all(verdicts: Sequence[str]) -> str | None:
-    """`LOST` if one of them is, else `UNCLEAR` if one is, else `HOLDS`; None for an empty list."""
-    return next((verdict for verdict in (LOST, UNCLEAR, HOLDS) if verdict in verdicts), None)
+def word_cell(finding: Finding) -> Cell:
+    """The verdict at a length with the change: rises +43%."""
+    text = " ".join(filter(None, (finding.verdict, percent(finding.change))))
+    return Cell(text, span(finding), "" if finding.change is None else finding.change)

@@ -3,10 +3,10 @@
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from longitude.statistics.estimates import SIGNIFICANT, UNCLEAR, WEAK, Estimate, level, orders_kept, unpaired
+from longitude.statistics.estimates import HOLDS, LOST, SIGNIFICANT, UNCLEAR, Estimate, level, orders_kept, unpaired
 from longitude.statistics.seeds import holm
 from longitude.study.analysis import CRITERIA
-from longitude.study.criterion import VERDICTS, Criterion
+from longitude.study.criterion import Criterion
 from longitude.study.results import Run
 
 
@@ -37,8 +37,9 @@ class Ceiling(NamedTuple):
     def verdict(self) -> str:
         """Whether the label is worse than its ceiling; seeds decide, as between two labels."""
         decided = self.gap.over == "seeds and documents" and self.p is not None and self.p < SIGNIFICANT
-        verdict = self.gap.above(0) if decided else UNCLEAR
-        return VERDICTS[verdict if self.learned else WEAK].ceiling
+        if not self.learned:
+            return "learned too little"
+        return {HOLDS: "above", LOST: "below", UNCLEAR: UNCLEAR}[self.gap.above(0) if decided else UNCLEAR]
 
 
 def ceilings(run: Run) -> list[Ceiling]:

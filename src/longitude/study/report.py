@@ -17,17 +17,17 @@ from rich.table import Table
 from rich.text import Text
 
 from longitude.labels import parse_label
-from longitude.report.figure import DARK, color_of, dash_of, save_figures
+from longitude.report.figure import DARK, color_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import UNCUT, table as plain_table
-from longitude.report.wording import by_layer, legible, named, papers, percent, with_base
+from longitude.report.wording import by_layer, legible, named, percent, with_base
 from longitude.statistics.estimates import Estimate
 from longitude.study.analysis import Analysis, conclude, notes, ranked, state
 from longitude.study.answers import SOLVED
 from longitude.study.config import option
-from longitude.study.criterion import VERDICTS
-from longitude.study.losses import GAIN, LOSS_MARGIN, TOLERANCE, LossCriterion
-from longitude.study.pictures import figures
+from longitude.study.criterion import LEARNED, VERDICTS
+from longitude.study.losses import TOLERANCE, LossCriterion
+from longitude.study.pictures import figures, lines
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
 from longitude.study.results import Run
@@ -49,7 +49,7 @@ def write_report(analysis: Analysis) -> Path:
 
     A figure without numbers is not made, and one from an earlier report is removed.
     """
-    names = papers(analysis.run.labels)
+    names = analysis.run.names
     analysis = replace(analysis, criterion=analysis.criterion.with_names(names))
     run, drawn = analysis.run, figures(analysis)
     save_figures(drawn, run.path / "figures")
@@ -68,8 +68,8 @@ def write_report(analysis: Analysis) -> Path:
         conclusion=conclude(analysis).lines,
         notes=notes(analysis),
         legend=[
-            {"label": label, "name": names[label], "color": color_of(i), "dark": DARK[color_of(i)], "dash": dash_of(i)}
-            for i, label in enumerate(run.labels)
+            {"label": label, "name": names[label], "color": color_of(i), "dark": DARK[color_of(i)], "dash": dash}
+            for i, (label, dash) in enumerate(zip(run.labels, lines.dashes(run), strict=True))
         ],
         tables={name_of(run, method): _table(analysis, method) for method in run.methods},
         names=names,
@@ -85,8 +85,6 @@ def write_report(analysis: Analysis) -> Path:
         command=_command(run),
         verdicts=VERDICTS,
         tolerance=f"{TOLERANCE:.0%}",
-        loss_margin=f"{LOSS_MARGIN:.0%}",
-        gain=GAIN,
         solved=f"{SOLVED:.0%}",
     )
     return path
@@ -122,7 +120,7 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
     lines = []
     for label, row in zip(labels, rows(halves), strict=True):
         verdicts = [finding.verdict for finding in analysis.of(label)]
-        styles = [None, *verdicts, *verdicts[-1:] * len(columns)]
+        styles = [None, *verdicts, *(verdicts[column.place] for column in columns)]
         lines.append(
             [Text(cell, VERDICTS[verdict].color if verdict else "") for cell, verdict in zip(row, styles, strict=True)]
         )
@@ -161,7 +159,9 @@ def _over(analysis: Analysis, halves: bool) -> str:
 
 
 def _marked(analysis: Analysis, label: str) -> str:
-    """The label in the terminal's table, with an asterisk if it learned too little."""
+    """The label in the terminal's table, with an asterisk if it learned too little; a blind control with what it sees."""
+    if analysis.run.is_blind(label):
+        return f"{by_layer(label)} {analysis.run.sight(label)}"
     known = f"{named(label)} ({label})" if label == "nope" else by_layer(with_base(label))
     return f"{known} *" if analysis.criterion.learned_too_little(label) else known
 
@@ -190,8 +190,6 @@ def part_tables(analysis: Analysis) -> list[Table]:
 def _table(analysis: Analysis, method: str) -> dict[str, Any]:
     """The table below a figure, and its numbers as CSV."""
     frame = findings(analysis, method).dropna(axis="columns", how="all")
-    if "verdict" in frame:  # in the words of the page: `longitude report --csv` has the same for every task
-        frame["verdict"] = frame["verdict"].map(analysis.criterion.word)
     rows = [analysis.of(finding.label, method) for finding in ranked(analysis, method)]
     return {"method": method, "rows": rows, "csv": csv(frame)}
 
@@ -217,7 +215,7 @@ def _matrix(analysis: Analysis, length: int) -> dict[str, list[dict[str, Any]]]:
             return {"kind": "same", "words": "", "title": ""}
         ahead = row == pair.better
         value = pair.value if ahead != criterion.less_is_better else -pair.value
-        kind = "unclear" if not pair.decided else "holds" if ahead else "lost"
+        kind = "unclear" if not pair.decided else "good" if ahead else "bad"
         side = "not decided" if not pair.decided else f"{criterion.called(pair.better)} is better"
         return {"kind": kind, "words": _signed(criterion.scale * value, f"+.{criterion.digits}f"), "title": side}
 
@@ -225,20 +223,18 @@ def _matrix(analysis: Analysis, length: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def _learned(analysis: Analysis) -> list[dict[str, Any]]:
-    """Losses of each label at the training length: against the best label, gain from context, and against n-grams."""
+    """Losses of each label at the training length: against n-grams, and against its blind control."""
     if not isinstance(analysis.criterion, LossCriterion):
         return []
     return [
         {
             "label": level.label,
-            "gap": (0, "the best", "") if level.label == level.best else _estimate(level.gap, percent),
-            "gain": _estimate(level.gain, lambda x: _signed(x, ".3f")),
             "floor": _estimate(level.floor, lambda x: _signed(x, "+.3f")),
-            "loss": level.loss or "",
-            "context": level.context or "",
+            "control": _estimate(level.control, lambda x: _signed(x, "+.3f")),
+            "learned": LEARNED[level.verdict],
         }
         for level in analysis.criterion.learned.values()
-        if level.best is not None
+        if level.checks and not analysis.run.is_blind(level.label)
     ]
 
 

@@ -14,11 +14,12 @@ from longitude import plugins
 from longitude.errors import UsageError
 from longitude.measure.rows import Row, from_frame, read_rows, to_frame
 from longitude.positions.samplers import Mixed
-from longitude.report.wording import count
+from longitude.report.wording import count, papers
 from longitude.runs.files import atomic, read_bytes, read_json, write_json
 from longitude.runs.memory import available_memory
 from longitude.runs.store import QUESTION, RESULT, Store
 from longitude.statistics.estimates import Sums
+from longitude.study.blind import is_blind, seen
 from longitude.study.config import StudyConfig
 from longitude.study.copies import COPIES, FAR, NEAR
 from longitude.study.rates import Choice, choices, recorded, shown
@@ -167,6 +168,21 @@ class Run:
     @property
     def train_length(self) -> int:
         return self.config.train_length
+
+    def is_blind(self, label: str) -> bool:
+        """Whether a label is a blind control of the study."""
+        return is_blind(label, self.train_length)
+
+    def sight(self, blind: str) -> str:
+        """How much a blind control sees, as text to follow its name."""
+        return f"sees {seen(blind, self.config.depth)} {self.task.unit}"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Label -> its name on charts and pages: the paper's, or what a blind control sees."""
+        return {
+            label: self.sight(label) if self.is_blind(label) else name for label, name in papers(self.labels).items()
+        }
 
     @property
     def floor(self) -> dict[int, float]:

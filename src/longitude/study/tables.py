@@ -10,7 +10,7 @@ from longitude.report import table
 from longitude.report.wording import count
 from longitude.statistics.estimates import Comparison, level
 from longitude.study.analysis import CRITERIA, Analysis, analyse, conclude, ranked
-from longitude.study.criterion import CONTEXT, LOSS, VERDICTS, Criterion, Effective, Finding
+from longitude.study.criterion import LEARNED, Criterion, Effective, Finding
 from longitude.study.parts import agreement, by_size, ceilings
 from longitude.study.results import RULE, Run, ngrams_named
 
@@ -44,8 +44,7 @@ def findings(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
     if not every:
         return pd.DataFrame()
     frame = pd.DataFrame(every, columns=pd.Index(Finding._fields), dtype=object)
-    for name in (LOSS, CONTEXT):
-        frame[name] = frame[name].map(lambda verdict: VERDICTS[verdict].learned, na_action="ignore").astype(object)
+    frame["learned"] = frame["learned"].map(LEARNED.get, na_action="ignore").astype(object)
     effective = {
         (finding.method, finding.label): analysis.effective(finding.label, finding.method) for finding in every
     }

@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from longitude.report.figure import GREY, Figure
-from longitude.report.wording import and_, papers, percent
+from longitude.report.wording import and_, percent
 from longitude.study.analysis import Analysis
 from longitude.study.answers import SOLVED
 from longitude.study.criterion import Finding
@@ -48,9 +48,9 @@ def losses_by_length(analysis: Analysis, findings: list[Finding], method: str) -
         "length:Q": (f"window, {run.task.unit}", "d"),
         "value:Q": (run.task.words, ".3f"),
         "interval:N": ("95% interval",),
-        "change:N": (f"change from {run.reference}",),
+        "change:N": ("change",),
         "span:N": ("95% interval, paired",),
-        "failed:N": ("failed",),
+        "remark:N": ("remark",),
         "documents:Q": ("documents",),
         "seeds:Q": ("seeds",),
     }
@@ -80,7 +80,7 @@ def losses_by_length(analysis: Analysis, findings: list[Finding], method: str) -
 
 
 def finding(analysis: Analysis, findings: list[Finding]) -> str:
-    """Summary of the verdicts at the longest length: "Loss at 1024 bytes: holds for ALiBi; rises for RoPE"."""
+    """Summary of the verdicts at the longest length: "Loss at 1024 bytes: level for ALiBi; rises for RoPE"."""
     run, criterion = analysis.run, analysis.criterion
     sign = 1 if criterion.less_is_better else -1
     last = [finding for finding in findings if finding.length == run.lengths[-1] and finding.verdict]
@@ -88,9 +88,9 @@ def finding(analysis: Analysis, findings: list[Finding]) -> str:
     what = "Loss" if criterion.less_is_better else run.task.name.capitalize()
     if not last:
         return f"{what} by length"
-    names, groups = papers(run.labels), {}
+    names, groups = run.names, {}
     for finding in last:
-        groups.setdefault(criterion.word(finding.verdict), []).append(names[finding.label])
+        groups.setdefault(finding.verdict, []).append(names[finding.label])
     parts = [f"{word} for {and_(of) if len(of) <= NAMED else len(of)}" for word, of in groups.items()]
     return f"{what} at {run.lengths[-1]} {run.task.unit}: {'; '.join(parts)}"
 
@@ -101,7 +101,7 @@ def _point(finding: Finding) -> dict[str, Any]:
         "interval": lines.between(finding.low, finding.high),
         "change": percent(finding.change) or "–",
         "span": span(finding) or "–",
-        "failed": ", ".join(finding.failed) or "–",
+        "remark": finding.remark or "–",
     }
     low, high = finding.seed_low, finding.seed_high  # text is the same for every line
     return finding._asdict() | texts | {"from": low, "to": high}

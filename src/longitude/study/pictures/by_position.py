@@ -7,7 +7,7 @@ from typing import Any
 
 from longitude.measure.rows import Row
 from longitude.report.figure import Figure
-from longitude.report.wording import and_, papers
+from longitude.report.wording import and_
 from longitude.study.analysis import Analysis
 from longitude.study.pictures import PICTURES, lines
 from longitude.study.pictures.by_length import NAMED
@@ -75,7 +75,7 @@ def _at_positions(label: str, start: int, stop: int, rows: list[Row]) -> dict[st
 
 def _finding(run: Run, points: list[dict[str, Any]]) -> str:
     """Which labels break where in the window: "RoPE breaks from position 64; ALiBi does not break"."""
-    names, at = papers(run.labels), {}
+    names, at = run.names, {}
     for label in dict.fromkeys(point["label"] for point in points):
         own = sorted((point for point in points if point["label"] == label), key=lambda point: point["position"])
         inside = [point["value"] for point in own if point["position"] <= run.train_length]

@@ -25,7 +25,7 @@ def change(analysis: Analysis) -> Iterator[Figure]:
         point |= {"interval": span(finding) or "none", "words": percent(finding.change)}
     bounds = [point[name] for point in points for name in ("from", "value", "to") if point[name] is not None]
     last = [finding for finding in changes if finding.length == max(finding.length for finding in changes)]
-    within = [finding for finding in last if finding.holding == HOLDS]
+    within = [finding for finding in last if finding.within == HOLDS]
     lengths = sorted({finding.length for finding in changes} | {run.reference})
     x = length_axis(run, lengths, f"Window length in {run.task.unit}{lines.LOG}", type="log", base=2)
     domain = lines.domain_of([*bounds, TOLERANCE, 0])
@@ -33,18 +33,17 @@ def change(analysis: Analysis) -> Iterator[Figure]:
     fields = {
         "label:N": ("encoding",),
         "length:Q": (f"window, {run.task.unit}", "d"),
-        "words:N": (f"change from {run.reference}",),
+        "words:N": ("change",),
         "interval:N": ("95% interval",),
         "seeds:Q": ("seeds",),
     }
     level = lines.level(TOLERANCE, f"within {TOLERANCE:.0%}", x, y, "length", lengths[-1])
     yield Figure(
         name="change",
-        title=f"{len(within)} of {len(last)} stay within {TOLERANCE:.0%} of their loss at {run.reference} {run.task.unit}",
-        caption="Change of the loss, "
-        f"each model against itself at {run.reference} {run.task.unit}, on the same documents. Bands are 95% intervals "
-        f"of the change. A band wholly below the level line, {TOLERANCE:+.0%}, stays within; one wholly above does not.",
-        alt=f"Line chart of the relative change of {run.task.words} from {run.reference} to up to {lengths[-1]} "
+        title=f"The loss of {len(within)} of {len(last)} rises by less than {TOLERANCE:.0%}",
+        caption="Change of the loss, each model against itself in the last quarter of a training window, on the same "
+        f"documents. Bands are 95% intervals of the change. A band wholly above the level line, {TOLERANCE:+.0%}, rises.",
+        alt=f"Line chart of the relative change of {run.task.words} at lengths of up to {lengths[-1]} "
         f"{run.task.unit}, one line for each encoding; the table below has the numbers.",
         chart=lines.line_chart(run, points, x, y, fields, *level, **STYLE),
         axes=("x",),

@@ -4,7 +4,7 @@ A reader of the page chooses labels with the parameter `picked`, a list: where i
 stand at the ends of their lines, so that no figure needs a legend, and a color belongs to a label in all figures of a study.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import altair as alt
@@ -16,6 +16,8 @@ from longitude.study.results import Run
 
 SAMPLES = ("—", "--", "··")
 """Samples of the line dashes, one for each cycle through the colors."""
+BLIND = [4, 4]
+"""The dash of blind controls."""
 HEIGHT = 380
 ENDS = "ends"
 """Prefix of the names of layers with labels at the ends of lines. page.js has it, too."""
@@ -49,9 +51,9 @@ def line_chart(
     by_trial: a line per trial, cut off at the axes; else one per label, and the training length.
     """
     field, labels = x["shorthand"].removesuffix(":Q"), run.labels
-    colors, dashes = ([style(i) for i in range(len(labels))] for style in (color_of, dash_of))
+    colors = [color_of(i) for i in range(len(labels))]
     color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=colors), legend=None)
-    dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes), legend=None)
+    dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes(run)), legend=None)
     base, detail = of_labels(points), {}
     if by_trial:
         base, detail = of_trials(points, field, "step", "value"), {"detail": "trial:N"}
@@ -80,6 +82,11 @@ def line_chart(
     chart = chart.properties(height=HEIGHT, padding=padding, autosize=autosize)
     axis_of_lengths = alt.AxisConfig(domain=True, domainColor=EDGE, tickColor=EDGE, labelFlush=False)
     return themed(chart, {"titlePadding": 10, "labelPadding": 6}, axisX=axis_of_lengths)
+
+
+def dashes(run: Run) -> list[Sequence[int]]:
+    """The dash of each label's line; blind controls have their own."""
+    return [BLIND if run.is_blind(label) else dash_of(i) for i, label in enumerate(run.labels)]
 
 
 def of_labels(points: list[dict[str, Any]]) -> alt.Chart:
@@ -141,7 +148,7 @@ def ends(
         if point["label"] not in last or point[field] >= last[point["label"]][field]:
             last[point["label"]] = point
 
-    names = short_papers(run.labels)
+    names = {**short_papers(run.labels), **{label: run.names[label] for label in run.labels if run.is_blind(label)}}
 
     def named(point: dict) -> str:
         if "name" in point:

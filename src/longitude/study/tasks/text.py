@@ -17,7 +17,7 @@ from longitude.report.wording import and_
 from longitude.study.config import BYTE, RANGED, StudyConfig
 from longitude.study.copies import COPIES, foretold
 from longitude.study.data import WINDOWS, Examples, StudyData, Windows
-from longitude.study.results import FIRST, LAST
+from longitude.study.results import BY_POSITION, FIRST, LAST
 from longitude.study.schemes import (
     CANDIDATES,
     METHODS,
@@ -84,7 +84,8 @@ class Text(Task):
 
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         losses = self.losses(of)
-        rows = [sums.row(**of.labels) for sums in losses]
+        asked = [sums for sums in losses if sums.position_from is None or BY_POSITION in of.config.methods]
+        rows = [sums.row(**of.labels) for sums in asked]
         tables = [
             of.per_document(sums.method, sums.window, nats=sums.nats, tokens=sums.tokens, bytes=sums.bytes)
             for sums in losses
@@ -129,7 +130,7 @@ class Text(Task):
         if plain and of.lengths:
             every = losses_by_length(
                 of.model,
-                methods=plain,
+                methods=[*dict.fromkeys((*plain, BY_POSITION))],
                 selected=copies,
                 lengths=of.lengths,
                 stride=config.stride,
