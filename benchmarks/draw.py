@@ -13,6 +13,8 @@ import altair as alt
 from fill_numbers import ROOT, newest
 from longitude.report.figure import DARK, GREY, apart, color_of, described, save, themed
 from longitude.report.wording import papers
+from longitude.study.blind import is_blind, seen
+from longitude.study.config import StudyConfig
 from longitude.study.results import ngrams_named
 
 WIDTH, HEIGHT, GAP = 360, 300, 17
@@ -28,6 +30,14 @@ def study() -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def names_of(found: dict[str, Any]) -> dict[str, str]:
+    """Label -> the paper's name, or what a blind control sees."""
+    config = StudyConfig.of(found["study"]["configuration"])
+    names = papers([*dict.fromkeys(row["label"] for row in found["rows"])])
+    blind = [label for label in names if is_blind(label, config.train_length)]
+    return names | {label: f"sees {seen(label, config.depth)} bytes" for label in blind}
+
+
 def floor(found: dict[str, Any]) -> tuple[str, float]:
     """The best n-grams, and what they reach."""
     order, bits = min(found["study"]["ngrams"].items(), key=lambda each: each[1])
@@ -38,7 +48,7 @@ def words(found: dict[str, Any]) -> str:
     """What the picture shows with all its numbers, for readers who do not see it."""
     trained = found["study"]["configuration"]["train_length"]
     labels = list(dict.fromkeys(row["label"] for row in found["rows"]))
-    names = papers(labels)
+    names = names_of(found)
     by_label = [[row for row in found["rows"] if row["label"] == label] for label in labels]
     lines = [
         f"{names[rows[0]['label']]} " + ", ".join(f"{r['value']:.2f} at {r['length']}" for r in rows)
@@ -62,13 +72,15 @@ def chart(found: dict[str, Any]) -> Any:
     )
     scale, title = alt.Scale(domain=[low, high], zero=False, nice=False), "Bits per byte, lower is better"
     y = alt.Y("value:Q", title=title, scale=scale)
+    dashes = [[4, 4] if names_of(found)[label].startswith("sees") else [1, 0] for label in labels]
+    dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes), legend=None)
     range_ = [color_of(n) for n in range(len(labels))]
     color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=range_), legend=None)
     base = alt.Chart(alt.Data(values=rows)).encode(x, y, color)
     last = sorted((row for row in rows if row["length"] == lengths[-1]), key=lambda row: row["value"])
     gap = GAP * (high - low) / HEIGHT
     ends = [
-        row | {"at": at, "name": papers(labels)[row["label"]]}
+        row | {"at": at, "name": names_of(found)[row["label"]]}
         for row, at in zip(last, apart([row["value"] for row in last], gap), strict=True)
     ]
     names = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=10, fontSize=13, fontWeight=600)
@@ -81,7 +93,7 @@ def chart(found: dict[str, Any]) -> Any:
         grams.mark_rule(color=GREY, strokeDash=[1, 3]).encode(y),
         grams.mark_text(align="right", dx=-6, dy=-7, color=GREY, fontSize=12).encode(x, y, text="words:N"),
         base.mark_area(opacity=0.15).encode(alt.Y("seed_low:Q", title=title), alt.Y2("seed_high:Q")),
-        base.mark_line(strokeWidth=2.4),
+        base.mark_line(strokeWidth=2.4).encode(dash),
         base.mark_circle(size=46, opacity=1),
         names.encode(x, alt.Y("at:Q", title=title), color, text="name:N"),
     ]

@@ -19,7 +19,9 @@ from textwrap import fill
 from typing import Any
 
 from longitude.report.table import markdown
-from longitude.report.wording import count, paper
+from longitude.report.wording import count, paper, percent
+from longitude.statistics.estimates import LOST
+from longitude.study.criterion import GAINS, LEVEL, SEEDS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -83,7 +85,7 @@ def losses(measured: dict[str, Any]) -> str:
 
     def place(label: str) -> tuple[bool, float]:
         last = rows[label, lengths[-1]]
-        return "context" in last.get("failed", ()), last["value"]
+        return little(last), last["value"]
 
     labels = sorted(dict.fromkeys(label for label, _ in rows), key=place)
     best = {length: min(rows[label, length]["value"] for label in labels) for length in lengths}
@@ -91,11 +93,10 @@ def losses(measured: dict[str, Any]) -> str:
     for label in labels:
         values = [rows[label, length]["value"] for length in lengths]
         cells = [f"**{x:.2f}**" if x == best[length] else f"{x:.2f}" for x, length in zip(values, lengths, strict=True)]
-        last = rows[label, lengths[-1]]
-        change = f"{100 * last['change']:+.{0 if abs(last['change']) > 0.1 else 1}f}%".replace("-", "−")
-        verdict = {"holds": "**holds**", "does not hold": "rises"}.get(last["verdict"], "unclear")
-        verdict += ", and learned too little" if "context" in last.get("failed", ()) else ""
-        lines.append([paper_and_label(label), *cells, change, verdict])
+        judged = [rows[label, length] for length in dict.fromkeys((lengths[1], lengths[-1]))]
+        sight = (judged[-1].get("remark") or "").startswith("sees")
+        name = f"{judged[-1]['remark']} (`{label}`)" if sight else paper_and_label(label)
+        lines.append([name + " *" * little(judged[-1]), *cells, *map(in_words, judged)])
     study, start = measured["study"], lengths[0]
     seeds = len(study["configuration"]["seeds"])
     means = f"mean of {seeds} seeds" if seeds > 1 else "one seed"
@@ -103,14 +104,49 @@ def losses(measured: dict[str, Any]) -> str:
     counts = study.get("ngrams") or {}
     without = f"Trigram counts, without any model, reach {min(counts.values()):.2f} at {start}. " if counts else ""
     heads = ["encoding", f"{start} (trained)", *map(str, lengths[1:])]
-    heads += [f"change, {start} to {lengths[-1]}", f"loss at {lengths[-1] // start}×"]
+    heads += [f"change at {length}" for length in dict.fromkeys((lengths[1], lengths[-1]))]
+    last = [rows[label, lengths[-1]] for label in labels]
+    if "remark" in last[0]:
+        change = (
+            "Changes are from the last quarter of a training window. With the whole 95% interval over "
+            f"{over}, a loss *gains* if its change is below 0, is *level* below +2%, and *rises* above. "
+        )
+    else:
+        change = (
+            f"Changes are from the mean at {start}. Without a blind control, a loss that does not rise has no word. "
+        )
+    marks = {"*": "learned too little" * any(map(little, last)), "°": next(filter(None, map(no_better, last)), "")}
+    change += "".join(f"Marked {mark}: {words}. " for mark, words in marks.items() if words)
     note = (
-        f"Bits per byte, lower is better: {means}, Python source code. An encoding "
-        f"*holds* if its loss stays within 2% of its loss at {start}, with the whole 95% interval over {over}. {without}"
+        f"Bits per byte, lower is better: {means}, Python source code. {change}{without}"
         f"Run on {study['begun'][:10]}, {study['machine']['cpu']}, "
         f"{count(study['machine']['threads'], 'thread')}, torch {study['versions']['torch']}."
     )
     return f"{markdown(heads, lines)}\n\n{fill(note, PROSE)}"
+
+
+def little(row: dict[str, Any]) -> bool:
+    """Whether a label learned too little; older results name what failed."""
+    return "context" in row.get("failed", ()) or ("remark" in row and row["learned"] == LOST)
+
+
+def no_better(row: dict[str, Any]) -> str:
+    """That a label is no better than a blind control, in words; empty if it is."""
+    remark = row.get("remark") or ""
+    return remark if remark.startswith("no better") else ""
+
+
+def word(row: dict[str, Any]) -> str:
+    """The verdict of a row; of older results, without blind controls, only that a loss rises."""
+    if row["seeds"] < SEEDS:
+        return ""
+    return (row["verdict"] or "") if "remark" in row else "rises" * (row["verdict"] == LOST)
+
+
+def in_words(row: dict[str, Any]) -> str:
+    """The verdict of a row with its change."""
+    verdict = f"**{word(row)}**" if word(row) in (GAINS, LEVEL) else word(row)
+    return " ".join(filter(None, (verdict, percent(row["change"]), "°" * bool(no_better(row)))))
 
 
 def paper_and_label(label: str) -> str:

@@ -13,12 +13,11 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from claims.evidence import KEPT
-from fill_numbers import newest
+from fill_numbers import little, newest, word
 from longitude.catalogue import acts, source_of
 from longitude.positions.base import ENCODINGS
 from longitude.report.wording import brief, paper
 from longitude.show.drawing import FLOOR, Drawing, Lines
-from longitude.statistics.estimates import HOLDS, LOST
 from longitude.study.analysis import analyse
 from longitude.testing import example
 
@@ -28,7 +27,6 @@ NEAR = 0.4
 FACTOR = 16
 """Of the test length over the training length."""
 YEAR = re.compile(r" (\d{4}),")
-VERDICTS = {HOLDS: "holds", LOST: "rises"}
 
 
 class Row(NamedTuple):
@@ -108,8 +106,7 @@ def _rows(block: str) -> list[dict[str, Any]]:
 def _verdict(row: dict[str, Any]) -> tuple[str, float | None]:
     if row["value"] is None:
         return "no such positions", None
-    words = VERDICTS.get(row["verdict"], "unclear")
-    return words + (", learned too little" if "context" in (row.get("failed") or ()) else ""), row["change"]
+    return (word(row) or "no word") + ", learned too little" * little(row), row["change"]
 
 
 def signed(change: float) -> str:

@@ -25,7 +25,7 @@ from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData, Text, split
 from longitude.study.plan import plan
 from longitude.study.report import summary_lines, table
-from longitude.study.results import FIRST, LAST, WINDOW, Run, keys_of, question_of, read_run, status_of
+from longitude.study.results import LAST, WINDOW, Run, keys_of, question_of, read_run, status_of
 from longitude.study.run_trial import TrialRunner
 from longitude.study.tasks.base import of_task
 from longitude.study.trial import Status, Trial
@@ -224,6 +224,11 @@ BITS = {  # bits per byte at 256, 512, 1024, 2048, 4096; None: not measured at t
 }
 
 
+CONTROL = "alibi+window:size=64"
+"""A blind control at the training length of `WRITTEN`."""
+BLIND = {CONTROL: (2.7,) * 5}
+"""Its bits: above those of labels that learned enough."""
+
 SHARES = {  # of exact answers at 8, 16, 20, 32; None: not measured at that length
     "rope": (1.0, 0.99, 0.02, 0.0),
     "alibi": (1.0, 1.0, 0.98, 0.97),
@@ -245,7 +250,7 @@ def write_run(
     states: dict[tuple[str, int], dict] | None = None,
     spread: float = 0.12,
     noise: float = 0.02,
-    gains: dict[str, float] | None = None,
+    last: float | None = 1.0,
     ngrams: dict[str, float] | None = None,
     source: str = "standard library of Python 3.11.2",
     **options: Any,
@@ -253,7 +258,8 @@ def write_run(
     """A run directory as a study leaves it, with numbers that look like a study's.
 
     values: label -> bits per byte, or shares of exact answers, at each length (or a tuple there, one for each seed). states:
-    (label, seed) -> what differs in status.json. gains: bits from the first to the last quarter of a training window.
+    (label, seed) -> what differs in status.json. last: the loss in the last quarter of a training window over its mean; None: it
+    was not measured.
     spread: of documents, common to all labels and lengths; noise: of every document at every length.
     """
     task = options.pop("task", "text")
@@ -291,8 +297,8 @@ def write_run(
         here = [value[i] if isinstance(value, tuple) else value for value in values[label]]
         at = dict(zip(config.test_lengths, here, strict=True))
         empty = {"method": [], "length": [], "document": []}
-        sums = _exact(config, at) if config.task == "copy-decoder" else _sums(config, at, common, noise, random)
-        sums = [*sums, *_quarters(config, (gains or {}).get(label), common)]
+        sums = [*(_exact(config, at) if config.task == "copy-decoder" else _sums(config, at, common, noise, random))]
+        sums = [*sums, *_quarter(config, sums, last)] if config.task == "text" and last else sums
         frame = pd.concat([pd.DataFrame({"label": label, "seed": seed, **part}) for part in (empty, *sums)])
         with store.making(units.measuring) as folder:
             (folder / "status.json").write_text(json.dumps(status))
@@ -357,13 +363,12 @@ def _write_training(store: Store, units: TrialUnits, status: dict[str, Any], con
         (folder / "status.json").write_text(json.dumps(status | {"status": "trained" if ended == "done" else ended}))
 
 
-def _quarters(config, gain, common):
-    """Of windows of the training length, as much worse at their begin as context brings."""
-    if gain is not None:
-        for method, bits in ((FIRST, 3 + gain), (LAST, 3)):
-            sizes = np.full(len(common), config.longest // 4)
-            place = {"method": method, "length": config.train_length, "document": range(len(common))}
-            yield place | {"nats": (bits + common) * math.log(2) * sizes, "tokens": sizes, "bytes": sizes}
+def _quarter(config, sums, last):
+    """The last quarter of windows of the training length, by the losses there."""
+    for part in sums:
+        if part["length"] == config.train_length and part["method"] == config.methods[0]:
+            sizes = {name: part[name] / 4 for name in ("tokens", "bytes")}
+            yield part | {"method": LAST, "nats": part["nats"] * last / 4, **sizes}
 
 
 def _window(config, at):

@@ -11,14 +11,18 @@ import pytest
 
 from longitude.statistics import proportions
 from longitude.statistics.documents import interval
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, WEAK
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR
 from longitude.statistics.seeds import t_interval
 from longitude.study.analysis import analyse
 from longitude.study.answers import share
+from longitude.study.criterion import GAINS, IS_SOLVED, LEVEL, NOT_SOLVED, RISES
 from longitude.study.report import write_report
-from longitude.study.results import Run, read_run
+from longitude.study.results import LAST, Run, read_run
+from longitude.study.tables import markdown
 from tests.study.conftest import (
     BITS,
+    BLIND,
+    CONTROL,
     conclusion,
     edit_question,
     line,
@@ -33,11 +37,11 @@ from tests.support import refused
 
 
 def test_values_and_changes_are_those_of_the_sums(tmp_path):
-    run = write_run(tmp_path, {"rope": BITS["rope"]}, seeds=(0, 1))
+    run = write_run(tmp_path, {"rope": BITS["rope"]}, seeds=(0, 1), last=0.97)
     sums = [pd.read_parquet(units_in(tmp_path, "rope", seed)["measure"] / "documents.parquet") for seed in (0, 1)]
 
     def bits(length):
-        parts = [each[each["length"] == length] for each in sums]
+        parts = [each[(each["length"] == length) & (each["method"] == "non-overlapping")] for each in sums]
         return sum(p["nats"].sum() for p in parts) / math.log(2) / sum(p["bytes"].sum() for p in parts)
 
     frame = summary(run)
@@ -52,9 +56,9 @@ def test_values_and_changes_are_those_of_the_sums(tmp_path):
     assert found["over"] == "seeds and documents" and found["low"] < min(found["seed_low"], found["text_low"])
     assert found["values"] == pytest.approx(tuple(per_seed))
     assert (found["text_low"], found["text_high"]) == interval(nats.sum(0), weights.sum(0))[1:]
-    before = [each[each["length"] == 256] for each in sums]
+    before = [each[each["method"] == LAST] for each in sums]
     changes = [
-        after / (of["nats"].sum() / of["bytes"].sum() / math.log(2)) - 1
+        after / (of["nats"].sum() / of["bytes"].sum() / math.log(2)) - 1  # from 0.97 of the mean at 256
         for after, of in zip(per_seed, before, strict=True)
     ]
     assert (found["change"], found["seed_change_low"], found["seed_change_high"]) == pytest.approx(
@@ -75,16 +79,88 @@ def test_documents_are_paired_whatever_their_order(tmp_path):
     assert after == before
     spread = (after["high"] - after["low"]) / after["value"]
     assert after["change_high"] - after["change_low"] < spread / 5  # unpaired it would be sqrt(2) times as wide
-    assert after["verdict"] == LOST
+    assert after["within"] == LOST
 
 
-def test_verdicts_at_their_border(tmp_path):
-    bits = {"a": (2.0, 2.0399), "b": (2.0, 2.0401), "c": (2.0, 1.5)}
-    exact = write_run(tmp_path / "exact", bits, test_lengths=(256, 512), spread=0, noise=0)
-    verdicts = [line(summary(exact), label, 512)["verdict"] for label in "abc"]
-    assert verdicts == [HOLDS, LOST, HOLDS]
-    noisy = write_run(tmp_path / "noisy", bits, test_lengths=(256, 512), noise=0.1)
-    assert [line(summary(noisy), label, 512)["verdict"] for label in "abc"] == [UNCLEAR, UNCLEAR, HOLDS]
+SEEDS = (0, 1, 2)
+
+
+def verdicts_of(run, length=512):
+    frame = summary(run)
+    return {label: line(frame, label, length)["verdict"] for label in dict.fromkeys(frame["label"])}
+
+
+@pytest.mark.parametrize("last", [1.0, 0.98])
+def test_verdicts_at_their_border(last, tmp_path):
+    """From the last quarter of a training window, however much lower than the mean that is."""
+    bits = {"a": (2.0, 2.0399 * last), "b": (2.0, 2.0401 * last), "c": (2.0, 1.9999 * last), "d": (2.0, 2.0001 * last)}
+    bits |= {CONTROL: (2.7, 2.8)}
+    options = {"test_lengths": (256, 512), "seeds": SEEDS, "last": last}
+    exact = write_run(tmp_path / "exact", bits, spread=0, noise=0, **options)
+    assert verdicts_of(exact) == {"a": LEVEL, "b": RISES, "c": GAINS, "d": LEVEL, CONTROL: None}
+    noisy = write_run(tmp_path / "noisy", bits | {"c": (2.0, 1.5 * last)}, noise=0.1, **options)
+    assert [*verdicts_of(noisy).values()] == [UNCLEAR, UNCLEAR, GAINS, UNCLEAR, None]
+
+
+# ---- attempts to fool the words ----------------------------------------------------------------------------------------
+def test_what_changes_as_a_blind_model_does_is_said_to_be_no_better(tmp_path):
+    """Blind models gain, too, since their windows have fewer short contexts at longer lengths."""
+    bits = {"alike": (2.0, 1.96), "better": (2.0, 1.8), "level": (2.0, 2.02), CONTROL: (2.5, 2.45)}
+    run = write_run(tmp_path, bits, test_lengths=(256, 512), seeds=SEEDS, noise=0.002)
+    findings = {label: line(summary(run), label, 512) for label in bits}
+    remark = "no better than a model that sees 253 bytes"  # four layers, 63 bytes back each
+    assert (findings["alike"]["verdict"], findings["alike"]["remark"]) == (GAINS, remark)
+    assert (findings["level"]["verdict"], findings["level"]["remark"]) == (LEVEL, remark)
+    assert (findings["better"]["verdict"], findings["better"]["remark"]) == (GAINS, None)
+    assert (findings[CONTROL]["verdict"], findings[CONTROL]["remark"]) == (None, "sees 253 bytes")
+    assert f"alike, level: {remark}" in conclusion(run).caution and CONTROL not in conclusion(run).result
+
+
+def test_what_is_not_better_than_a_blind_model_at_the_training_length_gets_no_good_word(tmp_path):
+    bits = {"alibi": (2.5, 2.3), "rope": (2.6, 3.0), "t5": (2.51, 2.3), CONTROL: (2.5, 2.45)}
+    run = write_run(tmp_path, bits, test_lengths=(256, 512), seeds=SEEDS, noise=0.1)
+    assert verdicts_of(run) == {"alibi": UNCLEAR, "rope": RISES, "t5": UNCLEAR, CONTROL: None}
+    bits.pop(CONTROL)
+    without = write_run(tmp_path / "without", bits, test_lengths=(256, 512), seeds=SEEDS, noise=0.1)
+    assert verdicts_of(without) == {"alibi": UNCLEAR, "rope": RISES, "t5": UNCLEAR}
+    assert "add alibi+window:size=64" in conclusion(without).caution
+
+
+def test_no_verdict_changes_when_another_label_leaves(tmp_path):
+    """Nor when the best one does, or a blind control of another label."""
+    bits = {
+        "alibi": (2.5, 2.4), "best": (1.5, 1.6), "t5": (2.3, (2.31, 2.315, 2.32)), "rope": (2.2, 3.0), "nope": (3.4, 3.4),
+        CONTROL: (2.6, 2.6), "t5+window:size=64": (2.4, 2.4),
+    }  # fmt: skip
+    options = {"test_lengths": (256, 512), "seeds": SEEDS, "spread": 0, "noise": 0}
+    every = verdicts_of(write_run(tmp_path / "all", bits, **options))
+    assert len({*every.values()}) == 5  # the four words, and none for the blind
+    for left in ("alibi", "best", "t5", "rope", "nope", "t5+window:size=64"):
+        others = {label: values for label, values in bits.items() if label != left}
+        verdicts = verdicts_of(write_run(tmp_path / left, others, **options))
+        assert verdicts == {label: every[label] for label in others}
+
+
+@pytest.mark.parametrize(("seeds", "planned"), [((0,), (0,)), ((0, 1), (0, 1)), ((0, 1, 2), (0, 1, 2, 3))])
+def test_too_few_seeds_have_numbers_and_no_word(seeds, planned, tmp_path):
+    bits = {"alibi": (2.3, 2.2), "rope": (2.2, 3.0), CONTROL: (2.6, 2.6)}
+    failed = {(label, seed): {"status": "failed", "step": 0} for label in bits for seed in {*planned} - {*seeds}}
+    run = write_run(tmp_path, bits, test_lengths=(256, 512), seeds=planned, states=failed)
+    assert {*verdicts_of(run).values()} == {None} and not summary(run)["change"][1::2].isna().any()
+    needed = max(3, len(planned))
+    assert f"No word: {len(seeds)} of {needed} seeds" in conclusion(run).result
+
+
+def test_the_shorter_length_stands_beside_the_longest(tmp_path):
+    """Whoever chooses a length to ask for sees both words: level at 512, and not at 4096."""
+    run = write_run(tmp_path, {"fire": (2.3, 2.3, 2.5, 2.8, 3.1), **BLIND}, seeds=SEEDS, noise=0.004)
+    analysis = analyse(run)
+    assert [verdicts_of(run, length)["fire"] for length in (512, 4096)] == [LEVEL, RISES]
+    page, paper = write_report(analysis).read_text(), markdown(analysis)
+    [row] = [text for text in printed(run, 120).splitlines() if text.startswith("fire")]
+    assert re.search(r"level .*rises \+35%", row)
+    for text in (page, paper):
+        assert "at 512" in text and re.search(r"level [−+]?0\.\d%", text) and "rises" in text
 
 
 def groups(result):
@@ -95,32 +171,30 @@ def groups(result):
 def test_the_three_lines(tmp_path):
     bits = {name: BITS[name] for name in ("nope", "rope", "alibi", "t5", "learned")}
     states = {("nope", 0): {"status": "diverged", "step": 117, "reason": "the loss was not finite at step 117"}}
-    found = conclusion(write_run(tmp_path, bits, spread=0, noise=0, states=states))
-    assert groups(found.result) == {"Holds": ["alibi"], "Rises": ["t5", "rope"]}
+    found = conclusion(write_run(tmp_path, bits | BLIND, spread=0, noise=0, states=states, seeds=SEEDS))
+    words = {"Gains": ["alibi"], "Rises": ["t5", "rope"], "No word": ["NoPE (2 of 3 seeds)"]}
+    assert groups(found.result) == words
     assert "4096" in found.result and "16 times" in found.result
-    assert re.match(r"alibi: 0\.12 .*\[0\.12, 0\.12\].* t5 .*one seed.*24", found.best)
-    for words in ("learned", "diverged at step 117", "NoPE", "one seed"):
+    assert re.match(r"alibi: 0\.12 .*\[0\.12, 0\.12\].* t5,.*3 seeds", found.best)
+    for words in ("learned", "diverged at step 117", "NoPE (seed 0)"):
         assert words in found.caution
 
 
 @pytest.mark.slow
-def test_what_learned_too_little_does_not_hold(tmp_path):
-    bits = {"nope": (3.03, 3.03), "alibi": (2.48, 2.45), "rope": (2.27, 4.39)}
-    options = {"gains": {"nope": -0.06, "alibi": 0.215, "rope": 0.23}, "ngrams": {"2": 3.49, "3": 2.67}}
-    run = write_run(tmp_path, bits, test_lengths=(256, 512), seeds=(0, 1, 2), noise=0.004, **options)
-    frame = summary(run)
-    assert {label: line(frame, label, 512)["verdict"] for label in bits} == {"nope": WEAK, "alibi": HOLDS, "rope": LOST}
-    assert line(frame, "nope", 512)["failed"] == ("loss", "context") and line(frame, "rope", 512)["failed"] == (
-        "holding",
-    )
-    found, shown = conclusion(run), printed(run)
-    assert groups(found.result) == {"Holds": ["alibi"], "Rises": ["rope"], "Unclear": ["NoPE *"]}
-    numbers = r"NoPE .*trigram counts \(3.0\d against 2.67\), 3\d% above rope.* \(−0.06 bits\)"
+def test_what_learned_too_little_gets_no_good_word(tmp_path):
+    bits = {"nope": (3.03, 3.03), "alibi": (2.48, 2.45), "rope": (2.27, 4.39), CONTROL: (2.6, 2.6)}
+    options = {"ngrams": {"2": 3.49, "3": 2.67}, "test_lengths": (256, 512)}
+    run = write_run(tmp_path, bits, seeds=SEEDS, noise=0.004, **options)
+    assert verdicts_of(run) == {"nope": UNCLEAR, "alibi": GAINS, "rope": RISES, CONTROL: None}
+    assert [line(summary(run), label, 512)["learned"] for label in ("nope", "rope")] == [LOST, HOLDS]
+    found, shown = conclusion(run), printed(run, 120)
+    assert groups(found.result) == {"Gains": ["alibi"], "Rises": ["rope"], "Cannot tell": ["NoPE *"]}
+    numbers = r"NoPE .*3.0\d+ against 2.670 of trigram counts; 3.0\d+ against 2.[56]\d+ of a model that sees 253 bytes"
     assert re.search(numbers, found.caution)
     assert found.best.startswith("alibi: 0.5") and "3 seeds" in found.best and "NoPE" in found.best
     rows = [line.split()[0] for line in shown.splitlines()[3:] if " ±" in line]
     assert (
-        rows == ["alibi", "rope:base=10000", "NoPE"] and "NoPE (nope) *" in shown
+        rows == ["alibi", CONTROL, "rope:base=10000", "NoPE"] and "NoPE (nope) *" in shown
     )  # by result; what learned too little is last
 
 
@@ -128,12 +202,23 @@ def test_of_two_that_learned_too_little_neither_is_best(tmp_path):
     bits = {"nope": (9.03, 9.03), "alibi": (8.48, 8.45)}
     floor = {"2": 3.49, "3": 2.67}
     found = conclusion(write_run(tmp_path, bits, test_lengths=(256, 512), seeds=(0, 1, 2), noise=0.004, ngrams=floor))
-    assert found.best == "" and "Best" not in found.lines and groups(found.result) == {"Unclear": ["alibi *", "NoPE *"]}
+    assert (
+        found.best == ""
+        and "Best" not in found.lines
+        and groups(found.result) == {"Cannot tell": ["alibi *", "NoPE *"]}
+    )
 
 
-def test_nothing_holds_of_which_it_is_unknown_whether_it_learned(tmp_path):
-    found = line(summary(write_run(tmp_path, {"alibi": BITS["alibi"]}, ngrams={})), "alibi", 4096)
-    assert (found["loss"], found["context"], found["holding"], found["verdict"]) == (HOLDS, None, HOLDS, UNCLEAR)
+def test_without_ngrams_it_is_unknown_what_was_learned(tmp_path):
+    found = line(summary(write_run(tmp_path, {"alibi": BITS["alibi"], **BLIND}, ngrams={}, seeds=SEEDS)), "alibi", 4096)
+    assert (found["learned"], found["within"], found["verdict"]) == (UNCLEAR, HOLDS, UNCLEAR)
+
+
+def test_changes_of_older_studies_are_from_the_mean_and_say_so(tmp_path):
+    bits = {"alibi": (2.3, 2.2), CONTROL: (2.6, 2.6)}
+    run = write_run(tmp_path, bits, test_lengths=(256, 512), seeds=SEEDS, spread=0, noise=0, last=None)
+    assert line(summary(run), "alibi", 512)["change"] == pytest.approx(2.2 / 2.3 - 1)
+    assert "change from the mean at 256" in conclusion(run).caution
 
 
 @pytest.mark.one_in(3)
@@ -142,11 +227,11 @@ def test_nothing_holds_of_which_it_is_unknown_whether_it_learned(tmp_path):
 @pytest.mark.parametrize("noise", [0.02, 0])
 def test_what_is_not_below_ngrams_never_holds(seeds, reference, noise, tmp_path):
     """At any number of seeds, level or falling, whether or not the training length was measured."""
-    bits = {"level": (6.3, 6.3, 6.3), "falling": (6.3, 6.2, 6.0)}
+    bits = {"level": (6.3, 6.3, 6.3), "falling": (6.3, 6.2, 6.0), CONTROL: (6.5, 6.5, 6.5)}
     options = {"seeds": seeds, "noise": noise, "test_lengths": (reference, 1024, 2048), "train_length": 256}
     frame = summary(write_run(tmp_path, bits, ngrams={"2": 4.48, "3": 4.55}, **options))
-    verdicts = set(frame.query("length > @reference")["verdict"])
-    assert verdicts == ({WEAK} if reference == 256 else {UNCLEAR})
+    verdicts = set(frame.query("length > @reference and label in ('level', 'falling')")["verdict"])
+    assert verdicts == ({UNCLEAR} if len(seeds) == 3 else {None})
 
 
 def test_labels_are_compared_seed_by_seed(tmp_path):
@@ -188,12 +273,12 @@ def test_one_seed_has_no_winner(tmp_path):
     assert conclusion(run).best.startswith("a: 0.1") and "one seed" in conclusion(run).best
 
 
-@pytest.mark.parametrize(("label", "context"), [("low", HOLDS), ("high", LOST)])
-def test_the_best_ngrams_judge_whatever_their_order(label, context, tmp_path):
-    bits, counted = {"low": (2.3, 2.3), "high": (2.7, 2.7)}, {"2": 2.5, "3": 3.1}
+@pytest.mark.parametrize(("label", "learned"), [("low", HOLDS), ("high", LOST)])
+def test_the_best_ngrams_judge_whatever_their_order(label, learned, tmp_path):
+    bits, counted = {"low": (2.3, 2.3), "high": (2.7, 2.7), CONTROL: (2.8, 2.8)}, {"2": 2.5, "3": 3.1}
     run = write_run(tmp_path, bits, test_lengths=(256, 512), spread=0, noise=0, ngrams=counted)
-    assert line(summary(run), label, 512)["context"] == context
-    assert "bigram counts (2.70 against 2.50)" in conclusion(run).caution
+    assert line(summary(run), label, 512)["learned"] == learned
+    assert "2.700 against 2.500 of bigram counts" in conclusion(run).caution
 
 
 def test_effective_length_with_its_interval(tmp_path):
@@ -206,15 +291,15 @@ def test_effective_length_with_its_interval(tmp_path):
 ONE, ALL = {"bits": ["rope"]}, (1.0,) * 4
 DIVERGED = {("rope", 0): {"status": "diverged", "step": 3}}
 CASES = {
-    "one document": ({"bits": ["rope", "alibi"], "documents": 1}, ["Unclear: alibi, rope", "one document"]),
-    "training length not measured": (ONE | {"train_length": 300}, ["after training on 300", "Rises: rope"]),
+    "one document": ({"bits": ["rope", "alibi"], "documents": 1}, ["No word: 1 of 3 seeds", "One document"]),
+    "training length not measured": (ONE | {"train_length": 300}, ["after training on 300", "from the mean at 256"]),
     "one seed failed": (
         {"bits": ["rope", "t5"], "seeds": (0, 1), "states": {("rope", 1): {"status": "failed", "step": 0}}},
         ["Failed: rope (seed 1)", "one seed, interval over documents: rope"],
     ),
     "none at the longest": ({"bits": ["learned"]}, ["No encoding was measured at 4096"]),
     "by position only": (ONE | {"methods": ("per-position",)}, ["by position only"]),
-    "seeds of answers": ({"shares": {"rope": (1.0, 1.0, 1.0, (1.0, 0.0))}, "seeds": (0, 1)}, ["Unclear: rope"]),
+    "seeds of answers": ({"shares": {"rope": (1.0, 1.0, 1.0, (1.0, 0.0))}, "seeds": (0, 1)}, ["No word: 2 of 3 seeds"]),
     "no answers": ({"shares": {"rope": ALL}, "states": DIVERGED}, ["No encoding was measured"]),
 }  # fmt: skip
 
@@ -241,11 +326,11 @@ def test_three_lines_whatever_was_measured(case, tmp_path):
 def test_nothing_holds_beyond_training_that_training_never_used(tmp_path):
     words = "never used its far part, which begins beyond 256 positions, in training at 256"
     states = {("alibi", 0): {"untrained": words}}
-    run = write_run(tmp_path, {name: BITS[name] for name in ("rope", "alibi")}, states=states)
+    run = write_run(tmp_path, {name: BITS[name] for name in ("rope", "alibi")} | BLIND, states=states, seeds=SEEDS)
     found = conclusion(run)
-    assert f"alibi {words}" in found.caution and groups(found.result)["Unclear"] == ["alibi"]
+    assert f"alibi {words}" in found.caution and groups(found.result)["Cannot tell"] == ["alibi"]
     assert set(summary(run).query("label == 'alibi' and length > 256")["verdict"]) == {"cannot tell"}
-    assert line(summary(run), "rope", 4096)["verdict"] == "does not hold"
+    assert line(summary(run), "rope", 4096)["verdict"] == RISES
     assert f"alibi {words}" in " ".join(printed(run).split())
 
 
@@ -279,12 +364,13 @@ def test_values_of_answers_are_shares_with_wilsons_interval(tmp_path):
     assert (found["value"], found["low"], found["high"]) == proportions.mean([1.0] * 198 + [0.0] * 2)
     assert (found["seeds"], found["documents"], found["change"]) == (1, 200, None)
     assert line(frame, "learned", 32)["value"] is None
+    frame = summary(write_answers(tmp_path / "three", seeds=SEEDS))
     verdicts = {label: list(part["verdict"]) for label, part in frame.groupby("label")}
     assert verdicts == {
-        "rope": [HOLDS, HOLDS, LOST, LOST],
-        "alibi": [HOLDS] * 4,
-        "t5": [HOLDS, HOLDS, UNCLEAR, LOST],
-        "learned": [HOLDS, HOLDS, None, None],
+        "rope": [IS_SOLVED, IS_SOLVED, NOT_SOLVED, NOT_SOLVED],
+        "alibi": [IS_SOLVED] * 4,
+        "t5": [IS_SOLVED, IS_SOLVED, UNCLEAR, NOT_SOLVED],
+        "learned": [IS_SOLVED, IS_SOLVED, None, None],
     }
 
 
@@ -301,9 +387,8 @@ def test_a_failure_to_learn_is_not_a_failure_of_length(tmp_path):
     shares = {"rope": (1.0, 1.0, 0.1, 0.1), "nope": (0.6, 0.5, 0.5, 0.5), "t5": (1.0, 0.9, 0.5, 0.5)}
     run = write_answers(tmp_path, shares)
     frame = summary(run)
-    failed = {label: [line(frame, label, length)["failed"] for length in (8, 16, 32)] for label in shares}
-    learning, holding = ("learning",), ("holding",)
-    assert failed == {"rope": [(), (), holding], "nope": [learning] * 3, "t5": [(), (), holding]}
+    assert {label: line(frame, label, 32)["learned"] for label in shares} == {"rope": HOLDS, "nope": LOST, "t5": HOLDS}
+    assert {line(frame, label, 32)["within"] for label in shares} == {LOST}
     assert "NoPE (50%)" in conclusion(run).caution
     edit_question(run, lambda asked: asked["data"].update(floor={"16": 0.5}))
     assert "rule without positions: 50%" in conclusion(run).caution
@@ -324,7 +409,8 @@ def test_several_seeds_widen_the_interval():
 
 
 def test_the_three_lines_of_answers(tmp_path):
-    found = conclusion(write_answers(tmp_path, states={("t5", 0): {"status": "failed", "step": 0}}))
+    failed = {("t5", seed): {"status": "failed", "step": 0} for seed in SEEDS}
+    found = conclusion(write_answers(tmp_path, states=failed, seeds=SEEDS))
     assert groups(found.result) == {"Solved": ["alibi"], "Not solved": ["rope"]}
     assert "97" in found.best and "[94, 99]" in found.best and "rope" in found.best
     assert "learned" in found.caution and "failed: t5" in found.caution

@@ -33,7 +33,7 @@ def test_a_change_is_drawn_with_its_own_interval(tmp_path):
         (each.label, each.change, each.change_low, each.change_high) for each in found
     ]
     assert figure.spec()["description"] == figure.alt  # what a screen reader is given
-    assert figure.title.startswith("2 of 3 stay within 2%")
+    assert "2 of 3 rises by less than 2%" in figure.title
     [levels] = drawn("by-length", analysis)
     assert all(point["from"] is None for point in values(levels.spec(), "line"))  # one seed: no band
 
@@ -59,7 +59,7 @@ def test_the_better_of_a_pair_is_green_in_its_row_and_red_in_its_column(tmp_path
     cells = report._matrix(analysis, 512)
     assert [*cells] == ["alibi", "rope"]  # in rows and in columns
     better, worse = cells["alibi"][1], cells["rope"][0]
-    assert (better["kind"], worse["kind"]) == ("holds", "lost") and better["words"][1:] == worse["words"][1:] == "0.40"
+    assert (better["kind"], worse["kind"]) == ("good", "bad") and better["words"][1:] == worse["words"][1:] == "0.40"
     assert better["words"][0] in "-−" and worse["words"][0] == "+"
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from longitude.cli import main
+from longitude.study.blind import is_blind
 from longitude.study.plan import checked, plan
 from longitude.study.presets import FOLDER, list_presets, of_preset
 from longitude.study.runner import FEW
@@ -37,10 +38,18 @@ def test_rope_turns_as_in_published_models(name):
     )
 
 
+def test_every_preset_of_text_has_a_blind_control():
+    """Without one nothing is known of what its labels learned; the studies of the claims are as they were run."""
+    for name in list_presets():
+        config = of_preset(name)
+        if config.task == "text" and "/" not in name:
+            assert any(is_blind(label, config.train_length) for label in config.encodings), name
+
+
 def test_classic_is_the_protocol_of_the_paper():
     """Press et al. 2021: sinusoidal, rotary, T5's and ALiBi; from L far beyond; windows that do not overlap and sliding ones."""
     classic = of_preset("classic")
-    assert {*classic.encodings} == {"sinusoidal", "rope:base=72", "t5", "alibi"}
+    assert {*classic.encodings} == {"sinusoidal", "rope:base=72", "t5", "alibi", "alibi+window:size=32"}
     assert max(classic.test_lengths) == 16 * classic.train_length and classic.test_lengths[0] == classic.train_length
     assert {"non-overlapping", "sliding"} <= {*classic.methods} and len(classic.seeds) >= 3
 

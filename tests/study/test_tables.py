@@ -7,14 +7,15 @@ import re
 import pytest
 
 from longitude.cli import main
-from tests.study.conftest import summary, write_run
+from longitude.study.criterion import GAINS, RISES
+from tests.study.conftest import CONTROL, summary, write_run
 
 BOTH = {"test_lengths": (256, 512), "seeds": (0, 1, 2), "noise": 0.002}
 A = {"rope": (2.27, 4.39), "alibi": (2.48, 2.45)}
 
 
 def test_a_table_as_csv_is_the_summary(tmp_path, capsys):
-    run = write_run(tmp_path, A, **BOTH)
+    run = write_run(tmp_path, A | {CONTROL: (2.6, 2.6)}, **BOTH)
     assert main(["report", str(run), "--csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     expected = summary(run)
@@ -22,8 +23,8 @@ def test_a_table_as_csv_is_the_summary(tmp_path, capsys):
         zip(expected["label"], expected["length"], strict=True)
     )
     assert [float(row["value"]) for row in rows] == list(expected["value"])
-    assert len(rows[0]["values"].split()) == 3 and {row["failed"] for row in rows} == {"", "holding"}
-    assert {row["label"]: row["effective_length"] for row in rows} == {"rope": "256", "alibi": "512"}
+    assert len(rows[0]["values"].split()) == 3 and {row["verdict"] for row in rows} == {"", GAINS, RISES}
+    assert {row["label"]: row["effective_length"] for row in rows} == {"rope": "256", "alibi": "512", CONTROL: "512"}
 
 
 @pytest.mark.slow
