@@ -1,7 +1,7 @@
 """The page of claims, docs/claims.md, made from the results in benchmarks/results/claims; and the site's page for each claim.
 
-PYTHONPATH=benchmarks python docs/make_claims.py            # write docs/claims.md
-PYTHONPATH=benchmarks python docs/make_claims.py --check    # exit code 1 if it is not what this would write
+PYTHONPATH=benchmarks python docs/make_claims.py            # write docs/claims.md and benchmarks/claims/statements.csv
+PYTHONPATH=benchmarks python docs/make_claims.py --check    # exit code 1 if they are not what this would write
 """
 
 import sys
@@ -11,9 +11,12 @@ from pathlib import Path
 from claims import page
 from claims.base import list_claims
 from claims.evidence import KEPT, Evidence
+from claims.tables import definitions
 from longitude.report.figure import save
 
 PAGE = Path(__file__).with_name("claims.md")
+STATEMENTS = Path(page.__file__).with_name("statements.csv")
+"""What benchmarks/claims/again.ipynb computes again."""
 WIDTH = 640
 """Width of a chart, in pixels."""
 
@@ -37,12 +40,14 @@ def pages(folder: Path) -> Iterator[tuple[str, str]]:
 
 def main() -> int:
     """Write, or with --check compare."""
+    files = {PAGE: index(), STATEMENTS: definitions(list_claims()).to_csv(index=False)}
     if "--check" not in sys.argv[1:]:
-        PAGE.write_text(index(), encoding="utf-8")
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
         return 0
-    same = PAGE.read_text(encoding="utf-8") == index()
-    print("docs/claims.md is what the results say" if same else "docs/claims.md differs: run `make claims`")
-    return int(not same)
+    stale = [path.name for path, text in files.items() if path.read_text(encoding="utf-8") != text]
+    print(*(f"{name} differs: run `make claims`" for name in stale), sep="\n")
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

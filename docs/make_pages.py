@@ -198,7 +198,7 @@ def counted(laws: list[tuple[str, str, dict[str, Any] | None]]) -> str:
 
 
 # ---- what papers say -------------------------------------------------------------------------------------------------
-VERDICT = re.compile(r'<a id="([\w-]+)"></a>.*? \| \*\*(.+?)\*\* \|')
+VERDICT = re.compile(r'<a id="([\w-]+)"></a>.*?\| \*\*(.+?)\*\* \|')
 
 
 @cache
@@ -207,7 +207,7 @@ def claim_rows() -> list[dict[str, Any]]:
     verdicts = dict(VERDICT.findall((HERE / "claims.md").read_text(encoding="utf-8")))
     rows = []
     for claim in list_claims():
-        labels = {reading.label for statement in claim.statements for reading in statement.reads}
+        labels = {place.label for part, statement in claim.every if part != "varied" for place in statement.reads}
         specs = [spec for label in labels for part in [parse_label(label)] for spec in (*part.encodings, *part.mixers)]
         anchor = f"{claim.number}-{claim.name}"
         rows.append(

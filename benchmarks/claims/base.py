@@ -1,4 +1,4 @@
-"""What a claim is: statements, each judged on the results of studies, and the verdict of them all."""
+"""What a claim is: a sentence of clauses, each with the statements that judge it on studies, at one or two sizes of models."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,9 +10,11 @@ from claims.evidence import Evidence, Measured, NotRun
 from longitude.errors import unknown
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate
 
-CONFIRMED, REFUTED, UNDECIDED, NOT_RUN = "confirmed", "refuted", "undecided at this size", "not run"
-WORDS = {HOLDS: "supported", LOST: "contradicted", UNCLEAR: UNCLEAR, None: NOT_RUN}
-"""A statement's verdict in words: "holds" means a loss within 2% only."""
+CONFIRMED, REFUTED, UNDECIDED, NOT_RUN = "confirmed", "refuted", "undecided", "no verdict yet"
+WORDS = {HOLDS: "supported", LOST: "contradicted", UNCLEAR: UNCLEAR, None: "no word"}
+"""A statement's verdict in words."""
+RUNGS = {"a": "0.1 million parameters", "b": "0.4 million parameters and more"}
+"""Sizes of models that claims are judged at."""
 CLAIMS: "dict[str, Claim]" = {}
 
 
@@ -20,10 +22,10 @@ class Outcome(NamedTuple):
     """A statement on the evidence.
 
     Attributes:
-        verdict: `HOLDS`, `LOST` or `UNCLEAR` of longitude.statistics.estimates; None where it was not run.
+        verdict: `HOLDS`, `LOST` or `UNCLEAR` of longitude.statistics.estimates; None before the planned seeds were run.
         number: What it is drawn from, with its interval, in words.
         estimate: Likewise, as a number; None where there is none.
-        remark: Why it was not run, or what would decide it.
+        remark: Why there is no verdict, or what would decide it.
     """
 
     verdict: str | None
@@ -45,11 +47,15 @@ class Statement:
         words: The statement, without numbers.
         reads: Where its numbers are from.
         judge: Its outcome. Raises NotRun.
+        kind: Which number of `reads` it asks for: "difference", "change" or "share". Of a bench, JSON of what it asks for.
+        expected: The range that the number must lie in.
     """
 
     words: str
     reads: tuple[Measured, ...]
     judge: Callable[[Evidence], Outcome]
+    kind: str
+    expected: tuple[float, float]
 
     def outcome(self, evidence: Evidence) -> Outcome:
         """As the evidence has it."""
@@ -57,6 +63,20 @@ class Statement:
             return self.judge(evidence)
         except NotRun as missing:
             return Outcome(None, remark=str(missing))
+
+
+class Clause(NamedTuple):
+    """A part of a printed sentence, and the statements that must hold for it.
+
+    Attributes:
+        text: The part, with its punctuation; the parts of a claim, joined by spaces, are its sentence.
+        a: About models of the smaller size of `RUNGS`.
+        b: About those of the larger.
+    """
+
+    text: str
+    a: tuple[Statement, ...] = ()
+    b: tuple[Statement, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,69 +87,95 @@ class Claim:
         name: Letters, digits and hyphens.
         title: What is tested, in a few words without a finding.
         number: Its place on the page: a number, or one with a letter where a source says several things ("2a", "2b").
-        claimed: In one sentence.
+        clauses: Its sentence. Every clause has statements at each rung that one of them has any at.
         source: Authors, year and title, or several.
         link: Of the source.
         protocol: What was done here, in words; what differs from the paper, and what was varied where the verdict differs.
-        statements: All of them must hold. None: the claim was not run, and `protocol` says what it would take.
-        erratum: It is a mistake of one text, which nobody else claims: it stands apart on the page.
+        costs: What would decide it, with processor minutes; empty if it is decided.
+        published: Whether a paper has a measurement of it. Else it is a mistake of one text, or a statement without one, and
+            stands apart on the page.
         varied: Statements on studies of other options, which were run to find a mistake of ours; no part of the verdict.
-        larger: The same statements on models of the next size, as far as a study has them; no part of the verdict.
     """
 
     name: str
     title: str
     number: str
-    claimed: str
+    clauses: tuple[Clause, ...]
     source: str
     link: str
     protocol: str
-    statements: tuple[Statement, ...] = ()
+    costs: str = ""
+    published: bool = True
     varied: tuple[Statement, ...] = ()
-    larger: tuple[Statement, ...] = ()
-    erratum: bool = False
+
+    def __post_init__(self) -> None:
+        for rung in RUNGS:
+            bare = [clause.text for clause in self.clauses if not getattr(clause, rung)]
+            if bare and self.statements(rung):
+                raise ValueError(f"claim {self.number} has clauses without a statement at rung {rung}: {bare}")
+        if not any(self.statements(rung) for rung in RUNGS):
+            raise ValueError(f"claim {self.number} has no statements: expected some for every clause")
+
+    @property
+    def claimed(self) -> str:
+        """The sentence."""
+        return " ".join(clause.text for clause in self.clauses)
+
+    def statements(self, rung: str) -> tuple[Statement, ...]:
+        """Those of all clauses at a rung."""
+        return tuple(statement for clause in self.clauses for statement in getattr(clause, rung))
+
+    @property
+    def every(self) -> tuple[tuple[str, Statement], ...]:
+        """("a", statement), ... of both rungs, and ("varied", statement), ..."""
+        of_rungs = [(rung, statement) for rung in RUNGS for statement in self.statements(rung)]
+        return (*of_rungs, *(("varied", statement) for statement in self.varied))
 
     @property
     def studies(self) -> list[str]:
         """Names of the studies that it reads, each once."""
-        read = (each.study for statement in (*self.statements, *self.varied, *self.larger) for each in statement.reads)
-        return list(dict.fromkeys(read))
+        return list(dict.fromkeys(place.study for _, statement in self.every for place in statement.reads))
 
     def judged(self, evidence: Evidence) -> "Judged":
         """With the outcome of every statement."""
-        outcomes, varied, larger = (
-            tuple(statement.outcome(evidence) for statement in part)
-            for part in (self.statements, self.varied, self.larger)
-        )
-        return Judged(self, outcomes, varied, larger)
+        return Judged(self, tuple((part, each, each.outcome(evidence)) for part, each in self.every))
 
 
 class Judged(NamedTuple):
-    """A claim on the evidence; outcomes: of its statements; varied, larger: of those that are no part of the verdict."""
+    """A claim on the evidence.
+
+    Attributes:
+        claim: The claim.
+        lines: (rung or "varied", statement, outcome) for every statement.
+    """
 
     claim: Claim
-    outcomes: tuple[Outcome, ...]
-    varied: tuple[Outcome, ...] = ()
-    larger: tuple[Outcome, ...] = ()
+    lines: tuple[tuple[str, Statement, Outcome], ...]
+
+    def outcomes(self, rung: str) -> list[Outcome]:
+        """Outcomes at a rung."""
+        return [outcome for part, _, outcome in self.lines if part == rung]
+
+    def verdict_at(self, rung: str) -> str | None:
+        """Verdict on all statements of a rung together; None if it has none."""
+        verdicts = {outcome.verdict for outcome in self.outcomes(rung)}
+        if not verdicts:
+            return None
+        if LOST in verdicts:
+            return REFUTED
+        return NOT_RUN if None in verdicts else CONFIRMED if verdicts == {HOLDS} else UNDECIDED
+
+    @property
+    def rung(self) -> str:
+        """The largest rung that has a verdict, which is the claim's; else the largest that has statements."""
+        verdicts = {rung: self.verdict_at(rung) for rung in reversed(RUNGS)}
+        known = [rung for rung, verdict in verdicts.items() if verdict not in (None, NOT_RUN)]
+        return next(iter([*known, *(rung for rung, verdict in verdicts.items() if verdict)]))
 
     @property
     def verdict(self) -> str:
-        """Verdict on all statements together."""
-        return self._verdict(self.outcomes)
-
-    @property
-    def verdict_larger(self) -> str:
-        """Verdict on the statements about models of the next size."""
-        return self._verdict(self.larger)
-
-    @staticmethod
-    def _verdict(outcomes: tuple[Outcome, ...]) -> str:
-        verdicts = {outcome.verdict for outcome in outcomes}
-        if LOST in verdicts:
-            return REFUTED
-        if not verdicts or None in verdicts:
-            return NOT_RUN
-        return CONFIRMED if verdicts == {HOLDS} else UNDECIDED
+        """Verdict of the claim."""
+        return self.verdict_at(self.rung) or NOT_RUN
 
 
 def register(claim: Claim) -> Claim:

@@ -1,5 +1,6 @@
 """Statements on rows of a bench that this repository commits, which no study measures again: of times, answers and scores."""
 
+import json
 import math
 from itertools import combinations
 from typing import Any
@@ -12,7 +13,7 @@ from claims.evidence import Evidence, NotRun
 from claims.statements import points
 from claims.verdicts import in_words, verdict_of
 from longitude.report.wording import paper, with_base
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, Sums, difference
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, Sums, level
 from longitude.statistics.proportions import wilson
 
 Row = dict[str, Any]
@@ -56,7 +57,8 @@ def time_below(bench: str, a: Row, b: Row, **both: Any) -> Statement:
         holds, lost = x[f"{of}_high"] < y[f"{of}_low"], x[f"{of}_low"] > y[f"{of}_high"]
         return Outcome(HOLDS if holds else LOST if lost else UNCLEAR, number, remark=remark)
 
-    return Statement(f"{_words(a)} takes less time than {_words(b)}", (), judge)
+    kind = json.dumps(["time", bench, a | both, b | both])
+    return Statement(f"{_words(a)} takes less time than {_words(b)}", (), judge, kind, (-math.inf, 0.0))
 
 
 def answers_differ(length: int, margin: float, by: float) -> Statement:
@@ -90,7 +92,7 @@ def answers_differ(length: int, margin: float, by: float) -> Statement:
         )
 
     words = f"two extended models have losses within {margin:.0%} at {length:,} tokens, and one answers {100 * by:g} points more"
-    return Statement(words, (), judge)
+    return Statement(words, (), judge, json.dumps(["answers of one loss", length, margin]), (by, math.inf))
 
 
 def lowest_loss_answers_less(length: int) -> Statement:
@@ -108,42 +110,36 @@ def lowest_loss_answers_less(length: int) -> Statement:
             f"{len(rows)} models, the lowest loss compared with each; {_questions(best, at)} questions",
         )
 
-    return Statement(f"another model answers more than the one of the lowest loss at {length:,} tokens", (), judge)
+    words = f"another model answers more than the one of the lowest loss at {length:,} tokens"
+    return Statement(words, (), judge, json.dumps(["answers beside the lowest loss", length]), (0.0, math.inf))
 
 
-def scores_fall(label: str, shuffled: bool, more_than: str | None = None) -> Statement:
+def scores_fall(label: str, shuffled: bool) -> Statement:
     """In `benchmarks/attention.py` the mean score of the farthest keys within training is below that of the key before the query.
 
     Args:
         label: Of the study that it read.
         shuffled: Of queries and keys that were shuffled among the positions.
-        more_than: A label whose scores fall less.
     """
 
-    def fall(evidence: Evidence, of: str) -> Sums:
-        rows = [
-            row for row in evidence.bench("attention")["rows"] if (row["label"], row.get("shuffled")) == (of, shuffled)
-        ]
+    def judge(evidence: Evidence) -> Outcome:
+        bench = evidence.bench("attention")["rows"]
+        rows = [row for row in bench if (row["label"], row.get("shuffled")) == (label, shuffled)]
         seeds = sorted({row["seed"] for row in rows})
         layers = [[row["octaves"] for row in rows if row["seed"] == seed] for seed in seeds]
         if not layers:
-            raise NotRun(f"the newest result of benchmarks/attention.py has no {of}")
+            raise NotRun(f"the newest result of benchmarks/attention.py has no {label}")
         octaves = np.mean(layers, 1)  # [seeds, texts, octaves]
-        return Sums(tuple(seeds), octaves[..., -1] - octaves[..., 1], np.ones(octaves.shape[:2]))
-
-    def judge(evidence: Evidence) -> Outcome:
-        own = fall(evidence, label)
-        against = fall(evidence, more_than) if more_than else own._replace(of=np.zeros_like(own.of))
-        found = difference(own, against, "mean")
-        if found is None:
-            raise NotRun(f"{label} and {more_than} have no seed in common")
+        falls = Sums(tuple(seeds), octaves[..., -1] - octaves[..., 1], np.ones(octaves.shape[:2]))
+        estimate = level(falls, "mean")
         form = lambda number: f"{number:+.2f}".replace("-", "−")  # noqa: E731
-        return Outcome(verdict_of(found, (-math.inf, 0.0)), in_words(found, form), found)
+        return Outcome(verdict_of(estimate, (-math.inf, 0.0)), in_words(estimate, form), estimate)
 
     how = "of shuffled queries and keys" if shuffled else "of queries and keys as they are"
-    than = f", by more than with {paper(more_than)}" if more_than else ""
-    words = f"with {paper(with_base(label))} the mean score {how} is lower at the farthest distances of training than at 1{than}"
-    return Statement(words, (), judge)
+    words = (
+        f"with {paper(with_base(label))} the mean score {how} is lower at the farthest distances of training than at 1"
+    )
+    return Statement(words, (), judge, json.dumps(["scores", label, shuffled]), (-math.inf, 0.0))
 
 
 def _more(few: Row, many: Row, at: str, comparisons: int) -> tuple[float, float, float]:

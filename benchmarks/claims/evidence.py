@@ -4,12 +4,15 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from claims.protocol import differs, preset_name, preset_of
 from longitude.runs.files import read_json
 from longitude.statistics.estimates import Sums
 from longitude.study.analysis import CRITERIA
 from longitude.study.config import StudyConfig
 from longitude.study.criterion import Criterion
+from longitude.study.data import package_of
 from longitude.study.results import ROWS, Run, is_kept, question_of, read_run
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -90,8 +93,16 @@ class Evidence:
             raise NotRun(f"no result of `make bench{name}` is here: they are in benchmarks/results of the repository")
         return read_json(path)
 
+    def missing(self, study: str) -> str:
+        """Which seeds that its preset plans were not run, in words; empty if all were."""
+        seeds, planned = {*self.run(study).config.seeds}, {*self.expected(study).seeds}
+        return "" if planned <= seeds else f"{len(seeds & planned)} of {len(planned)} seeds"
+
     def sums(self, of: Measured) -> Sums:
-        """Sums from which the metric of a label at a length is computed, for all seeds. NotRun if one is missing."""
+        """Sums from which the metric of a label at a length is computed, for all seeds; over packages, of Python's library.
+
+        Documents of one package are alike, so a package is drawn whole. NotRun if a seed is missing.
+        """
         criterion = self.criterion(of.study)
         run = criterion.run
         seeds, status = {*run.config.seeds}, {trial.seed: trial.status for trial in run.of(of.label)}
@@ -106,4 +117,9 @@ class Evidence:
         if sums is None:
             why = next((trial.reason for trial in run.of(of.label) if trial.reason), "no seed has a value there")
             raise NotRun(f"{of} of study {of.study} was not measured: {why}")
-        return sums
+        data = run.study["data"]
+        if data.get("split_by") != "packages":
+            return sums
+        packages = [package_of(name) for name in data["validation_names"]]
+        member = np.array([[one == other for other in dict.fromkeys(packages)] for one in packages])
+        return sums._replace(of=sums.of @ member, over=sums.over @ member)

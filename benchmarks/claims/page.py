@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, Judged, Outcome, Statement
+import calibration
+from claims.base import CONFIRMED, NOT_RUN, REFUTED, RUNGS, UNDECIDED, Claim, Judged
 from claims.evidence import Evidence, NotRun
 from claims.protocol import preset_name
 from claims.series import list_studies
@@ -22,8 +23,8 @@ from longitude.study.config import option
 from longitude.study.criterion import Criterion
 from longitude.study.pictures.by_length import by_length
 from longitude.study.presets import about
-from longitude.study.results import Run
-from longitude.study.tables import p_words, training
+from longitude.study.results import LAST, Run
+from longitude.study.tables import p_words
 
 LINES = 7
 """Maximum number of lines in a chart."""
@@ -33,12 +34,12 @@ SHOWN = (
 )  # fmt: skip
 """Options of a study that the page lists."""
 QUESTIONS = {
-    "Does the loss stay flat past the training length?": "1b 2a 2b 3a 3b 3c 3d 8a 8b 8c 10c",
+    "Does the loss rise past the training length?": "1b 2a 2b 3a 3b 3c 8a 8b 8c 10c",
     "What do RoPE-scaling methods gain?": "4a 4b 4c 5 17",
-    "What differs at the training length?": "1a 6a 6b 16 19",
+    "What differs at the training length?": "1a 6a 16 19",
     "Which tasks can be solved?": "9a 9c 10a 10b 11a 18a 18b",
-    "What costs less?": "6c 11b",
-    "Errata: sentences of one text, counted apart": "1c 15a 15b",
+    "What costs less?": "11b",
+    "Without a published measurement, counted apart": "1c 6c 15a 15b",
 }
 """Groups of the page: question -> numbers of its claims."""
 RANK = {LOST: 0, None: 1, UNCLEAR: 2, HOLDS: 3}
@@ -47,14 +48,16 @@ OPENING = """# Claims of the literature, tested
 
 Look up whether a small test that you can repeat supports what papers say about position encodings and token mixers.
 
-{counts}
+* {counts}
+* {agreement}
 
-**A verdict is about the sentence at this size, not about the paper.** Our models have 0.1 to 0.4 million parameters: they show
-that an encoding breaks, and cannot rank large models. *Undecided* means at this size.
+**A verdict is about the sentence at this size, not about the paper.** A has models of 0.1 million parameters, B of 0.4 million
+and more: they show that an encoding breaks, and cannot rank large models. The largest size with all planned seeds decides.
+*Published* says whether our signs agree with published numbers, of up to 30 billion parameters, where we found some.
 
 `make verdicts` prints every statement, from [committed results](../benchmarks/results/claims), in a minute.
-`make verdicts ARGS="runs/claims --run --only 2a"` trains and judges one claim again.
-`make docs` builds a page for each claim. [How claims are tested](../benchmarks/claims/protocol.md) has the limits.
+`make verdicts ARGS="runs/claims --run --only 2a"` trains and judges one claim again. `make docs` builds a page for each claim,
+with what would decide it. [How claims are tested](../benchmarks/claims/protocol.md) has the limits.
 
 Each row links the paper. Its number, with the 95% interval, is of the statement that decides: the first contradicted or
 undecided one, if there is one."""
@@ -73,36 +76,47 @@ class Chart(NamedTuple):
 
 
 def index(judged: Sequence[Judged]) -> str:
-    """docs/claims.md: two counts, then a row for each claim, by question."""
-    claims, errata = ([each for each in judged if each.claim.erratum == wanted] for wanted in (False, True))
-    parts = [OPENING.format(counts=f"{_counted('claims', claims)} {_counted('errata', errata)}")]
+    """docs/claims.md: two counts and the agreement with published numbers, then a row for each claim, by question."""
+    published, others = ([claim for claim in judged if claim.claim.published == wanted] for wanted in (True, False))
+    counts = f"{counted('published claims', published)} {counted('others', others)}"
+    pairs = calibration.pairs()
+    rates = "; ".join(f"{rung.upper()}: {calibration.rate(getattr(pair, rung) for pair in pairs)}" for rung in RUNGS)
+    agreement = f"Same sign as published, in pairs of [published.csv](../benchmarks/published.csv): {rates}."
+    parts = [OPENING.format(counts=counts, agreement=agreement)]
     for question, numbers in QUESTIONS.items():
-        rows = [_row(each) for each in judged if each.claim.number in numbers.split()]
-        parts += [f"## {question}", markdown(["", "claim", "verdict", "number"], rows)] if rows else []
+        rows = [_row(claim) for claim in judged if claim.claim.number in numbers.split()]
+        parts += [f"## {question}", markdown(["", "claim", "A", "B", "published", "number"], rows)] if rows else []
     parts += ["## The studies", "The rows of each study are in `benchmarks/results/claims/NAME`."]
     return _joined(parts)
 
 
-def _counted(noun: str, judged: Sequence[Judged]) -> str:
-    verdicts = [each.verdict for each in judged]
-    words = [f"{verdicts.count(v)} {short(v)}" for v in (CONFIRMED, REFUTED, UNDECIDED, NOT_RUN) if v in verdicts]
-    return f"{len(judged)} {noun}: {', '.join(words)}."
+def counted(noun: str, judged: Sequence[Judged]) -> str:
+    """27 published claims: 9 confirmed, 5 refuted, 13 undecided."""
+    verdicts = [UNDECIDED if claim.verdict == NOT_RUN else claim.verdict for claim in judged]
+    return f"{len(judged)} {noun}: {', '.join(f'{verdicts.count(v)} {v}' for v in (CONFIRMED, REFUTED, UNDECIDED))}."
 
 
-def short(verdict: str) -> str:
-    """A verdict without its size, which the page names once."""
-    return verdict.removesuffix(" at this size")
+def word(judged: Judged, rung: str) -> str:
+    """The verdict at a rung, bold where it is the claim's; instead of it which seeds are missing; empty if it was not judged."""
+    verdict = judged.verdict_at(rung)
+    if verdict == NOT_RUN:
+        return next(
+            (outcome.remark for outcome in judged.outcomes(rung) if outcome.verdict is None and outcome.number), verdict
+        )
+    return f"**{verdict}**" if verdict and rung == judged.rung else verdict or ""
 
 
-def _row(each: Judged) -> list[str]:
-    """A claim's anchor and number, its sentence with a link to the paper, the verdict and its number."""
-    claim, worst = each.claim, min((RANK[outcome.verdict] for outcome in each.outcomes), default=0)
-    numbers = [outcome.number for outcome in each.outcomes if RANK[outcome.verdict] == worst and outcome.estimate]
-    number = next(iter(numbers or [outcome.number for outcome in each.outcomes]), "")
+def _row(judged: Judged) -> list[str]:
+    """A claim's anchor and number, its sentence with a link to the paper, its words and its number."""
+    claim, outcomes = judged.claim, judged.outcomes(judged.rung)
+    worst = min(RANK[outcome.verdict] for outcome in outcomes)
+    numbers = [outcome.number for outcome in outcomes if RANK[outcome.verdict] == worst and outcome.estimate]
+    number = next(iter(numbers or [outcome.number for outcome in outcomes]))
     return [
         f'<a id="{anchor(claim)}"></a>{claim.number}',
         f"[{claim.claimed}]({claim.link})",
-        f"**{short(each.verdict)}**",
+        *(word(judged, rung) for rung in RUNGS),
+        calibration.published(claim.name) or "",
         re.sub(r" (bits|points)(?=[,\]])", "", number.partition(" (time")[0].partition(" at ")[0]),
     ]
 
@@ -110,9 +124,9 @@ def _row(each: Judged) -> list[str]:
 def pages(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart]) -> Iterator[tuple[str, str]]:
     """(name, Markdown) of the site's page for each claim, and of the page of studies; drawn: its `charts`."""
     chances = iter(map(p_words, false_discovery(judged)))
-    for each in judged:
-        own = [(name, chart) for name, chart in drawn.items() if name.startswith(f"{each.claim.number}-")]
-        yield anchor(each.claim), _joined([*_claim(each, chances, evidence), *(_chart(*pair) for pair in own)])
+    for claim in judged:
+        pictures = [(name, chart) for name, chart in drawn.items() if name.startswith(f"{claim.claim.number}-")]
+        yield anchor(claim.claim), _joined([*_claim(claim, chances, evidence), *(_chart(*pair) for pair in pictures)])
     head = "The committed results of every study that a claim reads, each by its first method."
     studies = (_study(name, evidence) for name in list_studies())
     yield "studies", _joined(["# The studies of the claims", head, *order(evidence), *studies])
@@ -128,59 +142,33 @@ def anchor(claim: Claim) -> str:
     return f"{claim.number}-{claim.name}"
 
 
-def _claim(each: Judged, chances: Iterator[str], evidence: Evidence) -> list[str]:
-    claim = each.claim
+def _claim(judged: Judged, chances: Iterator[str], evidence: Evidence) -> list[str]:
+    claim = judged.claim
     studies = ", ".join(f"[{name}](studies.md#study-{name})" for name in claim.studies)
-    parts = [
-        f"# {claim.number} {claim.title}",
-        f"Verdict: **{each.verdict}**{_sizes(each, evidence)}.",
-        f"**{claim.claimed}**",
-    ]
-    if claim.statements:
-        parts.append(_statements("statement", claim.statements, each.outcomes, chances))
+    published = calibration.published(claim.name)
+    parts = [f"# {claim.number} {claim.title}", f"Verdict: **{judged.verdict}**.", f"**{claim.claimed}**"]
+    for rung, size in RUNGS.items():
+        if claim.statements(rung):
+            parts += [f"With models of {size}: {word(judged, rung)}.", _statements(judged, rung, chances)]
+    parts += [f"Signs of published numbers: {published}."] * bool(published)
+    parts += [f"**What would decide it**: {claim.costs}"] * bool(claim.costs)
     parts += [
         f"Source: [{claim.source}]({claim.link}).",
-        PARTS.sub(lambda found: f"\n\n**{NAMES[found[1]]}**: ", claim.protocol).strip(),
+        PARTS.sub(lambda name: f"\n\n**{NAMES[name[1]]}**: ", claim.protocol).strip(),
         *([f"**Studies**: {studies}. [How claims are tested](protocol.md)."] if studies else []),
     ]
     if claim.varied:
-        parts += [
-            "Varied, no part of the verdict:",
-            _statements("statement, varied", claim.varied, each.varied, chances),
-        ]
-    if claim.larger:
-        words = f"The next size ({_size(claim.larger, evidence)}) has these numbers, which are no part of the verdict:"
-        parts += [words, _statements("statement, larger", claim.larger, each.larger, chances)]
+        parts += ["Varied, no part of the verdict:", _statements(judged, "varied", chances)]
     return parts
 
 
-def _sizes(each: Judged, evidence: Evidence) -> str:
-    """Size of the models, and verdict of the next size; empty for costs, and if nothing was run."""
-    size = _size(each.claim.statements, evidence)
-    if not size or each.verdict == NOT_RUN:
-        return ""
-    larger = f"**{each.verdict_larger}**" if each.claim.larger else "not run"
-    return f" with models of {size}; the next size: {larger}"
-
-
-def _size(statements: Sequence[Statement], evidence: Evidence) -> str:
-    """Size of the largest model that was read, such as "0.1 million parameters"; empty for none."""
-    read = {(each.study, each.label) for statement in statements for each in statement.reads}
-    sizes = [training(evidence.run(study))["parameters"].get(label) for study, label in read if study in evidence.there]
-    return f"{max(filter(None, sizes)) / 1e6:.2g} million parameters" if any(sizes) else ""
-
-
-def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[Outcome], chances: Iterator[str]) -> str:
+def _statements(judged: Judged, wanted: str, chances: Iterator[str]) -> str:
     lines = [
-        [
-            statement.words,
-            outcome.number,
-            next(chances),
-            ": ".join(filter(None, [outcome.word, outcome.remark])),
-        ]
-        for statement, outcome in zip(statements, outcomes, strict=True)
+        [statement.words, outcome.number, next(chances), ": ".join(filter(None, [outcome.word, outcome.remark]))]
+        for part, statement, outcome in judged.lines
+        if part == wanted
     ]
-    columns = [head, "number, 95% interval", "q", "verdict"]
+    columns = ["statement", "number, 95% interval", "q", "verdict"]
     if not any(line[2] for line in lines):  # statements of levels have intervals alone
         for row in (columns, *lines):
             del row[2]
@@ -191,9 +179,11 @@ def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[O
 def charts(judged: Sequence[Judged], evidence: Evidence) -> dict[str, Chart]:
     """By name: for each claim and each study, the labels and methods that it reads, by length."""
     read: dict[tuple[str, str], dict[tuple[str, str | None], None]] = {}
-    for each in judged:
-        for reading in (reading for statement in each.claim.statements for reading in statement.reads):
-            read.setdefault((each.claim.number, reading.study), {})[reading.label, reading.method] = None
+    for claim in judged:
+        places = [place for part, statement, _ in claim.lines if part != "varied" for place in statement.reads]
+        for place in places:
+            method = None if place.method == LAST else place.method
+            read.setdefault((claim.claim.number, place.study), {})[place.label, method] = None
     found = {}
     for (number, study), lines in read.items():
         chart = _drawn(study, [*lines], evidence)

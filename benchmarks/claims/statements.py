@@ -1,172 +1,97 @@
 """The kinds of statements. Differences are paired by seed and by document; intervals are those of longitude.statistics.estimates.
 
-A statement expects a number within a range. It holds where its interval, over seeds and documents together, lies inside; it
-does not hold where that lies on one side outside; else the results cannot tell. They cannot tell either where a label learned
-nothing at the training length. Costs are judged by their value: they are counted, or were timed on one machine, and no interval
-says what another would take.
+A statement expects a number within a range. It is supported where the interval, over seeds and packages of documents together,
+lies inside; contradicted where that lies on one side outside; else the results cannot tell. They cannot tell either where a
+label learned too little at the training length; and there is no word before the planned seeds were run. Costs are judged by
+their value: they are counted, or were timed on one machine, and no interval says what another would take.
 """
 
+import json
 import math
-from collections.abc import Callable
 
 from claims.base import Outcome, Statement
 from claims.evidence import Evidence, Measured, NotRun
 from claims.verdicts import Form, Range, in_words, verdict_of, what_decides
 from longitude.report.wording import paper, percent, with_base
-from longitude.statistics.documents import document_contrast
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference, estimated, per_seed
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference
 from longitude.study.answers import AnswerCriterion, share
-from longitude.study.criterion import Effective
-from longitude.study.losses import TOLERANCE, LossCriterion
+from longitude.study.losses import CONTROL, FLOOR, TOLERANCE, LossCriterion
+from longitude.study.results import LAST
+
+CONTROLS = {"base": Measured("ladder-a", "alibi+window:size=32", 128)}
+"""Blind controls of studies without one, which were trained as that of another study was, and measured on its documents."""
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
 def loss_below(a: Measured, b: Measured) -> Statement:
     """The loss of a is below that of b."""
-    one, other, where = _pair(a, b)
-    return _ranged(f"{one} has a lower loss than {other}{where}", (a, b), _difference(a, b), (-math.inf, 0.0), bits)
+    first, second, where = _pair(a, b)
+    return _ranged(f"{first} has a lower loss than {second}{where}", (a, b), "difference", (-math.inf, 0.0), bits)
 
 
 def loss_within(a: Measured, b: Measured, margin: float = TOLERANCE, below: float | None = None) -> Statement:
     """The losses of a and b are alike: their ratio is 1 within a margin, downwards within `below` where it is given."""
-    one, other, where = _pair(a, b)
-    words = f"{one} has a loss within {margin:.0%} of that of {other}{where}"
+    first, second, where = _pair(a, b)
+    words = f"{first} has a loss within {margin:.0%} of that of {second}{where}"
     if below is not None:
-        words = f"{one} has a loss at most {below:.1%} below and {margin:.0%} above that of {other}{where}"
-    return _ranged(words, (a, b), _change(a, b), (-(margin if below is None else below), margin), percent)
+        words = f"{first} has a loss at most {below:.1%} below and {margin:.0%} above that of {second}{where}"
+    return _ranged(words, (a, b), "change", (-(margin if below is None else below), margin), percent)
 
 
 def loss_at_most(a: Measured, b: Measured, margin: float = TOLERANCE) -> Statement:
     """The loss of a is below that of b, or above it by less than a margin."""
-    one, other, where = _pair(a, b)
-    words = f"{one} has a loss less than {margin:.0%} above that of {other}{where}"
-    return _ranged(words, (a, b), _change(a, b), (-math.inf, margin), percent)
+    first, second, where = _pair(a, b)
+    words = f"{first} has a loss less than {margin:.0%} above that of {second}{where}"
+    return _ranged(words, (a, b), "change", (-math.inf, margin), percent)
 
 
-def lead_grows(a: Measured, b: Measured, at: int) -> Statement:
-    """What the loss of a lies below that of b is more at their length than at the length `at`: a difference of differences."""
-    if a.length != b.length or a.study != b.study:
-        raise ValueError(f"expected two labels of one study at one length, got {a} and {b}")
-
-    def lead(evidence: Evidence) -> Estimate:
-        metric = evidence.criterion(a.study).metric
-        ends = [evidence.sums(each) for each in (a, b, a._replace(length=at), b._replace(length=at))]
-        seeds = [seed for seed in ends[0].seeds if all(seed in each.seeds for each in ends)]
-        if not seeds or len({each.of.shape[1] for each in ends}) > 1:
-            raise NotRun(f"{a} and {b} have no seed in common, or other documents at {at}")
-        ends = [each.only(seeds) for each in ends]
-        values = [per_seed(each, metric) for each in ends]
-        moved = (values[0] - values[1]) - (values[2] - values[3])
-        text = document_contrast([each.pooled for each in ends], (1, -1, -1, 1), metric=metric)
-        return estimated(moved, text)
-
-    one, other, where = _pair(a, b)
-    words = f"the loss of {one} minus that of {other} is lower{where} than at {at}"
-    return _ranged(words, (a, b), lead, (-math.inf, 0.0), bits)
-
-
-def holds(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
-    """The loss of a is less than a margin above that of the same label at the length `at`, and training used all of it."""
-    words = f"{_name(a)} holds{_place(a)}: its loss is less than {margin:.0%} above its loss at {at}"
-    start = a._replace(length=at)
-    within = _ranged(words, (a, start), _change(a, start), (-math.inf, margin), percent)
+def level(a: Measured, at: int) -> Statement:
+    """The loss of a is less than `TOLERANCE` above that of its label at the end of training windows of `at` tokens."""
+    words = (
+        f"{_name(a)} does not get worse{_place(a)}: its loss is less than {TOLERANCE:.0%} above that at the end of {at}"
+    )
+    reads = a, a._replace(length=at, method=LAST)
+    ranged = _ranged(words, reads, "change", (-math.inf, TOLERANCE), percent, guarded=False)
 
     def judge(evidence: Evidence) -> Outcome:
-        outcome, criterion = within.judge(evidence), evidence.criterion(a.study)
-        why = criterion.run.untrained(a.label)
-        if isinstance(criterion, LossCriterion):  # a loss that fell too little cannot rise much
-            why = why or criterion.doubt(a.label)
-        doubtful = why and a.length > at and outcome.verdict == HOLDS
-        return outcome._replace(verdict=UNCLEAR, remark=f"{_name(a)} {why}") if doubtful else outcome
+        outcome = ranged.judge(evidence)
+        why = "" if outcome.verdict != HOLDS else evidence.run(a.study).untrained(a.label) or doubt(evidence, a, True)
+        return outcome._replace(verdict=UNCLEAR, remark=f"{_name(a)} {why}") if why else outcome
 
-    return Statement(words, (a, start), judge)
+    return Statement(ranged.words, ranged.reads, judge, ranged.kind, ranged.expected)
 
 
-def breaks(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
-    """The loss of a is more than a margin above that of the same label at the length `at`."""
-    words = f"{_name(a)} breaks{_place(a)}: its loss is more than {margin:.0%} above its loss at {at}"
-    start = a._replace(length=at)
-    return _ranged(words, (a, start), _change(a, start), (margin, math.inf), percent)
+def rises(a: Measured, at: int, method: str | None = LAST) -> Statement:
+    """The loss of a is more than `TOLERANCE` above that of its label at the end of training windows of `at` tokens.
+
+    With the method None it is compared with all of these windows, which is a higher loss: for studies without that of quarters.
+    A rise is one whatever was learned.
+    """
+    words = f"{_name(a)} rises{_place(a)}: its loss is more than {TOLERANCE:.0%} above that at {'the end of ' * bool(method)}{at}"
+    reads = a, a._replace(length=at, method=method)
+    return _ranged(words, reads, "change", (TOLERANCE, math.inf), percent, guarded=False)
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
 def accuracy_above(a: Measured, least: float) -> Statement:
     """The accuracy of a is above a share, 0 to 1."""
-    return _ranged(
-        f"{_name(a)} has more than {least:.0%} right{_place(a)}", (a,), _share(a), (least, math.inf), portion
-    )
+    words = f"{_name(a)} has more than {least:.0%} right{_place(a)}"
+    return _ranged(words, (a,), "share", (least, math.inf), portion, guarded=False)
 
 
 def accuracy_below(a: Measured, most: float) -> Statement:
     """The accuracy of a is below a share, 0 to 1."""
-    return _ranged(f"{_name(a)} has less than {most:.0%} right{_place(a)}", (a,), _share(a), (-math.inf, most), portion)
+    words = f"{_name(a)} has less than {most:.0%} right{_place(a)}"
+    return _ranged(words, (a,), "share", (-math.inf, most), portion, guarded=False)
 
 
 def more_accurate(a: Measured, b: Measured) -> Statement:
     """The accuracy of a is above that of b at the same length; a and b may be of two studies."""
     if a.length != b.length:
         raise ValueError(f"examples of two lengths are no pairs: expected one length, got {a} and {b}")
-    one, other, where = _pair(a, b)
-    words = f"{one} is right more often than {other}{where}"
-    ranged = _ranged(words, (a, b), _difference(a, b), (0.0, math.inf), points)
-
-    def judge(evidence: Evidence) -> Outcome:
-        outcome = ranged.judge(evidence)
-        lost = [_name(each) for each in (a, b) if not _learned(evidence, each)]
-        if lost and outcome.verdict is not None:
-            who = " and ".join(dict.fromkeys(lost))
-            remark = f"{who} did not learn the task, so longer inputs say nothing about position"
-            if a.length == evidence.run(a.study).train_length:
-                remark = f"{who} is not above the rule without positions: it learned nothing at this rate and number of steps"
-            return outcome._replace(verdict=UNCLEAR, remark=remark)
-        return outcome
-
-    return Statement(words, (a, b), judge)
-
-
-def _learned(evidence: Evidence, of: Measured) -> bool:
-    """Whether a label may have learned its task: it solves the training length, past which nothing else says anything.
-
-    At the training length itself it need not solve it, which is the question there, but must be above the rule without
-    positions. What is not may have been trained at a wrong rate, or for too few steps.
-    """
-    criterion = evidence.criterion(of.study)
-    if not isinstance(criterion, AnswerCriterion) or of.length < criterion.run.train_length:
-        return True
-    if of.length > criterion.run.train_length:
-        return criterion.learned(of.label, of.method or criterion.run.methods[0])
-    floor = criterion.run.guessing.get(of.length)
-    return floor is None or share(evidence.sums(of._replace(method=None)).of).above(floor) == HOLDS
-
-
-# ---- how far -----------------------------------------------------------------------------------------------------------
-def reach(length: Effective) -> str:
-    """An effective length in words: 1024, or 512 (256 to 1024) if the interval reaches further; none."""
-    value, low, high = (str(each or "none") for each in length)
-    return value if low == high else f"{value} ({low} to {high})"
-
-
-def reaches_further(a: Measured, b: Measured) -> Statement:
-    """The longest length up to which a's label holds, or solves its task, is above that of b's; their lengths play no part."""
-
-    def judge(evidence: Evidence) -> Outcome:
-        ours, theirs = _effective(evidence, a), _effective(evidence, b)
-        further = (ours.low or 0) > (theirs.high or 0)
-        longest = evidence.run(a.study).lengths[-1]  # up to which both may hold, and further
-        never = (ours.high or 0) <= (theirs.low or 0) and ours.high != longest
-        return Outcome(
-            HOLDS if further else LOST if never else UNCLEAR, f"up to {reach(ours)} and up to {reach(theirs)}"
-        )
-
-    words = [_name(each) + ("" if a.study == b.study else f" (study {each.study})") for each in (a, b)]
-    return Statement(f"{words[0]} holds up to a longer length than {words[1]}", (a, b), judge)
-
-
-def _effective(evidence: Evidence, of: Measured) -> Effective:
-    criterion, run = evidence.criterion(of.study), evidence.run(of.study)
-    evidence.sums(of._replace(length=run.reference))  # NotRun where seeds are missing
-    method = of.method or run.methods[0]
-    return criterion.effective([criterion.finding(of.label, length, method) for length in run.lengths])
+    first, second, where = _pair(a, b)
+    words = f"{first} is right more often than {second}{where}"
+    return _ranged(words, (a, b), "difference", (0.0, math.inf), points)
 
 
 # ---- costs -----------------------------------------------------------------------------------------------------------
@@ -177,33 +102,51 @@ def token_time(mixer: str, below: float) -> Statement:
     """
 
     def judge(evidence: Evidence) -> Outcome:
-        found = evidence.bench("decode")
-        rows = [row for row in found["rows"] if row["label"] == mixer]
+        bench = evidence.bench("decode")
+        rows = [row for row in bench["rows"] if row["label"] == mixer]
         if not rows:
             raise NotRun(f"{mixer} is not in the results of `make bench-decode`")
         last = max(rows, key=lambda row: row["context"])
         number = f"{last['ratio']:.2f} ({last['ratio_low']:.2f} to {last['ratio_high']:.2f})"
-        cpu, made = found["machine"]["cpu"], found["made"][:10]
+        cpu, made = bench["machine"]["cpu"], bench["made"][:10]
         remark = f"context length {last['context']} against {last['against']}, median and quartiles over turns, {cpu}, {made}; "
         verdict = HOLDS if last["ratio"] < below else LOST
         return Outcome(verdict, number, Estimate(last["ratio"]), remark + "one machine: not tested")
 
     words = f"a token of {paper(mixer)} takes less than {below:g} times as long at a long context as at a short one"
-    return Statement(words, (), judge)
+    return Statement(words, (), judge, json.dumps(["token time", mixer]), (-math.inf, below))
 
 
-# ---- several of them ---------------------------------------------------------------------------------------------------
-def any_of(words: str, *parts: Statement) -> Statement:
-    """One of several statements holds; it does not where none does."""
+# ---- what was learned ------------------------------------------------------------------------------------------------
+def doubt(evidence: Evidence, of: Measured, control: bool = False) -> str:
+    """Why a label may not have learned enough at the training length, to follow its name; empty if it has.
 
-    def judge(evidence: Evidence) -> Outcome:
-        outcomes = [part.judge(evidence) for part in parts]
-        verdicts = [outcome.verdict for outcome in outcomes]
-        verdict = HOLDS if HOLDS in verdicts else LOST if {*verdicts} == {LOST} else UNCLEAR
-        numbers = (f"{part.words}: {outcome.number}" for part, outcome in zip(parts, outcomes, strict=True))
-        return Outcome(verdict, "; ".join(numbers))
+    A loss must be below that of n-grams, and of a model that sees a few bytes. Past the training length a task must have been
+    solved at it; at that length, which is the question there, answers must be above the rule without positions.
 
-    return Statement(words, tuple(each for part in parts for each in part.reads), judge)
+    Args:
+        of: A label, at the length that is judged.
+        control: Whether a study without a blind control is a doubt, too.
+    """
+    criterion, run = evidence.criterion(of.study), evidence.run(of.study)
+    if isinstance(criterion, LossCriterion):
+        checks = {name: verdict for name, (verdict, _) in criterion.learned[of.label].checks.items()}
+        if CONTROL not in checks and of.study in CONTROLS:
+            here = of._replace(length=run.train_length, method=None)
+            checks[CONTROL] = _estimate(evidence, "difference", (here, CONTROLS[of.study])).below(0)
+        failed = [name for name in (FLOOR, CONTROL) if checks.get(name, HOLDS) != HOLDS]
+        if failed:
+            return f"may have learned too little at {run.train_length}: not below {' and '.join(failed)}"
+        return f"is not known to have learned enough: study {of.study} has no {CONTROL}" * (
+            control and CONTROL not in checks
+        )
+    assert isinstance(criterion, AnswerCriterion)
+    if of.length > run.train_length and not criterion.learned(of.label, of.method or run.methods[0]):
+        return "did not learn the task, so longer inputs say nothing about position"
+    floor = run.guessing.get(of.length) if of.length == run.train_length else None
+    if floor is None or share(evidence.sums(of._replace(method=None)).of).above(floor) == HOLDS:
+        return ""
+    return "is not above the rule without positions: it learned nothing at this rate and number of steps"
 
 
 # ---- numbers in words ------------------------------------------------------------------------------------------------
@@ -234,61 +177,45 @@ def _place(a: Measured) -> str:
 def _pair(a: Measured, b: Measured) -> tuple[str, str, str]:
     """Both names, each with what only it has of study, length and method; and the length, where it is that of both."""
     names = []
-    for each in (a, b):
-        own = [each.method or ""] * (a.method != b.method) + [f"study {each.study}"] * (a.study != b.study)
-        own = [word for word in own if word]
-        length = f" at {each.length}" * (a.length != b.length)
-        names.append(_name(each) + length + (f" ({', '.join(own)})" if own else ""))
+    for place in (a, b):
+        apart = [place.method or ""] * (a.method != b.method) + [f"study {place.study}"] * (a.study != b.study)
+        apart = [word for word in apart if word]
+        length = f" at {place.length}" * (a.length != b.length)
+        names.append(_name(place) + length + (f" ({', '.join(apart)})" if apart else ""))
     both = f" ({a.method})" if a.method and a.method == b.method else ""
     return names[0], names[1], (f" at {a.length}" if a.length == b.length else "") + both
 
 
 # ---- estimates -------------------------------------------------------------------------------------------------------
-def _difference(a: Measured, b: Measured) -> Callable[[Evidence], Estimate]:
-    return lambda evidence: _paired(difference, evidence, a, b)
-
-
-def _change(a: Measured, b: Measured) -> Callable[[Evidence], Estimate]:
-    return lambda evidence: _paired(change, evidence, a, b)
-
-
-def _share(a: Measured) -> Callable[[Evidence], Estimate]:
-    return lambda evidence: share(evidence.sums(a).of)
-
-
-def _paired(compare: Callable, evidence: Evidence, a: Measured, b: Measured) -> Estimate:
-    runs = [evidence.run(each.study) for each in (a, b)]
-    if len({run.study["data"]["sha256"] for run in runs}) > 1:
+def _estimate(evidence: Evidence, kind: str, reads: tuple[Measured, ...]) -> Estimate:
+    """The number of a kind: a share, or a difference or change of two places that are paired by seed and document."""
+    a, b = reads[0], reads[-1]
+    if kind == "share":
+        return share(evidence.sums(a).of)
+    if len({evidence.run(place.study).study["data"]["sha256"] for place in reads}) > 1:
         raise NotRun(f"studies {a.study} and {b.study} were measured on other documents, which are no pairs")
-    found = compare(evidence.sums(a), evidence.sums(b), evidence.criterion(a.study).metric)
-    if found is None:
+    compare = {"difference": difference, "change": change}[kind]
+    estimate = compare(evidence.sums(a), evidence.sums(b), evidence.criterion(a.study).metric)
+    if estimate is None:
         raise NotRun(f"{a} and {b} have no seed in common, or other documents")
-    return found
-
-
-# ---- verdicts --------------------------------------------------------------------------------------------------------
-def _learned_nothing(evidence: Evidence, reads: tuple[Measured, ...]) -> str:
-    """Labels whose loss is above that of n-grams or of their blind control, in words; empty if there are none."""
-    found: dict[str, str] = {}
-    for each in reads:
-        criterion = evidence.criterion(each.study)
-        if isinstance(criterion, LossCriterion) and criterion.learned_too_little(each.label):
-            found[_name(each)] = criterion.doubt(each.label)
-    return "; ".join(f"{name} {why}" for name, why in found.items())
+    return estimate
 
 
 def _ranged(
-    words: str, reads: tuple[Measured, ...], estimate: Callable[[Evidence], Estimate], expected: Range, form: Form
+    words: str, reads: tuple[Measured, ...], kind: str, expected: Range, form: Form, guarded: bool = True
 ) -> Statement:
-    """A statement that a number lies within a range."""
+    """A statement that a number lies within a range; guarded: only if every label that it reads has learned enough."""
 
     def judge(evidence: Evidence) -> Outcome:
-        found = estimate(evidence)
-        verdict, remark = verdict_of(found, expected), ""
-        if nothing := _learned_nothing(evidence, reads):
-            verdict, remark = UNCLEAR, nothing
+        estimate = _estimate(evidence, kind, reads)
+        number, verdict, remark = in_words(estimate, form), verdict_of(estimate, expected), ""
+        if missing := "; ".join(filter(None, (evidence.missing(study) for study in {place.study for place in reads}))):
+            return Outcome(None, number, estimate, missing)
+        doubts = {f"{_name(place)} {why}": None for place in reads * guarded if (why := doubt(evidence, place))}
+        if doubts:
+            verdict, remark = UNCLEAR, "; ".join(doubts)
         elif verdict == UNCLEAR:
-            remark = what_decides(found, expected)
-        return Outcome(verdict, in_words(found, form), found, remark)
+            remark = what_decides(estimate, expected)
+        return Outcome(verdict, number, estimate, remark)
 
-    return Statement(words, reads, judge)
+    return Statement(words, reads, judge, kind, expected)

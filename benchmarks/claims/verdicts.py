@@ -8,6 +8,8 @@ from scipy import stats
 
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate
 
+SEEDS = 3
+"""Fewer decide nothing."""
 POWER = 0.8
 """How likely the seeds that are named decide a statement whose mean and spread stay as they are."""
 MANY = 1000
@@ -17,9 +19,9 @@ Form = Callable[[float], str]
 
 
 def verdict_of(found: Estimate, expected: Range) -> str:
-    """`HOLDS` with the interval inside the range, `LOST` with it on one side outside; `UNCLEAR` with one seed, too."""
+    """`HOLDS` with the interval inside the range, `LOST` with it on one side outside; `UNCLEAR` with fewer than `SEEDS`, too."""
     low, high = expected
-    if len(found.values) < 2:
+    if len(found.values) < SEEDS:
         return UNCLEAR
     sides = {found.above(low), found.below(high)}
     return LOST if LOST in sides else HOLDS if sides == {HOLDS} else UNCLEAR
@@ -36,8 +38,8 @@ def in_words(found: Estimate, form: Form) -> str:
 def what_decides(found: Estimate, expected: Range) -> str:
     """How many seeds would, with their spread and mean as they are."""
     seeds = seeds_to_decide(found, expected)
-    if len(found.values) < 2:
-        return "one seed decides nothing: at least 3"
+    if len(found.values) < SEEDS:
+        return f"expected at least {SEEDS} seeds, got {len(found.values)}"
     if seeds is None:
         return "more seeds alone do not decide it: the mean lies on the limit, or it takes more documents"
     return f"about {seeds} seeds would decide it"
