@@ -305,7 +305,10 @@ def corrected(case: Case) -> tuple[str | None, str]:
         merge(others, add.get(flag, {}))
         add |= {flag: others}
     line = joined(case.line, engine.REPLACED, add)
-    again = findings(judged(lines_in(line)[0], case.before, case.alone))
+    try:
+        again = findings(judged(lines_in(line)[0], case.before, case.alone))
+    except ValueError as error:  # numbers that no engine could use
+        return None, str(error)
     if faults := [finding.text for finding in again if finding.verdict == "wrong"]:
         return None, faults[0]
     return line, ""
