@@ -42,6 +42,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "qwen3_5_text", **SIZES, "head_dim": 256, "num_hidden_layers": 4,
                         "max_position_embeddings": 262144, "rope_parameters": MROPE},
     },
+    "qwen4": {
+        "model_type": "qwen4_exp",
+        "text_config": {**SIZES, "head_dim": 256, "num_hidden_layers": 4, "max_position_embeddings": 262144, "rope_parameters": MROPE},
+    },
     "llama2k": {"model_type": "llama", "max_position_embeddings": 2048, "rope_theta": 10000.0},
     "llama": {"model_type": "llama", "max_position_embeddings": 8192, "rope_theta": 500000.0},
     "llama3": {

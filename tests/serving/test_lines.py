@@ -49,6 +49,10 @@ MUST_FIND = {
     "misspelt key": ("qwen3", vllm({**WHOLE, "rope_parameters": {**WHOLE["rope_parameters"], "beta_fasst": 16}}, 131072), {"key not read"}),
     "inverse scale": ("qwen3_5", LLAMA + "-c 524288 --rope-scaling yarn --yarn-orig-ctx 262144 --rope-freq-scale 2.0", {"refused", "cut"}),
     "longer without scaling, cut": ("qwen2", LLAMA + "-c 81920 --rope-scale 2.5", {"other scheme", "needless scaling", "cut"}),
+    "56": ("qwen3", VLLM + "--max-model-len 131072 --hf-overrides.rope_scaling.rope_type yarn --hf-overrides.rope_scaling.factor 4.0 --hf-overrides.rope_scaling.original_max_position_embeddings 32768", {"refused"}),
+    "78": ("qwen3", LLAMA + "-c 131072 --rope-scaling yarn --yarn-orig-ctx 32768", {"no effect", "cut"}),
+    "87": ("qwen3_5", LLAMA + "--ctx-size 32000 --parallel 2 --rope-scale 5 --rope-scaling yarn --yarn-orig-ctx 32768", {"needless scaling"}),
+    "71, not followed": ("qwen4", sglang({"text_config": {"rope_scaling": {**FLAT, ORIGINAL: 262144}}}, 1000000), {"keys lost", "not known"}),
     "a variable": ("qwen3", VLLM + "--max-model-len $LENGTH", {"not known"}),
 }  # fmt: skip
 
@@ -78,6 +82,9 @@ RIGHT = {
     "80": ("qwen3_5", LLAMA + "-c 1000000 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 262144 --spec-type draft-mtp"),
     "81": ("qwen3_5", LLAMA + "-c 524288 --rope-scaling yarn --rope-scale 2 --yarn-orig-ctx 262144 --override-kv qwen35.context_length=int:524288"),
     "84": ("qwen3_5", LLAMA + "--ctx-size 1400000 --parallel 4 --kv-unified --kv-unified-per-slot 400000 --override-kv qwen35moe.context_length=int:400000 --rope-scaling yarn --rope-scale 1.52587890625 --yarn-orig-ctx 262144"),
+    "64": ("qwen3_5", vllm({"text_config": {"rope_parameters": {**Y4["text_config"]["rope_parameters"], "factor": 1.0}}})),
+    "79": ("qwen3_coder", LLAMA + "-c 100000 --rope-scaling yarn --yarn-orig-ctx 32768"),
+    "86": ("qwen3_coder", LLAMA + "-c 262144 --parallel 4"),
     "llama3 as it is": ("llama3", VLLM),
     "ministral as it is": ("ministral", VLLM),
     "deepseek as it is": ("deepseek", VLLM + "--max-model-len 131072"),
@@ -123,6 +130,28 @@ def test_a_line_is_found(name, tmp_path) -> None:
     assert not [
         row for _, rows, _ in check_lines(str(model("qwen3")), str(place)) for row in rows if row.verdict == "wrong"
     ]
+
+
+def test_a_gguf_file(tmp_path) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    for add, value in (
+        ("context_length", 8192),
+        ("embedding_length", 256),
+        ("block_count", 2),
+        ("head_count", 2),
+        ("rope_freq_base", 5e5),
+    ):
+        getattr(writer, f"add_{add}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    line = f"llama-server -m {tmp_path}/m.gguf -c 32768 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 8192"
+    for text, expected in ((line, 32768), (line.replace("--rope-scale 4 ", ""), 8192)):
+        [(case, rows, _)] = check_lines(str(tmp_path / "m.gguf"), text)
+        assert case.tokens == expected and (expected == 8192) == any(row.verdict == "wrong" for row in rows)
+        assert case.rope is not None and case.rope.base == 5e5
 
 
 def test_a_release_that_was_not_read_is_not_judged() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from longitude.checkpoints.compare import read
-from longitude.checkpoints.declared import LARGEST, by_type
+from longitude.checkpoints.declared import by_type, text_part
 from longitude.errors import UsageError
-from longitude.positions.config_keys import BASES, SHARES
+from longitude.positions.config_keys import BASES, BY_LAYER, SHARES
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import YaRN, rope_frequencies
 from longitude.serving import llama_cpp, mlx, sglang, transformers, vllm
@@ -36,6 +36,7 @@ ENGINES: dict[str, Any] = {
     "vllm": vllm, "sglang": sglang, "llama.cpp": llama_cpp, "transformers": transformers, "mlx": mlx,
 }  # fmt: skip
 """The file of each engine: parse, apply, rotation, served, line, and its sources."""
+FEW = 12
 Ropes = dict[str | None, RopeConfig]
 SCHEME = ("rope_type", "type", "factor", ORIGINAL, "attention_factor", "attn_factor", "beta_fast", "beta_slow", "mscale",
           "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")  # fmt: skip
@@ -170,6 +171,17 @@ def alone_of(raw: Mapping[str, Any], config: Config) -> tuple[Ropes, str | None]
         raise ValueError(f"its rope parameters cannot be read: {error.what}") from error
 
 
+def _of_few_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config with its first layers alone, if every type of layers is among these: some classes take a minute for all."""
+    text = text_part(raw)
+    layers, types = text.get("num_hidden_layers"), text.get("layer_types") or []
+    lists = {key: value[:FEW] for key in BY_LAYER if isinstance(value := text.get(key), list)}
+    if type(layers) is not int or layers <= FEW or {*types} != {*types[:FEW]} or {*lists} - {"layer_types"}:
+        return raw
+    fewer = {**text, **lists, "num_hidden_layers": FEW}
+    return fewer if text is raw else {**raw, "text_config": fewer}
+
+
 def judged(line: Line, config: Config, alone: Ropes) -> Case:
     """What the engine of a line makes of a config."""
     engine = ENGINES[line.engine]
@@ -281,7 +293,7 @@ def _with(case: Case, parameters: Parameters) -> Parameters:
 
 def _is_number(value: Any) -> bool:
     try:
-        return 0 < float(value) < LARGEST
+        return 0 < float(value) < 1e32  # the method drope writes 1e30
     except (TypeError, ValueError, OverflowError):
         return False
 

@@ -59,8 +59,10 @@ def findings(case: Case) -> list[Finding]:
         source = case.facts.sources.get(rule.source, rule.source)
         rows += [Finding(rule.name, rule.verdict, sentence, source) for sentence in rule.broken(case)]
     rows += [Finding("not known", "unknown", reason, "") for reason in case.unknown]
-    if (pinned := case.line.release) not in (None, case.facts.version):
+    pinned = case.line.release or case.facts.version
+    if pinned != case.facts.version or (case.unknown and case.before.kind in case.facts.unclear):
         rows = [row._replace(verdict="unknown") if row.verdict == "wrong" else row for row in rows]
+    if pinned != case.facts.version:
         other = f"the text pins {pinned}, which was not read: judged by {case.facts.version}"
         rows.append(Finding("release", "unknown", other, ""))
     order = ("wrong", "unknown", "costs", "remark")
@@ -80,11 +82,16 @@ def no_effect(case: Case) -> Iterator[str]:
         return
     if kind in case.facts.unscaled and not (case.is_plain and not case.meant.scales):
         yield f"no effect: the class of {kind} takes no scaling ({case.facts.unscaled[kind]})"
-    elif case.meant.scales and (factor != 1 or case.longer):
+    elif case.meant.scales and (case.longer or not (factor == 1 or (factor is None and _fits(case)))):
         yield f"no effect: the text model keeps its plain rotation; {_why(case)}"
     base = case.asked.keys.get(BASES[0])
     if isinstance(base, int | float) and case.rope.base != base:
         yield f"no effect: rope_theta {base:,.0f} is set beside rope_parameters, whose {case.rope.base:,.0f} is used"
+
+
+def _fits(case: Case) -> bool:
+    """Whether the length that the line asks for needs no scaling."""
+    return 0 < (case.asked.length or 0) <= case.declared
 
 
 def _why(case: Case) -> str:
