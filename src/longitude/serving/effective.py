@@ -159,9 +159,8 @@ def alone_of(raw: Mapping[str, Any], config: Config) -> tuple[Ropes, str | None]
     """Rotations of a checkpoint as its class computes them; by its keys, with the reason, if its class cannot be tried."""
     try:
         if raw:
-            return {
-                label: rotation for label, rotation in by_type(read(raw).ropes).items() if rotation is not None
-            }, None
+            by_label = by_type(read(_of_few_layers(raw)).ropes)
+            return {label: rotation for label, rotation in by_label.items() if rotation is not None}, None
         why = None  # a GGUF file, of which the keys are all there is
     except NotUnderstood as error:
         why = f"read by its keys alone: {error}"
@@ -213,7 +212,7 @@ def judged(line: Line, config: Config, alone: Ropes) -> Case:
             KeyError,
             AttributeError,
             ArithmeticError,
-        ) as error:  # values of other types than any config has
+        ) as error:  # values of other types than in any config
             case.unknown.append(f"its overrides have values that cannot be followed ({error!r:.80})")
     return case
 
