@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses
-from longitude.attention.backends.table.backend import decoding
+from longitude.attention.backends.table.backend import TABLE, decoding
 from longitude.attention.backends.table.band import is_faster_in_c
 from longitude.attention.length_dependent import Part, joined, merged, parted
 from longitude.attention.masks import Causal, Mask, require_causal
@@ -275,7 +275,8 @@ def choose_once(r: Request, name: str, step: Step | None = None) -> Backend:
 
 def chosen_in_step(r: Request, name: str) -> Backend:
     """The backend of that name, or for a token of each sequence the C kernel, whose call then serves all layers."""
-    step = decoding(r) if name in ("auto", "table") else None
+    registered = BACKENDS["table"] is TABLE  # another declines, since LONGITUDE_BACKENDS switches it off
+    step = decoding(r) if registered and name in ("auto", "table") else None
     return choose([r], name) if step is None else replace(BACKENDS["table"], run=step)
 
 

@@ -165,6 +165,12 @@ def test_what_cannot_be_switched_off(named, words, monkeypatch):
 def test_switched_off(named, said):
     code = """
 import torch, longitude as lg
+from longitude.attention.backends.table import backend
+backend.DecodingStep.__call__ = None  # a decoded token asks no backend for its refusal
+config = lg.LongitudeConfig(
+    vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, encoding="alibi", max_position_embeddings=64
+)
+lg.LongitudeForCausalLM(config).generate(torch.ones(1, 3, dtype=torch.long), max_new_tokens=3)
 q = torch.randn(1, 2, 8, 4)
 print(lg.explain(q, q, q, encoding=lg.encoding("alibi", num_heads=2))[1].refusal)
 """
