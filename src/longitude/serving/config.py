@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from longitude.checkpoints.declared import class_of, text_part
 from longitude.positions.config_keys import BASES, FULL, KEYS, LENGTHS, ORIGINAL, SCHEMAS, SHARES, WINDOWED, value_of
 from longitude.positions.hugging_face import RopeConfig, read_ropes, share_of
-from longitude.positions.scaling import YaRN
 from longitude.serving.line import EatenQuotes, NotLiteral
 
 ROPE, LENGTH = SCHEMAS[0], LENGTHS[0]
@@ -26,6 +25,8 @@ RENAMED = {
     "mrope": "default",
 }
 """Names of types that engines accept and transformers does not, and the scheme of which each is a form."""
+
+
 Parameters = dict[str, Any]
 
 
@@ -39,6 +40,23 @@ class Facts(NamedTuple):
     bases: dict[str, float] = {}
     unscaled: dict[str, str] = {}
     unclear: dict[str, str] = {}
+
+    def follow(self, parameters: Parameters, config: Config) -> Parameters | None:
+        """Flat rope parameters with the base that an engine fills in; None for a class that takes no scaling.
+
+        Stops for text in place of numbers, NotKnown for a class that was not followed.
+        """
+        plain = {BASES[0]: self.bases.get(config.kind, 10_000.0)} | parameters
+        if config.kind in self.unscaled:
+            return None
+        if config.kind in self.unclear and plain.get("rope_type", "default") != "default":
+            raise NotKnown(self.unclear[config.kind])
+        for key in (BASES[0], "factor", ORIGINAL):
+            if isinstance(plain.get(key), str):
+                raise Stops(
+                    f"TypeError: {key} is text, {plain[key]!r}, and a number is needed", self.sources["get_rope"]
+                )
+        return plain
 
 
 FACTS = {
@@ -129,6 +147,14 @@ class Config:
         """The label of layers of full attention."""
         return FULL if FULL in self.by_type else next(iter(self.by_type))
 
+    def lengths(self, keys: tuple[str, ...]) -> list[int]:
+        """The lengths that it declares. Stops for text in place of a number, NotKnown if it declares none."""
+        if isinstance(text := self.text.get(LENGTH), str):
+            raise Stops(f"{LENGTH} is text, {text!r}", "transformers: StrictDataclassFieldValidationError")
+        if not (lengths := [n for key in keys if type(n := self.text.get(key)) is int]):
+            raise NotKnown("the config declares no length")
+        return lengths
+
     def copy(self) -> Config:
         text = copy.deepcopy(self.text)
         rest = {key: value for key, value in self.parent.items() if key != TEXT}
@@ -153,37 +179,6 @@ def merge(target: dict[str, Any], updates: Mapping[str, Any]) -> None:
             merge(inner, value)
         else:
             target[alias(key)] = copy.deepcopy(value)
-
-
-def followed(facts: Facts, parameters: Parameters, config: Config) -> Parameters | None:
-    """Flat rope parameters with the base that an engine fills in; None for a class that takes no scaling.
-
-    Stops for text in place of numbers, NotKnown for a class that was not followed.
-    """
-    plain = {BASES[0]: facts.bases.get(config.kind, 10_000.0)} | parameters
-    if config.kind in facts.unscaled:
-        return None
-    if config.kind in facts.unclear and plain.get("rope_type", "default") != "default":
-        raise NotKnown(facts.unclear[config.kind])
-    for key in (BASES[0], "factor", ORIGINAL):
-        if isinstance(plain.get(key), str):
-            raise Stops(f"TypeError: {key} is text, {plain[key]!r}, and a number is needed", facts.sources["get_rope"])
-    return plain
-
-
-def declared_in(config: Config, keys: tuple[str, ...]) -> list[int]:
-    """The lengths that a config declares. Stops for text in place of a number, NotKnown if it declares none."""
-    if isinstance(text := config.text.get(LENGTH), str):
-        raise Stops(f"{LENGTH} is text, {text!r}", "transformers: StrictDataclassFieldValidationError")
-    if not (lengths := [n for key in keys if type(n := config.text.get(key)) is int]):
-        raise NotKnown("the config declares no length")
-    return lengths
-
-
-def latent_factor(parameters: Parameters) -> float:
-    """g(mscale or 1) / g(mscale_all_dim or 0), g(m) = 0.1 m ln s + 1: deepseek_yarn in every engine."""
-    grown = YaRN(float(parameters["factor"]), 2).factors()[0] - 1
-    return (1 + parameters.get("mscale", 1) * grown) / (1 + parameters.get("mscale_all_dim", 0) * grown)
 
 
 def rope(parameters: Mapping[str, Any], declared: int | None, **changes: Any) -> RopeConfig:
@@ -227,6 +222,16 @@ class Overrides:
     stops: list[Stops] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
 
+    @contextmanager
+    def noting(self, facts: Facts) -> Iterator[None]:
+        """Context in which quotes that a shell took stop the engine, and a variable cannot be judged."""
+        try:
+            yield
+        except EatenQuotes as error:
+            self.stops.append(Stops(str(error), facts.sources.get("parse", "")))
+        except NotLiteral as error:
+            self.unknown.append(str(error))
+
     @property
     def schemes(self) -> list[tuple[tuple[str, ...], Parameters]]:
         """(path, dict) of every flat dict of rope parameters among the keys; those by layer type have its name in the path."""
@@ -245,17 +250,6 @@ def _schemes(keys: Mapping[str, Any], path: tuple[str, ...]) -> Any:
                 yield (*path, key), flat
         elif len(path) < 4:
             yield from _schemes(value, (*path, key))
-
-
-@contextmanager
-def noted(asked: Overrides, facts: Facts) -> Iterator[None]:
-    """Context in which quotes that a shell took stop the engine, and a variable cannot be judged."""
-    try:
-        yield
-    except EatenQuotes as error:
-        asked.stops.append(Stops(str(error), facts.sources.get("parse", "")))
-    except NotLiteral as error:
-        asked.unknown.append(str(error))
 
 
 class Served(NamedTuple):

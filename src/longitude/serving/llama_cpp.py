@@ -13,20 +13,7 @@ from longitude.errors import UsageError
 from longitude.positions.config_keys import WINDOWED
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import YaRN
-from longitude.serving.config import (
-    FACTS,
-    LENGTH,
-    ORIGINAL,
-    ROPE,
-    Config,
-    NotKnown,
-    Overrides,
-    Served,
-    Stops,
-    declared_in,
-    noted,
-    rope,
-)
+from longitude.serving.config import FACTS, LENGTH, ORIGINAL, ROPE, Config, NotKnown, Overrides, Served, Stops, rope
 from longitude.serving.line import Line, literal, named
 
 ENGINE = FACTS["llama.cpp"]
@@ -68,7 +55,7 @@ def parse(line: Line) -> Overrides:
     """The flags of a line (common/arg.cpp); those about rotation also as the keys of config.json that they stand for."""
     asked, flags = Overrides(), dict[str, Any]()
     for flag, value in named(line, FLAGS, ALIASES):
-        with noted(asked, ENGINE):
+        with asked.noting(ENGINE):
             if flag in REMOVED:
                 asked.stops.append(
                     Stops(f"{flag} was removed: a draft has the length of its target", ENGINE.sources["parse"])
@@ -171,7 +158,7 @@ def rotation(parameters: dict[str, Any], config: Config, length: int | None) -> 
 def served(config: Config, asked: Overrides) -> Served:
     """The slot of a request: tools/server/server-context.cpp:4008 cuts it to the training length, which YaRN's flags raise."""
     flags, flat = asked.flags, config.flat
-    limit: float = declared_in(config, (LENGTH,))[0]
+    limit: float = config.lengths((LENGTH,))[0]
     if flags.get(KIND) == flat.get("rope_type") == "yarn" and flags.keys() & {SCALE, INVERSE}:  # llama.cpp#28030
         limit = round(flat[ORIGINAL] * flat["factor"])
     context, slots = asked.length or int(limit), flags.get("--parallel", -1)

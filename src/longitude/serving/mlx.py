@@ -19,11 +19,10 @@ from longitude.serving.config import (
     Served,
     Stops,
     alias,
-    followed,
-    latent_factor,
     rope,
 )
 from longitude.serving.line import Line, json_of, literal, named
+from longitude.serving.vllm import latent_factor
 
 ENGINE = FACTS["mlx"]
 CUT, KEYS, LENGTH_FLAG = "--max-kv-size", "--model-config", ""
@@ -60,7 +59,7 @@ def rotation(parameters: dict[str, Any], config: Config, length: int | None) -> 
     kind = parameters.get("type") or parameters.get("rope_type", "default")
     if (base := parameters.get("rope_theta") or config.text.get("rope_theta")) is None:
         raise NotKnown("the base that its class takes for a dict without one was not read")
-    plain = followed(ENGINE, {**parameters, "rope_theta": base, "rope_type": kind}, config)
+    plain = ENGINE.follow({**parameters, "rope_theta": base, "rope_type": kind}, config)
     if plain is None or kind in ("default", "mrope"):
         return rope({**parameters, "rope_theta": base}, None, rope_type="default")
     if kind in ("yarn", "deepseek_yarn", "telechat3-yarn"):

@@ -7,25 +7,9 @@ from typing import Any
 
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import YaRN
-from longitude.serving.config import (
-    FACTS,
-    LENGTH,
-    ORIGINAL,
-    ROPE,
-    TEXT,
-    Config,
-    Overrides,
-    Served,
-    Stops,
-    alias,
-    declared_in,
-    followed,
-    latent_factor,
-    noted,
-    rope,
-)
+from longitude.serving.config import FACTS, LENGTH, ORIGINAL, ROPE, TEXT, Config, Overrides, Served, Stops, alias, rope
 from longitude.serving.line import Line, json_of, literal, named, tokens
-from longitude.serving.vllm import LATENT, YARNS, floats
+from longitude.serving.vllm import LATENT, YARNS, floats, latent_factor
 
 ENGINE = FACTS["sglang"]
 LENGTH_FLAG, JSON_FLAG, DRAFT = "--context-length", "--json-model-override-args", "--speculative-draft-model-path"
@@ -41,7 +25,7 @@ def parse(line: Line) -> Overrides:
     """The overrides of a line."""
     asked = Overrides(lifted=line.lifts(ENGINE.limit))
     for flag, value in named(line, FLAGS):
-        with noted(asked, ENGINE):
+        with asked.noting(ENGINE):
             if flag == "--config":
                 asked.unknown.append(f"flags in {value} are not read here")
             elif flag == LENGTH_FLAG:
@@ -74,7 +58,7 @@ def rotation(parameters: dict[str, Any], config: Config, length: int | None) -> 
     """get_rope_config (common.py:501-517) and get_rope (layers/rotary_embedding/factory.py) for layers of one type."""
     where, kind = ENGINE.sources["get_rope"], parameters.get("rope_type", parameters.get("type", "default"))
     base = config.text.get("rope_theta") or ENGINE.bases.get(config.kind, 10_000.0)
-    if (plain := followed(ENGINE, {"rope_theta": base} | parameters, config)) is None:
+    if (plain := ENGINE.follow({"rope_theta": base} | parameters, config)) is None:
         return rope({"rope_theta": base} | parameters, None, rope_type="default")
     plain |= {"rope_type": kind}
     if config.kind == "qwen3_5" and config.share is not None:
@@ -109,7 +93,7 @@ def served(config: Config, asked: Overrides) -> Served:
     factor = parameters.get("factor", 1)
     if ORIGINAL in parameters or parameters.get("rope_type") == "llama3" or not isinstance(factor, int | float):
         factor = 1
-    limit, refused = int(factor * declared_in(config, LENGTHS)[0]), None
+    limit, refused = int(factor * config.lengths(LENGTHS)[0]), None
     if asked.length is not None and asked.length > limit and not asked.lifted:
         what = f"--context-length {asked.length} is greater than the derived length {limit}: ValueError"
         refused = Stops(

@@ -23,11 +23,7 @@ from longitude.serving.config import (
     Served,
     Stops,
     alias,
-    declared_in,
-    followed,
-    latent_factor,
     merge,
-    noted,
     rope,
 )
 from longitude.serving.line import Line, json_of, literal, named, tokens
@@ -67,7 +63,7 @@ def parse(line: Line) -> Overrides:
     asked, dotted = Overrides(lifted=line.lifts(ENGINE.limit)), dict[str, Any]()
     for flag, value in named(line, FLAGS):
         name, _, path = flag.partition(".")
-        with noted(asked, ENGINE):
+        with asked.noting(ENGINE):
             if name in REMOVED:
                 asked.stops.append(Stops(f"{name} was removed with 0.11.1: unrecognized argument", "vllm#28006"))
                 if name == REMOVED[0] and value is not None:
@@ -127,7 +123,7 @@ def rotation(parameters: dict[str, Any], config: Config, length: int | None) -> 
         raise Stops("KeyError 'rope_type': the dict has no rope_type", "vllm/config/model.py:2608")
     if "rope_theta" not in parameters and config.kind in NO_DEFAULT:
         raise Stops("KeyError 'rope_theta': the dict has no base", NO_DEFAULT[config.kind])
-    if (plain := followed(ENGINE, parameters, config)) is None or (kind == "dynamic" and "alpha" not in parameters):
+    if (plain := ENGINE.follow(parameters, config)) is None or (kind == "dynamic" and "alpha" not in parameters):
         # With the default of max_trained_positions dynamic leaves the base what it is.
         return rope({"rope_theta": ENGINE.bases.get(config.kind, 10_000.0)} | parameters, None, rope_type="default")
     needed = (
@@ -155,7 +151,7 @@ def rotation(parameters: dict[str, Any], config: Config, length: int | None) -> 
 
 def served(config: Config, asked: Overrides) -> Served:
     """_get_and_verify_max_len (vllm/config/model.py:2545-2684)."""
-    rows: float = min(declared_in(config, (LENGTH, "n_positions", "max_seq_len", "seq_length")))
+    rows: float = min(config.lengths((LENGTH, "n_positions", "max_seq_len", "seq_length")))
     limit, window, factor = rows, config.text.get("sliding_window"), 1
     if asked.flags.get(CUT) and isinstance(window, int):
         limit = min(limit, window)  # model.py:2563-2568
@@ -197,3 +193,9 @@ def floats(parameters: dict[str, Any]) -> dict[str, Any]:
         key: floats(value) if isinstance(value, dict) else value for key, value in parameters.items()
     }
     return whole | ({"factor": float(whole["factor"])} if whole.get("factor") is not None else {})
+
+
+def latent_factor(parameters: dict[str, Any]) -> float:
+    """g(mscale or 1) / g(mscale_all_dim or 0), g(m) = 0.1 m ln s + 1: deepseek_yarn in every engine."""
+    grown = YaRN(float(parameters["factor"]), 2).factors()[0] - 1
+    return (1 + parameters.get("mscale", 1) * grown) / (1 + parameters.get("mscale_all_dim", 0) * grown)
