@@ -164,6 +164,8 @@ def alone_of(raw: Mapping[str, Any], config: Config) -> tuple[Ropes, str | None]
         why = None  # a GGUF file, of which the keys are all there is
     except NotUnderstood as error:
         why = f"read by its keys alone: {error}"
+    if not any(BASES[0] in parameters for parameters in config.by_type.values()):
+        return {}, why  # nothing rotates
     try:
         return {label: rope(parameters, config.declared) for label, parameters in config.by_type.items()}, why
     except Stops as error:
@@ -192,7 +194,7 @@ def judged(line: Line, config: Config, alone: Ropes) -> Case:
 
     def rotations() -> None:
         case.after = after = engine.apply(config, asked)
-        for label, parameters in after.by_type.items():
+        for label, parameters in after.by_type.items() if alone else ():
             case.used[label] = _displayed(engine.rotation(parameters, after, asked.length), config, alone, label)
 
     def lengths() -> None:

@@ -78,6 +78,8 @@ def wrong(rows: list[Finding]) -> bool:
 def no_effect(case: Case) -> Iterator[str]:
     """A scaling or a base that is asked for, or in config.json, and not used."""
     kind, factor = case.before.kind, case.meant.scheme.get("factor")
+    if not case.alone and case.asked.schemes:
+        yield "no effect: no layer of the model rotates its queries and keys"
     if case.rope is None or case.scaling is not None:
         return
     if kind in case.facts.unscaled and not (case.is_plain and not case.meant.scales):

@@ -38,6 +38,8 @@ REPLACED = (
     "--override-kv",
 )
 REMOVED = ("--ctx-size-draft", "-cd")
+LOGGED = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "ministral3", "deepseek2", "mistral3")
+"""Model types whose mscale the converter writes as yarn_log_multiplier, which they read (src/llama-model.cpp:1406-1432)."""
 INTS = (LENGTH_FLAG, "--yarn-orig-ctx", "--parallel", "--kv-unified-per-slot")
 FLAGS = (*REPLACED, "--parallel", "--kv-unified", "--kv-unified-per-slot", *REMOVED)
 ALIASES = {"-c": LENGTH_FLAG, "-np": "--parallel", "-kvu": "--kv-unified"}
@@ -117,6 +119,10 @@ def apply(config: Config, asked: Overrides) -> Config:
         if label in WINDOWED:
             continue  # flags do not reach windowed layers (src/llama-model.cpp:2329)
         of_file = dict(parameters)
+        if config.kind in LOGGED and of_file.get("rope_type") in ("yarn", "deepseek_yarn"):
+            if asked.schemes:
+                raise NotKnown("what flags do beside the file's yarn_log_multiplier was not followed")
+            continue
         kind = of_file.get("rope_type", "default")
         kind = flags.get(KIND, flags.get("rope.scaling.type", "linear" if kind == "default" else kind))
         factor = flags.get("rope.scaling.factor", of_file.get("factor") or 1.0)
