@@ -125,6 +125,10 @@ class Claim:
         """Those of all clauses at a rung."""
         return tuple(statement for clause in self.clauses for statement in getattr(clause, rung))
 
+    def clause_of(self, statement: Statement) -> str:
+        """The part of the sentence that a statement judges; empty for one that was varied."""
+        return next((clause.text for clause in self.clauses if statement in (*clause.a, *clause.b)), "")
+
     @property
     def every(self) -> tuple[tuple[str, Statement], ...]:
         """("a", statement), ... of both rungs, and ("varied", statement), ..."""

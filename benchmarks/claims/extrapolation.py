@@ -177,7 +177,7 @@ register(
         link=LIU_LINK,
         protocol=f"{LIU_THERE} {RUNG} Usual is 72, which has the share of turning pairs at 128 that 10,000 has at 4,096; far "
         "above is 500, which is 600,000 there. Varied: 500,000 and 10,000, which are 2e12 and 4e8 there, where nobody works.",
-        costs="More than 20 seeds of two bases: 160 processor minutes.",
+        costs="About 44 seeds of two bases: 350 processor minutes.",
         varied=(
             loss_below(base("rope:base=500000", 256), base("rope", 256)),
             loss_below(base("rope:base=500000", 256), base("rope:base=72", 256)),

@@ -163,16 +163,20 @@ def _claim(judged: Judged, chances: Iterator[str], evidence: Evidence) -> list[s
 
 
 def _statements(judged: Judged, wanted: str, chances: Iterator[str]) -> str:
-    lines = [
-        [statement.words, outcome.number, next(chances), ": ".join(filter(None, [outcome.word, outcome.remark]))]
-        for part, statement, outcome in judged.lines
-        if part == wanted
-    ]
-    columns = ["statement", "number, 95% interval", "q", "verdict"]
-    if not any(line[2] for line in lines):  # statements of levels have intervals alone
-        for row in (columns, *lines):
-            del row[2]
-    return markdown(columns, lines)
+    lines, clauses = [], {""}
+    for part, statement, outcome in judged.lines:
+        if part == wanted:
+            clause = judged.claim.clause_of(statement)
+            word = ": ".join(filter(None, [outcome.word, outcome.remark]))
+            lines.append(
+                [clause if clause not in clauses else "", statement.words, outcome.number, next(chances), word]
+            )
+            clauses.add(clause)
+    columns = ["clause", "statement", "number, 95% interval", "q", "verdict"]
+    bare = [0] * (len(clauses) < 3)  # one clause is the sentence above
+    bare += [3] * (not any(line[3] for line in lines))  # levels have intervals alone, without q
+    rows = [[cell for place, cell in enumerate(row) if place not in bare] for row in (columns, *lines)]
+    return markdown(rows[0], rows[1:])
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------

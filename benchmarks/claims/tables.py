@@ -53,7 +53,7 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
 def _definition(claim: Claim, part: str, statement: Statement) -> dict[str, Any]:
     reads = "; ".join("/".join(str(name) for name in place if name is not None) for place in statement.reads)
     above, below = statement.expected
-    of = {"claim": claim.name, "part": part, "statement": statement.words}
+    of = {"claim": claim.name, "part": part, "clause": claim.clause_of(statement), "statement": statement.words}
     return of | {"kind": statement.kind, "reads": reads, "above": above, "below": below}
 
 
