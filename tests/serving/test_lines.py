@@ -228,6 +228,23 @@ def test_bad_files_are_one_sentence(command, tmp_path) -> None:
         assert (code, out, error.count("\n")) == (2, "", 1), name
 
 
+def test_hostile_configs_are_one_sentence(command, tmp_path) -> None:
+    usual = json.loads((model("qwen3") / "config.json").read_text())
+    place = tmp_path / "config.json"
+    for change in (
+        {"num_hidden_layers": 10**9},
+        {"rope_theta": "x"},
+        {"rope_scaling": [1]},
+        {"rope_scaling": {"type": "yarn"}},
+        {"text_config": 3},
+    ):
+        place.write_text(json.dumps(usual | change))
+        code, out, error = command("check", place, "--serve", LINE)
+        assert (code, out, error.count("\n")) == (2, "", 1), change
+    place.write_text("[" * 100_000)
+    assert command("check", place, "--serve", LINE)[0] == 2
+
+
 def test_exit_codes_and_json(command, tmp_path) -> None:
     folder = model("qwen3")
     wrong, right, unknown = VLLM + "--max-model-len 131072", VLLM + "--max-model-len 32768", VLLM + "--max-model-len $N"

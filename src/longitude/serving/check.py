@@ -9,6 +9,7 @@ from typing import Any
 from rich.text import Text
 from transformers import PreTrainedConfig
 
+from longitude.checkpoints.declared import require_numbers
 from longitude.errors import UsageError, one_line_of
 from longitude.positions.config_keys import WINDOWED
 from longitude.positions.hugging_face import RopeConfig
@@ -72,6 +73,7 @@ def opened(name: str) -> tuple[dict[str, Any], Config]:
             ) from None
     if not raw:
         raise UsageError(str(file), "a config.json", "none")
+    require_numbers(raw)  # before a class makes lists of them
     return raw, Config.of(raw)
 
 
