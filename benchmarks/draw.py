@@ -74,7 +74,7 @@ def chart(found: dict[str, Any]) -> Any:
     y = alt.Y("value:Q", title=title, scale=scale)
     dashes = [[4, 4] if names_of(found)[label].startswith("sees") else [1, 0] for label in labels]
     dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes), legend=None)
-    range_ = [color_of(n) for n in range(len(labels))]
+    range_ = [*map(color_of, labels)]
     color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=range_), legend=None)
     base = alt.Chart(alt.Data(values=rows)).encode(x, y, color)
     last = sorted((row for row in rows if row["length"] == lengths[-1]), key=lambda row: row["value"])

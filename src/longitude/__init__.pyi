@@ -90,6 +90,7 @@ from longitude.positions.temperature import (
     Ministral3Temperature as Ministral3Temperature,
     SSMax as SSMax,
 )
+from longitude.show import show as show
 from longitude.training import parameter_groups as parameter_groups
 
 __version__: str

@@ -1,12 +1,16 @@
 """`longitude show` on the command line: what it prints, the files that it writes, what it refuses."""
 
+import importlib
 import json
+import sys
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+import longitude as lg
+from longitude.report.figure import color_of, dashes_of
 from tests.support import require_words
 
 SMALL = "--length 64 --heads 4 --head-dim 16".split()
@@ -79,8 +83,8 @@ def test_files(command, tmp_path):
         ("", ["alibi"]),
         ("alibbi", ["'alibbi'", "'alibi'"]),
         ("alibi --length 1", ["--length", "2", "1"]),
-        ("alibi --out alibi.pdf", ["--out", "alibi.pdf", ".svg"]),
-        ("alibi --out no/alibi.svg", ["--out", "no/alibi.svg"]),
+        ("alibi --out alibi.pdf", ["alibi.pdf", ".svg"]),
+        ("alibi --out no/alibi.svg", ["no/alibi.svg"]),
         ("alibi --clocks", ["--clocks", "alibi"]),
         ("rope+window:size=8 --clocks", ["--clocks", "window"]),
         ("rope --clocks --log", ["--log", "rope"]),
@@ -93,3 +97,34 @@ def test_wrong_use_is_one_line(arguments, words, command, tmp_path, monkeypatch)
     assert code == 2 and out == "" and err.startswith("longitude: ") and err.count("\n") == 1
     require_words(err, *words)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_notebook_shows_a_picture_and_saves_it(tmp_path):
+    pictures = lg.show("alibi", "t5", length=64)
+    [bias] = pictures.drawings
+    assert bias.name == "bias" and "weights" in pictures.others
+    assert ET.fromstring(pictures._repr_svg_()).get("role") == "img"
+    pictures.save(tmp_path / "bias.svg")
+    assert ET.parse(tmp_path / "bias.svg").getroot().tag.endswith("svg")
+    assert [drawing.name for drawing in lg.show("alibi", length=64, picture="weights").drawings] == ["weights"]
+    assert len(lg.show("alibi", length=64, picture="all").drawings) > 1
+    with pytest.raises(ValueError, match="did you mean 'bias'"):
+        lg.show("alibi", picture="bais")
+    importlib.import_module("longitude.show.charts")
+    assert callable(sys.modules["longitude.show"])
+
+
+def test_learned_biases_are_drawn_trained_or_the_title_says_so():
+    """Saved numbers of T5 fall with the distance; those of other options do not exist."""
+    [t5] = lg.show("t5", length=64).drawings
+    near, far = (np.mean([line[1][place] for line in t5.lines.values()]) for place in (1, 60))
+    assert t5.title.endswith("after training at length 128") and near > far + 3
+    assert "before training" in lg.show("t5:max_distance=32", length=64).drawings[0].title
+
+
+def test_an_encoding_has_one_color_whatever_is_beside_it():
+    labels = ["rope:base=27", "alibi", "t5", "nope", "sinusoidal"]
+    assert len({*map(color_of, labels)}) == 5
+    assert color_of("rope+fox") == color_of("rope") == color_of("rope:base=27")
+    twice = dashes_of(["rope", "alibi", "rope:base=27"])
+    assert twice[0] == twice[1] != twice[2]

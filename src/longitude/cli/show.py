@@ -14,8 +14,6 @@ import tyro
 from longitude.cli.shared import DONE, print_json
 from longitude.errors import UsageError
 
-SUFFIXES = (".svg", ".html", ".png")
-
 EXAMPLES = """  longitude show rope alibi --length 512
   longitude show models/llama/config.json --clocks --out clocks.html"""
 
@@ -26,6 +24,7 @@ def show(
     clocks: bool = False,
     log: bool = False,
     all: bool = False,
+    picture: str | None = None,
     length: int | None = None,
     heads: int | None = None,
     head_dim: int | None = None,
@@ -41,6 +40,7 @@ def show(
         clocks: Draw a dial for each rotary pair: angles seen in training, and new ones at a longer length.
         log: Draw distances on a logarithmic axis.
         all: Print every picture and every fact.
+        picture: Draw this picture alone, by its name: bias, weights, table, ...; for a slide, with --out.
         length: Number of positions to draw; 1024 by default. With --clocks: the training length
             of a model spec without scaling, or the asked length of a checkpoint.
         heads: Number of attention heads to draw; 8 by default.
@@ -51,13 +51,18 @@ def show(
     if not name:
         raise ValueError("expected a name: longitude show alibi; `longitude list` lists them")
     if out is not None:
-        _require_place(out)
+        from longitude.show.charts import require_place
+
+        require_place(out)
+    from longitude.show import chosen_of
     from longitude.show.subjects import subjects
 
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
     shown = [*subjects(name, encoding, {key: size for key, size in sizes.items() if size is not None}, clocks)]
-    every = all or json or out is not None
+    every = all or json or out is not None or picture is not None
     drawings = _chosen(shown, every, log)
+    if picture is not None:
+        drawings = chosen_of(drawings, picture)
     if out is not None:
         if not drawings:
             raise ValueError(f"--out {out}: nothing is drawn of {', '.join(name)}; leave it out")
@@ -72,20 +77,12 @@ def show(
         ]
         print_json({"about": [subject.about for subject in shown], "drawings": frames})
         return DONE
-    _print(shown, drawings if out is None else [], every)
+    _print(shown, drawings if out is None else [], every and picture is None)
     if not every and any(subject.brief for subject in shown):
         count = len(_chosen(shown, True, False)) - len(drawings)
         more = f"{count} more picture{'s' * (count > 1)}, options and backends" if count else "Options and backends"
         print(f"\n{more}: longitude show {shlex.join([*name, '--all'])}")
     return DONE
-
-
-def _require_place(out: Path) -> None:
-    """ValueError unless pictures can be written there."""
-    if out.suffix not in SUFFIXES:
-        raise ValueError(f"--out {out}: expected a name that ends in .svg, .html or .png")
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {out.parent}; make it first")
 
 
 def _chosen(shown: Sequence[Any], every: bool, log: bool) -> list[Any]:

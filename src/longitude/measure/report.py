@@ -12,7 +12,7 @@ from longitude.measure.config import SAME_TARGETS
 from longitude.measure.rows import Row
 from longitude.measure.run import ANSWERS, REPORT, Results
 from longitude.measure.tables import Cell, by_position, effective, sentences, tables, wrong_answers
-from longitude.report.figure import Figure, color_of, themed
+from longitude.report.figure import COLORS, Figure, themed
 from longitude.report.page import write_page
 from longitude.report.table import table as rows_of
 from longitude.report.wording import legible
@@ -112,7 +112,7 @@ def _lines(results: Results, rows: list[Row], name: str, title: str, about: str,
         | {"position": ((row.position_from or 0) * (row.position_to or 1)) ** 0.5}
         for row in rows
     ]
-    colors = alt.Scale(domain=results.labels, range=[color_of(i) for i in range(len(results.labels))])
+    colors = alt.Scale(domain=results.labels, range=[COLORS[i % len(COLORS)] for i in range(len(results.labels))])
     legend = alt.Legend(title=None, orient="top", labelLimit=400, symbolOpacity=1)
     color = alt.Color("model:N", sort=results.labels, scale=colors, legend=legend)
     base = alt.Chart(alt.Data(values=points))

@@ -10,6 +10,7 @@ from xml.sax.saxutils import escape
 import altair as alt
 import pandas as pd
 
+from longitude.report.wording import hue_of
 from longitude.runs.files import atomic, make_folder
 
 # Okabe and Ito's colors, distinct for color-blind readers, less yellow and black, the light ones darkened so that
@@ -18,7 +19,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6b
 # From dark to light through the hues of a flame: heads and layers in their order.
 ORDERED = ("#0d0887", "#4903a0", "#7401a8", "#9c179e", "#bd3786", "#d8576b", "#e56b5d", "#ed7953")
 DARK_ORDERED = ("#8a63ff", "#ac66f0", "#c868dc", "#e06dbf", "#f47896", "#fb8f72", "#fdae4f", "#fbd24a")
-DASHES = ([1, 0], [7, 3], [2, 2])
+DASHES = ([1, 0], [7, 3], [2, 2], [7, 3, 2, 3], [12, 3])
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 INK, GREY, GRID = "#1d2733", "#5b6673", "#e4e8ec"
 EDGE, PAPER = "#b6bec7", "#ffffff"
@@ -77,13 +78,13 @@ class Figure:
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Output in a notebook: an SVG with its texts, or only the texts if pictures are not supported."""
-        picture = described(_svg(self.sized(WIDTH)), self.title, self.alt, self.name)
+        picture = described(svg_of(self.sized(WIDTH)), self.title, self.alt, self.name)
         return {"image/svg+xml": picture, "text/plain": self.alt}, {"image/svg+xml": {"alt": self.alt}}
 
 
-def color_of(index: int) -> str:
-    """The color of the index-th label of a figure."""
-    return COLORS[index % len(COLORS)]
+def color_of(label: str) -> str:
+    """The color of an encoding, the same in every figure."""
+    return COLORS[hue_of(label)]
 
 
 def ordered(count: int) -> list[str]:
@@ -91,9 +92,10 @@ def ordered(count: int) -> list[str]:
     return [ORDERED[round(i * (len(ORDERED) - 1) / max(1, count - 1))] for i in range(count)]
 
 
-def dash_of(index: int) -> list[int]:
-    """The dash of the index-th label: colors come round again after seven, with another dash."""
-    return DASHES[index // len(COLORS) % len(DASHES)]
+def dashes_of(labels: Sequence[str]) -> list[list[int]]:
+    """The dash of each label: those of one color have different dashes."""
+    hues = [*map(hue_of, labels)]
+    return [DASHES[hues[:place].count(hue) % len(DASHES)] for place, hue in enumerate(hues)]
 
 
 def themed(chart: Any, axis: dict[str, Any] | None = None, **more: Any) -> Any:
@@ -125,7 +127,7 @@ def save(chart: Any, path: Path) -> None:
     """Save as SVG or PNG, by the suffix, atomically."""
     with atomic(path) as unfinished:
         if path.suffix == ".svg":
-            unfinished.write_text(_svg(chart), encoding="utf-8")
+            unfinished.write_text(svg_of(chart), encoding="utf-8")
         else:
             _still(chart).save(str(unfinished), format=path.suffix[1:], scale_factor=2)
 
@@ -137,8 +139,8 @@ def described(svg: str, title: str, description: str, name: str = "picture") -> 
     return f'{root} role="img" aria-labelledby="{name}-title {name}-desc">{labels}{rest}'
 
 
-def _svg(chart: Any) -> str:
-    """The text of a file; cells of heat maps meet in it without seams."""
+def svg_of(chart: Any) -> str:
+    """The text of an SVG file; cells of heat maps meet in it without seams."""
     file, cells = StringIO(), 'class="mark-rect role-mark'
     _still(chart).save(file, format="svg")
     return file.getvalue().replace(cells, f'shape-rendering="crispEdges" {cells}')

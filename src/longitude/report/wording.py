@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
+from zlib import crc32
 
 from longitude.labels import LAYERS, Part, layers_in
 
@@ -114,6 +115,16 @@ def with_base(label: str) -> str:
         return part._replace(options=(f"base={ROPE_BASE}", *part.options))
 
     return with_parts(label, based)
+
+
+HUES = ("nope", "sinusoidal", "rope", "alibi", "t5", "fire", "learned")
+"""Encodings with a color of their own, in the order of the colors; others share these seven."""
+
+
+def hue_of(label: str) -> int:
+    """The number of an encoding's color, the same in every figure and terminal; options and what is added do not change it."""
+    name = layers_in(label)[0][0].name
+    return HUES.index(name) if name in HUES else crc32(name.encode()) % len(HUES)
 
 
 def papers(labels: Sequence[str]) -> dict[str, str]:

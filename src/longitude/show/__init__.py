@@ -1,5 +1,98 @@
 """Drawings of encodings, mixers, checkpoints and a study's models, computed by the classes that run.
 
+    lg.show("alibi", "t5")                                   # in a notebook: the first picture
+    lg.show("alibi", "t5", picture="bias").save("bias.svg")  # one picture, for a slide
+
 `subjects` makes the drawings of a name as data. Two back ends draw them: `terminal` as braille dots, `charts` as Altair charts
 for files, pages and notebooks.
 """
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from longitude.errors import UsageError, unknown
+
+ALL = "all"
+
+
+class Pictures:
+    """Pictures that a notebook displays.
+
+    Attributes:
+        drawings: The drawings, as data.
+        others: Names of the pictures that are left out.
+    """
+
+    def __init__(self, subjects: Sequence[Any], drawings: Sequence[Any], others: Sequence[str]) -> None:
+        self.subjects, self.drawings, self.others = subjects, drawings, others
+
+    def __repr__(self) -> str:
+        shown = "; ".join(f"{drawing.name}: {drawing.title}" for drawing in self.drawings)
+        return shown + f" (picture={', '.join(map(repr, [*self.others, ALL]))} shows others)" * bool(self.others)
+
+    def _repr_svg_(self) -> str:
+        from longitude.show.charts import svg
+
+        return svg(self.drawings)
+
+    def save(self, path: str | Path) -> None:
+        """Write the pictures to a file, each with its title and caption.
+
+        Args:
+            path: A file that ends in .svg, .png or .html.
+
+        Raises:
+            ValueError: For another suffix, or a folder that does not exist.
+        """
+        from longitude.show.charts import require_place, write
+
+        require_place(Path(path))
+        write(Path(path), [(subject.label, subject.words) for subject in self.subjects], self.drawings)
+
+
+def show(*names: str, picture: str | None = None, **sizes: int) -> Pictures:
+    """Draw what encodings, mixers, studies or checkpoints do with position, side by side.
+
+    Args:
+        names: Model specs such as "alibi" or "rope:base=500000", folders of studies and checkpoints.
+        picture: Name of the picture, such as "bias"; "all" for all; by default the first.
+        sizes: length, heads and head_dim, as options of `longitude show`.
+
+    Returns:
+        The pictures. A notebook displays them, and `save("alibi.svg")` writes them.
+
+    Raises:
+        ValueError: For an unknown name, picture or size.
+    """
+    from longitude.show.drawing import side_by_side
+    from longitude.show.subjects import subjects
+
+    if not names:
+        raise UsageError("show", "a name, such as lg.show('alibi')", "none")
+    if others := {*sizes} - {"length", "heads", "head_dim"}:
+        raise unknown("size", min(others), ["length", "heads", "head_dim"], "")
+    shown = [*subjects(names, (), sizes)]
+    every = side_by_side({subject.label: subject.drawings for subject in shown})
+    chosen = chosen_of(every, picture) if picture else every[:1]
+    return Pictures(shown, chosen, [drawing.name for drawing in every if drawing not in chosen])
+
+
+def chosen_of(drawings: Sequence[Any], picture: str) -> list[Any]:
+    """The drawings of a name, or all. ValueError, with the nearest, for an unknown one."""
+    known = {drawing.name: drawing for drawing in drawings}
+    if picture != ALL and picture not in known:
+        raise unknown("picture", picture, [*known, ALL], f"there are: {', '.join([*known, ALL])}.")
+    return [*drawings] if picture == ALL else [known[picture]]
+
+
+class _Callable(ModuleType):
+    """This package as `lg.show`, also after its modules were imported, which set that name to the package."""
+
+    def __call__(self, *names: str, **options: Any) -> Pictures:
+        return show(*names, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -10,6 +10,7 @@ import altair as alt
 
 from longitude.report.figure import (
     COLORS,
+    DASHES,
     EDGE,
     GREY,
     GRID,
@@ -17,15 +18,16 @@ from longitude.report.figure import (
     WIDTH,
     Figure,
     color_of,
-    dash_of,
+    dashes_of,
     described,
     ordered,
     save,
+    svg_of,
     themed,
 )
 from longitude.report.wording import brief
 from longitude.runs.files import atomic
-from longitude.show.drawing import Dials, Drawing, Grid, Lines, ticks, valued
+from longitude.show.drawing import Dials, Drawing, Grid, Lines, are_labels, ticks, valued
 
 HEIGHT = 300
 DIALS, DIAL = 16, 46
@@ -33,6 +35,17 @@ DIALS, DIAL = 16, 46
 COLUMNS = alt.param(name="columns", value=DIALS)
 SEEN, NEW, REST = "seen in training", "new", "not reached"
 """Arcs of a dial."""
+
+
+SUFFIXES = (".svg", ".html", ".png")
+
+
+def require_place(out: Path) -> None:
+    """ValueError unless pictures can be written there."""
+    if out.suffix not in SUFFIXES:
+        raise ValueError(f"{out}: expected a name that ends in .svg, .html or .png")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"{out}: there is no folder {out.parent}; make it first")
 
 
 def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], drawings: Sequence[Drawing]) -> None:
@@ -50,15 +63,24 @@ def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], dra
         figures = [figure(drawing) for drawing in drawings]
         write_page(out, "longitude.show", "show.html.j2", figures, title=title, parts=[(n, [*w]) for n, w in parts])
         return
+    if out.suffix == ".png":
+        save(_stacked(drawings), out)
+    else:
+        with atomic(out) as unfinished:
+            unfinished.write_text(svg(drawings), encoding="utf-8")
+
+
+def svg(drawings: Sequence[Drawing]) -> str:
+    """The drawings, one below the other, with words that screen readers read."""
+    texts = "; ".join(drawing.title for drawing in drawings), " ".join(map(alternative, drawings))
+    return described(svg_of(_stacked(drawings)), *texts)
+
+
+def _stacked(drawings: Sequence[Drawing]) -> Any:
     whole = alt.vconcat(*map(_captioned, drawings), spacing=40)
     whole = whole.resolve_scale(color="independent", strokeDash="independent")
     whole = whole.add_params(COLUMNS) if any(isinstance(drawing, Dials) for drawing in drawings) else whole
-    save(_themed(whole.properties(padding=10)), out)
-    if out.suffix == ".svg":
-        texts = "; ".join(drawing.title for drawing in drawings), " ".join(map(alternative, drawings))
-        picture = described(out.read_text(encoding="utf-8"), *texts)
-        with atomic(out) as unfinished:
-            unfinished.write_text(picture, encoding="utf-8")
+    return _themed(whole.properties(padding=10))
 
 
 def figure(drawing: Drawing) -> Figure:
@@ -113,7 +135,12 @@ def _captioned(drawing: Drawing) -> Any:
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def _lines(drawing: Lines) -> Any:
     names, frame = [*drawing.lines], cast(Any, drawing.frame)
-    colors, dashes = (dict(zip(names, map(style, range(len(names))), strict=True)) for style in (color_of, dash_of))
+    if are_labels(names):
+        colors = {name: color_of(name) for name in names}
+        dashes = dict(zip(names, dashes_of(names), strict=True))
+    else:
+        colors = {name: COLORS[place % len(COLORS)] for place, name in enumerate(names)}
+        dashes = {name: DASHES[place // len(COLORS) % len(DASHES)] for place, name in enumerate(names)}
     if len(drawing.ordered) > 1:
         others = [name for name in names if name not in drawing.ordered]
         colors = dict(zip(drawing.ordered, ordered(len(drawing.ordered)), strict=True))

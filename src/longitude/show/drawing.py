@@ -2,13 +2,16 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
+from longitude.attention.mixer import MIXERS
+from longitude.labels import layers_in
+from longitude.positions.base import ENCODINGS
 from longitude.report.wording import brief
 
 POINTS = 160
@@ -222,11 +225,14 @@ def _together(curves: Mapping[str, Lines]) -> Lines:
         for name, line in shown.items():
             shared = all(name in other.lines and np.array_equal(other.lines[name], line) for other in curves.values())
             lines[label if len(shown) == 1 else name if shared else f"{label}, {name}"] = line
-    focused = {curve.focus for curve in curves.values()}
-    only = f" Of each, {first.focus} is drawn." if len(focused) == 1 and first.focus else ""
+    focused = [f"{curve.focus} of {label}" for label, curve in curves.items() if curve.focus]
+    only = f" Drawn: {', '.join(focused)}." if focused else ""
+    title = min((curve.title for curve in curves.values()), key=len)
+    states = [f"{label}{curve.title.removeprefix(title)}" for label, curve in curves.items() if curve.title != title]
     caption = dict.fromkeys(sentence for curve in curves.values() for sentence in sentences.split(curve.caption))
     return replace(
         first,
+        title="; ".join([title, *states]),
         caption=" ".join(caption) + only,
         lines=lines,
         marks=_joined({label: curve.marks for label, curve in curves.items()}),
@@ -234,6 +240,11 @@ def _together(curves: Mapping[str, Lines]) -> Lines:
         focus=None,
         floor=min((curve.floor for curve in curves.values() if curve.floor is not None), default=None),
     )
+
+
+def are_labels(names: Iterable[str]) -> bool:
+    """Whether all names of curves are encodings or mixers, which have the same color in every picture."""
+    return all(part.name in ENCODINGS or part.name in MIXERS for name in names for part in layers_in(name)[0])
 
 
 def offsets_of(length: int) -> np.ndarray:

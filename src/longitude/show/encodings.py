@@ -4,14 +4,17 @@ Every number comes from the methods that attention calls (`embed`, `rotate_queri
 formula here.
 """
 
+import json
 from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import torch
 
 from longitude.attention.operation import attend
-from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, Temperature
+from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, Temperature, encoding as build
 from longitude.positions.bias import FORBIDDEN, T5Bias, t5_bucket
 from longitude.positions.composed import Composed, compose
 from longitude.show.build import Shape
@@ -20,7 +23,9 @@ from longitude.show.rotations import pairs_of, scores
 
 SEEDS = 3
 """Number of seeds for random queries."""
-UNTRAINED = " Its numbers are learned; these are from before training, seed 0."
+UNTRAINED = " before training (seed 0)"
+AFTER = " after training at length 128"
+"""Ends of titles of learned numbers."""
 
 
 @torch.no_grad()
@@ -53,8 +58,8 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     every = "" if step == 1 else f" Of {shape.dim} dimensions, one in {step} is drawn."
     yield Grid(
         name="table",
-        title=f"What is added to the tokens at positions 0 to {shown - 1}",
-        caption=f"A row for each position, a column for each dimension of the token.{every}{started}",
+        title=f"What is added to the tokens at positions 0 to {shown - 1}{started}",
+        caption=f"A row for each position, a column for each dimension of the token.{every}",
         x="dimension",
         y="position",
         values=added[:shown, columns].numpy(),
@@ -66,13 +71,40 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     cosine = (unit[length - 1 - torch.from_numpy(offsets)] * unit[-1]).sum(-1).numpy()
     yield Lines(
         name="codes",
-        title="How alike the codes of two positions are, by offset",
-        caption=f"The cosine of what is added at position {length - 1} and at one this far before it.{started}",
+        title=f"How alike the codes of two positions are, by offset{started}",
+        caption=f"The cosine of what is added at position {length - 1} and at one this far before it.",
         x="offset (query - key)",
         y="cosine",
         lines={"cosine": (offsets, cosine)},
         far=True,
     )
+
+
+@cache
+def _saved() -> dict[str, Any]:
+    """Learned numbers of one study: seed 0, 800 steps on the standard library of Python."""
+    return json.loads(files("longitude.show").joinpath("trained.json").read_text(encoding="utf-8"))
+
+
+def trained(encoding: Encoding) -> Encoding | None:
+    """An encoding of the same options with the learned numbers of the saved study, and as many heads; None if it has none."""
+    for name, numbers in _saved().items():
+        weights = {key: torch.tensor(values) for key, values in numbers.items()}
+        made = build(name, num_heads=next(iter(weights.values())).shape[-1])
+        alike = type(made) is type(encoding) and extra_of(made) == extra_of(encoding)
+        if alike:
+            made.load_state_dict(weights)
+            return made
+    return None
+
+
+def extra_of(encoding: Encoding) -> dict[str, Any]:
+    """Options of an encoding besides its heads."""
+    return {
+        name: value
+        for name, value in vars(encoding).items()
+        if name[0] != "_" and name not in ("num_heads", "training")
+    }
 
 
 def _terms(encoding: Encoding, kind: Any) -> list[Any]:
@@ -86,6 +118,9 @@ def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     terms = [] if encoding.reads_tokens else encoding.terms({})
     if not terms or not all(isinstance(term, OffsetBias | PairBias) for term in terms):
         return
+    saved, when = trained(encoding), UNTRAINED if encoding.learned else ""
+    if saved is not None:
+        encoding, when = saved.double(), AFTER
     newest, offsets = shape.length - 1, offsets_of(shape.length)
     sided = getattr(encoding, "bidirectional", False) or getattr(encoding, "future", "symmetric") != "symmetric"
     offsets = np.unique([*-offsets, *offsets]) if sided else offsets
@@ -97,9 +132,8 @@ def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     cut = f" Drawn down to {floor:.0f}, where a weight is 2e-9 of what it would be with bias 0." if floor else ""
     yield Lines.by_offset(
         name="bias",
-        title="What each head adds to the score of a key, by offset",
-        caption=f"Before softmax, for the query at position {newest}: one unit less makes a weight e = 2.72 times smaller.{cut}"
-        f"{UNTRAINED if encoding.learned else ''}",
+        title=f"What each head adds to the score of a key, by offset{when}",
+        caption=f"Before softmax, for the query at position {newest}: one unit less makes a weight e = 2.72 times smaller.{cut}",
         y="bias",
         lines=lines,
         focus=middle(lines),
@@ -138,8 +172,8 @@ def vectors(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
             lines[f"random query {seed + 1}"] = offsets, (keys @ query * shape.head_dim**-0.5).numpy()
         yield Lines.by_offset(
             name="vectors",
-            title="What the vector of an offset adds to the score, for random queries",
-            caption=f"scale q . K[offset], of the first head: the query decides which offsets it prefers.{UNTRAINED}",
+            title=f"What the vector of an offset adds to the score, for random queries,{UNTRAINED}",
+            caption="scale q . K[offset], of the first head: the query decides which offsets it prefers.",
             y="added to the score",
             lines=lines,
             marks={} if term.reach is None else {"last offset of its own": term.reach},
@@ -155,9 +189,9 @@ def temperature(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         factors = term.at(torch.from_numpy(numbers)[None, None])[0, 0].numpy()  # those of the first head
         yield Lines(
             name="temperature-by-keys" if of_keys else "temperature-by-position",
-            title=f"What a query is multiplied by, by {'the keys it attends to' if of_keys else 'its position'}",
-            caption="A factor of 2 makes all scores of the query twice as far apart, and its attention sharper."
+            title=f"What a query is multiplied by, by {'the keys it attends to' if of_keys else 'its position'}"
             f"{UNTRAINED if encoding.learned else ''}",
+            caption="A factor of 2 makes all scores of the query twice as far apart, and its attention sharper.",
             x="keys" if of_keys else "position",
             y="factor",
             lines={"factor": (numbers, factors)},

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from plotille import Canvas, color
 
-from longitude.report.wording import brief
-from longitude.show.drawing import Drawing, Lines, evenly, ticks, valued
+from longitude.report.wording import brief, hue_of
+from longitude.show.drawing import Drawing, Lines, are_labels, evenly, ticks, valued
 
 CURVES = 8
 """Maximum number of curves in a terminal; of more curves, evenly spaced ones are drawn."""
@@ -60,7 +60,8 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
             for y in np.linspace(canvas.ymin, canvas.ymax_inside, 2 * HEIGHT):
                 canvas.point(float(place_x(mark)), float(y))
     keys = _keys(names)
-    for place, (name, hue) in enumerate(zip(names, COLORS, strict=False)):
+    hues = hues_of(names)
+    for place, (name, hue) in enumerate(zip(names, hues, strict=True)):
         curve = frame[frame["line"] == name]
         x, y = (np.atleast_1d(f(curve[axis].to_numpy(float))) for f, axis in ((place_x, "x"), (place_y, "y")))
         _curve(canvas, x, y, hue if color else None)
@@ -76,7 +77,7 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
     across = ticks(left, right, "offsets" if drawing.log_x else "linear")
     yield from _axis(drawing, canvas, {tick: place_x(tick) for tick in across})
     entries = [f"{keys[name]} {name}" for name in names] if len(names) > 1 else []
-    hues = [*COLORS[: len(entries)]]
+    hues = hues if entries else []
     entries += [f"┄ {valued(label, at)}" for label, at in drawing.levels.items()]
     entries += [f"┆ {valued(label, at)}" for label, at in drawing.marks.items() if left <= at <= right]
     yield from _legend(entries, hues if color else [], width)
@@ -84,6 +85,12 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
         yield f"Curves go on below {brief(drawing.floor)}, down to {brief(frame['y'].min())}."
     if len(names) < len(drawing.lines):
         yield f"{len(names)} of {len(drawing.lines)} curves; --out FILE.svg has all."
+
+
+def hues_of(names: Sequence[str]) -> list[str]:
+    """The color of each curve: the encoding's, as in figures, if no two curves would share one."""
+    hues = [*map(hue_of, names)] if are_labels(names) else []
+    return [COLORS[hue] for hue in (hues if len({*hues}) == len(names) else range(len(names)))]
 
 
 def _same(x: Any) -> Any:

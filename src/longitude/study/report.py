@@ -68,8 +68,14 @@ def write_report(analysis: Analysis) -> Path:
         conclusion=conclude(analysis).lines,
         notes=notes(analysis),
         legend=[
-            {"label": label, "name": names[label], "color": color_of(i), "dark": DARK[color_of(i)], "dash": dash}
-            for i, (label, dash) in enumerate(zip(run.labels, lines.dashes(run), strict=True))
+            {
+                "label": label,
+                "name": names[label],
+                "color": color_of(label),
+                "dark": DARK[color_of(label)],
+                "dash": dash,
+            }
+            for label, dash in zip(run.labels, lines.dashes(run), strict=True)
         ],
         tables={name_of(run, method): _table(analysis, method) for method in run.methods},
         names=names,

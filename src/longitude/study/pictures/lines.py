@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from longitude.report.figure import COLORS, EDGE, GREY, PAPER, apart, color_of, dash_of, themed
+from longitude.report.figure import COLORS, EDGE, GREY, PAPER, apart, color_of, dashes_of, themed
 from longitude.report.wording import capital, short_papers
 from longitude.study.results import Run
 
@@ -51,7 +51,7 @@ def line_chart(
     by_trial: a line per trial, cut off at the axes; else one per label, and the training length.
     """
     field, labels = x["shorthand"].removesuffix(":Q"), run.labels
-    colors = [color_of(i) for i in range(len(labels))]
+    colors = [*map(color_of, labels)]
     color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=colors), legend=None)
     dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes(run)), legend=None)
     base, detail = of_labels(points), {}
@@ -86,7 +86,9 @@ def line_chart(
 
 def dashes(run: Run) -> list[Sequence[int]]:
     """The dash of each label's line; blind controls have their own."""
-    return [BLIND if run.is_blind(label) else dash_of(i) for i, label in enumerate(run.labels)]
+    return [
+        BLIND if run.is_blind(label) else dash for label, dash in zip(run.labels, dashes_of(run.labels), strict=True)
+    ]
 
 
 def of_labels(points: list[dict[str, Any]]) -> alt.Chart:
