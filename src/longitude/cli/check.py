@@ -90,7 +90,7 @@ def check(
 
     if options.serve is not None or is_file_of_lines(model_or_part):
         options.refuse("is for laws, and a line that serves tries none", *OF_MODELS, "laws", "allow_pickle", "against")
-        return check_lines(model_or_part, options.serve, json)
+        return check_lines(model_or_part, options.serve, json, all)
     target, model = part_of(model_or_part), None
     if target is not None:
         from longitude.check.parts import model_of
@@ -196,8 +196,10 @@ def is_file_of_lines(name: str) -> bool:
     return is_recipe(Path(name))
 
 
-def check_lines(model: str, serve: str | None, json: bool) -> int:
+def check_lines(model: str, serve: str | None, json: bool, all: bool) -> int:
     """`check --serve`, and `check RECIPE`."""
+    if all:
+        raise ValueError("--all prints laws, and a line that serves tries none; leave it out")
     from longitude.report.table import show as display
     from longitude.serving import check as serving
 
