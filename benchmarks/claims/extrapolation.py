@@ -263,6 +263,6 @@ register(
         source="Lin et al. 2025, Forgetting Transformer",
         link="https://arxiv.org/abs/2503.02130",
         protocol="There: 760 million parameters, trained at 16,384 tokens of LongCrawl64, tested to 65,536, 4 times "
-        f"as many. {RUNG} {LARGER} A model that sees 64 bytes does not get worse either.",
+        f"as many. {RUNG} {LARGER} A model that sees 63 bytes does not get worse either.",
     )
 )

@@ -55,8 +55,12 @@ def level(a: Measured, at: int) -> Statement:
 
     def judge(evidence: Evidence) -> Outcome:
         outcome = ranged.judge(evidence)
-        why = "" if outcome.verdict != HOLDS else evidence.run(a.study).untrained(a.label) or doubt(evidence, a, True)
-        return outcome._replace(verdict=UNCLEAR, remark=f"{_name(a)} {why}") if why else outcome
+        if outcome.verdict != HOLDS:
+            return outcome
+        if why := evidence.run(a.study).untrained(a.label) or doubt(evidence, a, True):
+            return outcome._replace(verdict=UNCLEAR, remark=f"{_name(a)} {why}")
+        method = a.method or evidence.run(a.study).methods[0]
+        return outcome._replace(remark=evidence.criterion(a.study).no_better(a.label, a.length, method) or "")
 
     return Statement(ranged.words, ranged.reads, judge, ranged.kind, ranged.expected)
 

@@ -84,6 +84,8 @@ def test_a_blind_model_makes_no_claim_true(judged):
         if ("ladder-a", "alibi") in {place[:2] for place in line[1].reads}
     ]
     assert len(lines) > 8 and not any(outcome.verdict == HOLDS for *_, outcome in lines)
+    [fox] = [claim for claim in judged if claim.claim.name == "fox-holds"]
+    assert all(outcome.remark == "no better than a model that sees 63 bytes" for outcome in fox.outcomes("a"))
 
 
 @pytest.mark.slow
