@@ -68,4 +68,5 @@ class Progress:
 
     def note(self, message: str) -> None:
         """Print a line that stays, on a terminal or not."""
-        self.console.print(message, highlight=False, markup=False)
+        at_words = self.console.is_terminal  # which breaks a longer line within a word
+        self.console.print(message, highlight=False, markup=False, soft_wrap=not at_words)
