@@ -52,10 +52,10 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
     arguments += ["--workers", "1"]  # in this process, where the loss is poisoned
     plain = train.Steps.keep_loss
 
-    def poisoned(self, module, inputs, named, output):
-        plain(self, module, inputs, named, output)
+    def poisoned(self, module, inputs, output):
+        plain(self, module, inputs, output)
         if module.config.encoding["name"] == "rope":
-            self.parts[-1] = self.parts[-1] * float("nan")
+            self.loss = self.loss * float("nan")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(train.Steps, "keep_loss", poisoned)
@@ -98,12 +98,14 @@ def test_help_has_each_option_once_and_examples_that_parse(verb, command, monkey
     assert code == 0
     named = re.findall(r"^[│ ] (--[a-z-]+)", out, re.MULTILINE)  # of a box, or of a table in ASCII
     assert len({*named}) == len(named) >= 2 and not re.search(r"default: (None|False)?\)", out)
+    _, all_of_it, _ = command(verb, "--help-all") if verb == "study" else (0, out, "")
+    named_in_all = re.findall(r"^[│ ] (--[a-z-]+)", all_of_it, re.MULTILINE)
     examples = out[out.index("examples:") :].splitlines()[1:]
     assert len(examples) == 2
     for example in examples:
         program, used, *words = example.split()
         assert (program, used) == ("longitude", verb)
-        assert {word for word in words if word.startswith("--")} <= {*named}
+        assert {word for word in words if word.startswith("--")} <= {*named, *named_in_all}
 
 
 def test_list_describes_everything(command, monkeypatch):

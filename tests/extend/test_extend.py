@@ -304,7 +304,7 @@ def test_what_cannot_be_extended(kind, words, checkpoint, refused) -> None:
 def test_never_scaled_twice(method, longer, write, refused) -> None:
     """Dynamic declares the training length before and after; the base before ntk and base is lost."""
     once, further = longer("llama", *by(method)), by("yarn", 8 * LENGTH)
-    reason = "(dynamic_ntk, from 64 tokens by a factor of 4)" if method == "dynamic" else "extended already"
+    reason = "(dynamic, from 64 tokens by a factor of 4)" if method == "dynamic" else "extended already"
     assert reason in refused(once, *further)
     if method in ("ntk", "base"):
         assert "original checkpoint" in refused(once, *further, "--original", LENGTH)

@@ -152,7 +152,7 @@ def test_rotated_values_in_a_stock_model(ids, placed, stock):
 
 def test_frequencies_that_follow_the_length(ids, placed, stock):
     """Keys stay raw in the cache: each query row has its own frequencies; and each document, which begins again."""
-    dynamic = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 4, "follow": "row"}
+    dynamic = {"name": "dynamic", "factor": 4.0, "original_max_length": 4, "follow": "row"}
     model = placed("llama", {"name": "rope", "layout": "half", "scaling": dynamic})
     cache = DynamicCache(config=model.config)
     chunks = [model(ids[:, i : i + 1], cache=cache).logits for i in range(17)]

@@ -74,7 +74,7 @@ def test_what_follows_the_length_is_read_whole_and_why(kind):
 
 
 def test_our_own_models_follow_the_length_by_their_scaling():
-    scaling = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 32}
+    scaling = {"name": "dynamic", "factor": 4.0, "original_max_length": 32}
     ours = lambda **more: build("ours", encoding={"name": "rope", "scaling": scaling | more})  # noqa: E731
     assert follows_length(ours(follow="sequence")) is not None and follows_length(ours(max_length=128)) is None
 

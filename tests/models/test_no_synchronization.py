@@ -60,7 +60,7 @@ def test_a_decoding_step_reads_nothing(encoding):
 LONG = {"factor": 4.0, "original_max_length": 64}
 SCALINGS = [
     {"name": "ntk", "factor": 4.0},
-    {"name": "dynamic_ntk", **LONG, "max_length": 256},
+    {"name": "dynamic", **LONG, "max_length": 256},
     {"name": "yarn", **LONG},
     {"name": "longrope", **LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
 ]

@@ -232,7 +232,7 @@ def test_refused():
     own = made(CASES["rerope"][0])
     rows = Rows()
     q, k, v = heads(6)
-    dynamic = {"name": "dynamic_ntk", "factor": 2.0, "original_max_length": 8, "follow": "row"}
+    dynamic = {"name": "dynamic", "factor": 2.0, "original_max_length": 8, "follow": "row"}
     calls = {
         ("ReRoPE", "SelfExtend"): lambda: lg.Composed([own, made(CASES["self_extend"][0])]),
         ("ReRoPE", "XPos"): lambda: lg.Composed([own, lg.XPos(8, "half")]),

@@ -90,8 +90,8 @@ def test_what_each_scheme_does_to_the_pairs():
 
     near(found["linear"], lambda k: s)
     near(found["ntk"], lambda k: s ** (2 * k / 14))
-    near(found["dynamic_ntk"], lambda k: (s * 4 - (s - 1)) ** (2 * k / 14))
-    near(found["ntk_by_parts and yarn"], lambda k: 1 / (1 - ramp(k) + ramp(k) / s))
+    near(found["dynamic"], lambda k: (s * 4 - (s - 1)) ** (2 * k / 14))
+    near(found["ntk-by-parts and yarn"], lambda k: 1 / (1 - ramp(k) + ramp(k) / s))
     near(found["llama3"], llama3)
     assert drawn("rope", "slowed").marks == {
         "first pair without a full rotation": sum(64 * t >= 2 * math.pi for t in THETA)
@@ -129,8 +129,8 @@ def test_a_scheme_is_drawn_before_and_after():
     near(found["no scaling"], lambda k: 2 * math.pi / THETA[int(k)])
     near(found["its own linear"], lambda k: 16 * math.pi / THETA[int(k)])
     assert drawn(label, "wavelengths").levels == {"training length": 64}
-    follows = "rope:scaling=dynamic_ntk,factor=2,original_max_length=32,follow=sequence"
-    near(lines(follows, "slowed")["its own dynamic_ntk"], lambda k: (2 * 128 / 32 - 1) ** (2 * k / 14))
+    follows = "rope:scaling=dynamic,factor=2,original_max_length=32,follow=sequence"
+    near(lines(follows, "slowed")["its own dynamic"], lambda k: (2 * 128 / 32 - 1) ** (2 * k / 14))
     assert drawn(follows, "wavelengths").levels == {"training length": 32}
 
 

@@ -79,7 +79,7 @@ test_the_nearest_name_of_either_kind = refused_calls(
         (partial(parse_encoding, "rope:layout=half,2"), "layout", "2,1,1"),
         (partial(parse_encoding, "rope:scaling=yarn,facto=2"), "'rope'", "'facto'", "'factor'"),
         (partial(parse_encoding, "alibi:scaling=yarn,factor=2"), "'alibi'", "'scaling'"),
-        (partial(parse_encoding, "rope:scaling=base_change,base=5e5"), "scaling.base=", "'base_change'"),
+        (partial(parse_encoding, "rope:scaling=base,base=5e5"), "scaling.base=", "'base'"),
         (partial(parse_encoding, "rope:scaling=yarn,factor=2,scaling.factor=3"), "'scaling.factor'", "factor"),
         (partial(parse_label("attention+mamba+mamba").options, 2), "3", "2", "--layers"),
     ]
@@ -96,8 +96,8 @@ def test_labels_with_schemes_and_lists():
     assert mrope == {"name": "mrope", "sections": [2, 1, 1], "arrangement": "contiguous"}
     [rope] = parse_encoding("rope:scaling=longrope,short_factor=1,1.5,long_factor=2,4,original_max_length=16,factor=3")
     assert rope["scaling"]["short_factor"] == [1, 1.5] and rope["scaling"]["factor"] == 3
-    [rope] = parse_encoding("rope:base=1e4,scaling=base_change,scaling.base=5e5")
-    assert rope == {"name": "rope", "base": 1e4, "scaling": {"name": "base_change", "base": 5e5}}
+    [rope] = parse_encoding("rope:base=1e4,scaling=base,scaling.base=5e5")
+    assert rope == {"name": "rope", "base": 1e4, "scaling": {"name": "base", "base": 5e5}}
     assert parse_encoding("rope:scaling=none") == [{"name": "rope", "scaling": None}]
     assert parse_options("slope=-3,halve=true", "", "") == {"slope": -3, "halve": True}
 

@@ -2,7 +2,8 @@
 
 import csv
 import io
-import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -17,18 +18,27 @@ A = {"rope": (2.27, 4.39), "alibi": (2.48, 2.45)}
 def test_a_table_as_csv_is_the_summary(tmp_path, capsys):
     run = write_run(tmp_path, A | {CONTROL: (2.6, 2.6)}, **BOTH)
     assert main(["report", str(run), "--csv"]) == 0
+    short = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [*short[0]] == ["encoding", "length", "bits_per_byte", "low", "high", "change", "verdict"]
+    assert main(["report", str(run), "--csv", "--all"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     expected = summary(run)
     assert [(row["label"], int(row["length"])) for row in rows] == list(
         zip(expected["label"], expected["length"], strict=True)
     )
     assert [float(row["value"]) for row in rows] == list(expected["value"])
+    assert [float(row["bits_per_byte"]) for row in short] == [float(row["value"]) for row in rows]
+    assert {row["encoding"]: row["verdict"] for row in short} == {
+        "rope": RISES,
+        "alibi": GAINS,
+        CONTROL: short[-1]["verdict"],
+    }
     assert len(rows[0]["values"].split()) == 3 and {row["verdict"] for row in rows} == {"", GAINS, RISES}
     assert {row["label"]: row["effective_length"] for row in rows} == {"rope": "256", "alibi": "512", CONTROL: "512"}
 
 
 @pytest.mark.slow
-def test_comparisons_of_every_length_as_csv_and_tables_as_latex(tmp_path, capsys):
+def test_comparisons_of_every_length_as_csv_and_tables_that_pdflatex_compiles(tmp_path, capsys):
     run = str(write_run(tmp_path / "one", A | {"nope": (3.1, 3.1)}, **BOTH))
     assert main(["report", run, "--csv", "--comparisons"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -40,9 +50,13 @@ def test_comparisons_of_every_length_as_csv_and_tables_as_latex(tmp_path, capsys
         )
     assert main(["report", run, "--latex"]) == 0
     text = capsys.readouterr().out
-    assert text.count(r"\toprule") == text.count(r"\end{tabular}") >= 2
-    for line in text.splitlines():
-        if line.endswith(r"\\"):
-            assert not re.search(r"(?<!\\)[%_#]|[−±]|(?<!\$)[<>]", line)
+    assert text.count(r"\toprule") == text.count(r"\caption{") == 2 and "change, 256 to 512" in text
+    assert "Bits per byte, lower is better" in text and "By length in bytes" in text
+    if shutil.which("pdflatex"):
+        document = r"\documentclass{article}\usepackage{booktabs}\begin{document}" + text + r"\end{document}"
+        (tmp_path / "a.tex").write_text(document, encoding="utf-8")
+        subprocess.run(
+            ["pdflatex", "-halt-on-error", "a.tex"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL, timeout=120
+        )
     for wrong in (["--comparisons"], ["--csv", "--latex"]):
         assert main(["report", run, *wrong]) == 2

@@ -12,7 +12,7 @@ Results go to standard output, progress and errors to standard error. Nothing he
 import io
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from functools import cache
@@ -21,6 +21,7 @@ from inspect import Parameter, Signature, signature
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import iter_modules
+from textwrap import fill
 from typing import Annotated, Any, Literal, TextIO, cast, get_args, get_origin, get_type_hints
 
 import docstring_parser
@@ -30,6 +31,11 @@ from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
 from longitude.errors import FORMER, MissingPackage, UnsupportedVersion, Within, require_torch, unknown
 from longitude.runs.terminal import Cleaned
+
+USES = {"compare": "study report measure bench", "use": "list show", "extend": "extend", "check": "check"}
+"""The verbs by what they are for, in the order of README."""
+
+ALL = "--help-all"
 
 PLUGIN = Parameter(
     "plugin",
@@ -68,6 +74,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     if arguments[:1] == ["--version"]:
         print(f"longitude {__version__}")
         return DONE
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("\n".join(_overview()))
+        return DONE
     try:
         _require_known(arguments)
         for before, argument in pairwise(["", *arguments]):
@@ -96,6 +105,18 @@ def _run(arguments: Sequence[str] | None) -> int:
         return INTERRUPTED
 
 
+def _overview() -> Iterator[str]:
+    """The commands by use, with the first line of what each does."""
+    yield "Compare, use, extend and check the position encodings of transformers.\n\nusage: longitude COMMAND ..."
+    for use, names in USES.items():
+        yield f"\n{use}"
+        for name in names.split():
+            yield fill(
+                f"  {name:<9}{(verbs()[name].__doc__ or '').partition(chr(10))[0]}", 80, subsequent_indent=" " * 11
+            )
+    yield "\nlongitude COMMAND --help   options and examples\nlongitude --version        the version"
+
+
 # ---- parsing: tyro reads the arguments; its box of errors becomes one line ------------------------------
 
 
@@ -118,14 +139,13 @@ def _unsupported(error: ImportError) -> ImportError | None:
 
 def _require_known(arguments: list[str]) -> None:
     """The nearest valid verb or option for an unknown one."""
-    verb = arguments[0] if arguments else "--help"
-    if verb in ("-h", "--help"):
-        return
+    verb = arguments[0]
     if verb.startswith("-"):
         raise unknown("option", verb, ["--help", "--version"], "`longitude --help` shows the commands.")
     if verb not in verbs():
         raise unknown("command", verb, verbs(), "`longitude --help` shows them.")
-    valid = ["--help", "--plugin"]
+    more = hasattr(sys.modules[verbs()[verb].__module__], "FIRST")
+    valid = ["--help", "--plugin", *[ALL] * more]
     for name, parameter in _parameters(verbs()[verb], {}).items():
         if parameter.kind is Parameter.KEYWORD_ONLY:  # a flag that is on can be turned off
             valid.append(f"--{'no-' * (parameter.default is True)}{name.rstrip('_').replace('_', '-')}")
@@ -134,7 +154,10 @@ def _require_known(arguments: list[str]) -> None:
         if argument.startswith("--") and name not in valid:
             of_verb = f"{verb} {name}"
             raise unknown(
-                "option", of_verb if of_verb in FORMER else argument, valid, f"`longitude {verb} --help` shows them."
+                "option",
+                of_verb if of_verb in FORMER else argument,
+                valid,
+                f"`longitude {verb} {ALL if more else '--help'}` shows them.",
             )
 
 
@@ -160,15 +183,15 @@ def _dispatch(arguments: list[str]) -> int:
                 {name: later(verb) for name, verb in verbs().items()},
                 prog="longitude",
                 description="Compare, use, extend and check the position encodings of transformers.",
-                args=arguments or ["--help"],
+                args=["--help" if argument == ALL else argument for argument in arguments],
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
     except SystemExit as stop:
         if stop.code in (0, None):
-            if len(arguments) > 1 and (
-                examples := getattr(sys.modules[verbs()[arguments[0]].__module__], "EXAMPLES", None)
-            ):
-                print(f"examples:\n{examples}")
+            module = sys.modules[verbs()[arguments[0]].__module__]
+            if hasattr(module, "FIRST") and ALL not in arguments:
+                print(f"{ALL} shows every option\n")
+            print(f"examples:\n{module.EXAMPLES}")
             return DONE
         raise ValueError(_one_line(box.getvalue(), arguments[0])) from None
     return run()
@@ -230,11 +253,13 @@ def _described(holder: Any, name: str, kind: Any, default: Any) -> Any:
 def _signature(verb: Callable[..., int], arguments: list[str]) -> Signature:
     """Signature of a verb for tyro: positional arguments, then options, with a dataclass for each group of the file.
 
-    A file may have GROUPS, title -> options; and EXAMPLES, the end of its help.
+    A file has EXAMPLES, the end of its help. It may have GROUPS, title -> options; and FIRST, the options that --help shows.
     """
     module = sys.modules[verb.__module__]
     asked = verbs().get(arguments[0] if arguments else "") is verb
     parameters = _parameters(verb, module.defaults(arguments) if asked and hasattr(module, "defaults") else {})
+    if hasattr(module, "FIRST") and {"-h", "--help"} & {*arguments}:
+        return Signature([*map(parameters.__getitem__, module.FIRST.split()), PLUGIN])
     groups = []
     for title, names in getattr(module, "GROUPS", {}).items():
         options = [parameters.pop(name) for name in names.split()]

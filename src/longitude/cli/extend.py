@@ -231,12 +231,12 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
         return DONE
     if training is not None:
         display(show.training_line(training))
-    if written is not None:
-        display(f"\nwritten: {written}", *serve.terminal(plan, str(written), training is not None))
-    else:
-        display("\nnothing was written (--dry-run)")
     for cost in costs:
         display(*show.cost_parts(cost))
+    if written is not None:
+        display(f"\nwritten: {written}", *serve.terminal(plan, str(written)))
+    else:
+        display("\nnothing was written (--dry-run)")
     return DONE
 
 

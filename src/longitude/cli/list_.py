@@ -35,11 +35,14 @@ def list_(name: Annotated[str, tyro.conf.Positional] = "", json: bool = False) -
         json: Print JSON.
     """
     from longitude.catalogue import catalogue
+    from longitude.positions.scaling.base import spellings
     from longitude.report.table import width
 
     facts = catalogue()
     if name:
-        entries = [entry for part in PARTS for entry in facts[part] if entry["name"] == name]
+        entries = [
+            entry for part in PARTS for entry in facts[part] if name in (entry["name"], *spellings(entry["name"]))
+        ]
         if not entries:
             names = [entry["name"] for part in PARTS for entry in facts[part]]
             raise unknown("name", name, names, "`longitude list` lists them.")

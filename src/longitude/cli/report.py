@@ -1,5 +1,6 @@
 """`longitude report`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ def report(
     csv: bool = False,
     markdown: bool = False,
     latex: bool = False,
+    all: bool = False,
     comparisons: bool = False,
 ) -> int:
     """Write the report of saved results again, or print their tables.
@@ -25,9 +27,10 @@ def report(
     Args:
         run: Directory of a study or a measurement.
         json: Print the rows as JSON instead of the table.
-        csv: Print the findings of every encoding at every length as CSV.
+        csv: Print encoding, length, value, the ends of its 95% interval, change and verdict as CSV.
         markdown: Print the tables as Markdown: values with intervals, comparisons.
-        latex: Print the same tables as LaTeX.
+        latex: Print tables with captions as LaTeX, for the package booktabs.
+        all: With --csv: print every method and every column.
         comparisons: With --csv: print the comparison of every two encodings at every length, not the values.
     """
     from longitude.measure.run import is_measured, read_results
@@ -49,13 +52,14 @@ def report(
 
     if json + csv + markdown + latex > 1:
         raise ValueError("--json, --csv, --markdown and --latex are forms of one output; choose one")
-    if comparisons and not csv:
-        raise ValueError("--comparisons is of --csv; add --csv, or leave it out: the other forms have them")
+    if (comparisons or all) and not csv or comparisons and all:
+        raise ValueError("--comparisons and --all are two forms of --csv; add --csv and one of them, or leave both out")
     if not (csv or markdown or latex):
         return show(run, json)
-    analysis = analyse(run)
+    analysis = analyse(run, numbers_only=True)
     if csv:
-        print(tables.csv((tables.every_comparison if comparisons else tables.every_finding)(analysis)), end="")
+        rows = tables.every_comparison if comparisons else tables.every_finding if all else tables.short_findings
+        print(tables.csv(rows(analysis)), end="")
     else:
         print((tables.latex if latex else tables.markdown)(analysis), end="")
     return DONE
@@ -66,7 +70,7 @@ def show(run: Any, json: bool) -> int:
     from longitude.measure import to_frame
     from longitude.report.table import show as display, width
     from longitude.study.analysis import analyse
-    from longitude.study.report import HEADED, headed, part_tables, summary_lines, table, write_report
+    from longitude.study.report import HEADED, part_tables, summary_lines, table, write_report
     from longitude.study.results import is_kept
 
     analysis = analyse(run)
@@ -76,7 +80,19 @@ def show(run: Any, json: bool) -> int:
         print_json(to_frame([row for part in analysis.run.parts for row in part.rows]))
         return DONE
     places = [] if kept else [f"{'Report':<{HEADED}}{path}"]
-    if analysis.run.config.data == ("stdlib",) and not kept:
-        places.append(headed("Next", "longitude study --data YOUR_TEXT/ --encodings rope alibi t5"))
-    display(table(analysis, width()), *part_tables(analysis), summary_lines(analysis), *places)
+    display(table(analysis, width()), *part_tables(analysis), summary_lines(analysis), *places, *_next(analysis))
     return DONE
+
+
+def _next(analysis: Any) -> Iterator[str]:
+    """What to do with the result of a study."""
+    from longitude.statistics.estimates import UNCLEAR
+    from longitude.study.report import headed
+
+    config, path = analysis.run.config, analysis.run.path
+    if config.data == ("stdlib",):
+        yield headed("Next", "longitude study --data YOUR_TEXT/ --encodings rope alibi t5")
+    elif any(finding.verdict == UNCLEAR for finding in analysis.main):
+        yield headed("Next", f"Train longer: the same command with --steps {2 * config.steps}. Or add --seeds.")
+    else:
+        yield headed("Next", f"longitude report {path} --csv, or --latex for a paper")

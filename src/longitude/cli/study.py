@@ -22,6 +22,7 @@ GROUPS = {
     "evaluation": "test_lengths methods stride",
     "execution": "device threads workers",
 }
+FIRST = "encodings data out seeds steps test_lengths plan"
 EXAMPLES = """  longitude study --encodings rope alibi rope+fox --data notes/ --out runs/mine
   longitude study --preset classic --plan"""
 

@@ -115,14 +115,13 @@ def page(plan: ExtendPlan, trained: bool) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def terminal(plan: ExtendPlan | None, folder: str, trained: bool) -> Iterator[str]:
-    """The commands for the terminal: with the original weights, or, if weights were trained, with the folder."""
+def terminal(plan: ExtendPlan | None, folder: str) -> Iterator[str]:
+    """What engines do otherwise, and the command that serves the new folder; the file has those of all engines."""
     if plan is None or plan.layers is None:
         return
-    yield f"\nserve ({folder}/{FILE} has more)"
-    for line in of_folder(plan, folder) if trained else of_original(plan):
-        yield f"{line.engine}: {line.command}{'; ' * bool(line.command and line.note)}{line.note}"
     yield from notes(plan)
+    line = next(line for line in of_folder(plan, folder) if line.command)
+    yield f"\nserve ({line.engine}; {folder}/{FILE} has other engines, and the original weights)\n{line.command}"
 
 
 def _listed(lines: list[Line]) -> str:

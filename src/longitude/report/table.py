@@ -64,17 +64,20 @@ def plain(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "±": r"$\pm$",
+    "≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "–": "--", "→": r"$\to$",
 }  # fmt: skip
 """Characters that are commands in LaTeX, or that not every font has."""
 
 
-def latex(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """A table as LaTeX, which needs the package booktabs; missing values are empty."""
+def latex(heads: Sequence[str], lines: Iterable[Sequence[Any]], caption: str) -> str:
+    """A table with its caption as LaTeX, which needs the package booktabs; missing values are empty."""
     known = str.maketrans(LATEX)
     cells = ([("" if cell is None else str(cell)).translate(known) for cell in row] for row in [heads, *lines])
     first, *others = (" & ".join(row) + r" \\" for row in cells)
+    above = [r"\begin{table}", r"\centering", rf"\caption{{{caption.translate(known)}}}"]
     begin = r"\begin{tabular}{@{}l" + "r" * (len(heads) - 1) + "@{}}"
-    return "\n".join([begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"])
+    rows = [begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([*above, *rows, r"\end{table}"])
 
 
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

@@ -5,8 +5,9 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
+from rich.table import Column
 
 from longitude.runs.terminal import clean
 
@@ -17,6 +18,11 @@ class Screen(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=clean(segment.text))
+
+
+def whole() -> Column:
+    """A column that is never cut, whatever stands beside it."""
+    return Column(no_wrap=True, overflow="ignore")
 
 
 class Progress:
@@ -32,12 +38,12 @@ class Progress:
         self.total, self.done = total, 0.0
         self._begun = False
         self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            BarColumn(bar_width=12),
+            TextColumn("{task.percentage:>3.0f}%", table_column=whole()),
+            TimeRemainingColumn(compact=True, table_column=whole()),
+            TextColumn("left", table_column=whole()),
+            expand=True,
             console=self.console,
             disable=not self.console.is_terminal,
             transient=True,

@@ -51,9 +51,9 @@ class Analysis:
         return self.criterion.effective(self.of(label, method))
 
 
-def analyse(run: Run | Path | str) -> Analysis:
-    """Compute every finding of a run, with its intervals. ValueError as `read_run`."""
-    run = read_run(run)
+def analyse(run: Run | Path | str, numbers_only: bool = False) -> Analysis:
+    """Compute every finding of a run, with its intervals. numbers_only, and ValueError: as `read_run`."""
+    run = read_run(run, numbers_only)
     criterion = CRITERIA[run.task.kind](run)
 
     reasons = {label: "; ".join(dict.fromkeys(_reasons(run, label))) or None for label in run.labels}

@@ -122,7 +122,11 @@ class Workers:
                     receiver, sender = context.Pipe(duplex=False)
                     arguments = runner, units, sender, gpu, plugins.loaded()
                     process = context.Process(target=_work, args=arguments, daemon=True)
-                    process.start()
+                    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                    try:  # a worker inherits the mask: Ctrl-C is of the parent alone, also while modules are loaded
+                        process.start()
+                    finally:
+                        signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     sender.close()  # the worker's end: the pipe ends with the worker
                     running[receiver] = (units, slot, process)
                 ready: list[Any] = wait(list(running))
@@ -168,7 +172,6 @@ def _work(
     runner: "TrialRunner", units: "TrialUnits", sender: Connection, gpu: str | None, loaded: list[plugins.Plugin]
 ) -> None:
     """A worker: run one trial and send what happens."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used

@@ -208,7 +208,11 @@ class LossCriterion(Criterion):
         run = self.run
         columns = [
             Column(f"at {run.lengths[-1]}", lambda lines: word_cell(lines[-1]), ("terminal",)),
-            Column(f"change, {run.train_length} to {run.lengths[-1]}", lambda lines: change_cell(lines[-1]), ("page",)),
+            Column(
+                f"change, {run.train_length} to {run.lengths[-1]}",
+                lambda lines: change_cell(lines[-1]),
+                ("page", "paper"),
+            ),
         ]
         if len(run.beyond) > 1:  # the length must not choose the word
             place = run.lengths.index(run.beyond[0])

@@ -115,6 +115,8 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     before: the last configuration of the folder, whose range of positions is kept.
     """
     task = task_of(config.task)
+    spelled = {name.replace("_", "-"): name for name in task.valid_methods()}
+    config = replace(config, methods=tuple(spelled.get(name.replace("_", "-"), name) for name in config.methods))
     require_numbers(config)
     for name, right, expected in _rules(config, task):
         if not right:

@@ -24,7 +24,7 @@ from longitude.study.config import StudyConfig
 from longitude.study.copies import COPIES, FAR, NEAR
 from longitude.study.rates import Choice, choices, recorded, shown
 from longitude.study.resume import LOSSES, LossLog
-from longitude.study.tasks.base import Task, task_for
+from longitude.study.tasks.base import TASKS, Task, task_for
 from longitude.study.trial import Status, Trial
 from longitude.study.units import Keys
 
@@ -314,8 +314,10 @@ def is_study(folder: Path) -> bool:
     return is_kept(folder) or (read_json(folder / QUESTION) or {}).get("verb") == VERB
 
 
-def read_run(run: Run | Path | str) -> Run:
+def read_run(run: Run | Path | str, numbers_only: bool = False) -> Run:
     """The study that a folder was asked for last, or that is kept there; a Run is returned unchanged.
+
+    numbers_only: Whether plugins of its encodings may be missing: saved numbers are read, and no model is built.
 
     Raises:
         ValueError: There is no such folder or no study in it, a plugin is missing, or a unit is damaged. A trial that diverged,
@@ -331,7 +333,8 @@ def read_run(run: Run | Path | str) -> Run:
         raise ValueError(f"{path} has no study; give a directory that `longitude study` wrote")
     if is_kept(path):
         return _read_kept(path, question)
-    plugins.require_loaded(question["plugins"], str(path))
+    if not numbers_only or question["configuration"]["task"] not in TASKS:
+        plugins.require_loaded(question["plugins"], str(path))
     return run_of(Store(path), question)
 
 

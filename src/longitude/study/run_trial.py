@@ -87,7 +87,7 @@ class TrialRunner:
         share = 1.0 if self.train_only else training / (training + self.task.measured_tokens(self.config))
 
         def trained(step: int, loss: float) -> None:
-            words = f"training {step}/{trial.steps}  {loss / math.log(2):.2f} bits per {self.task.loss_unit}"
+            words = f"{step}/{trial.steps} {loss / math.log(2):.2f}"
             on_progress(share * step / trial.steps, words)
 
         def measured(done: int, total: int) -> None:

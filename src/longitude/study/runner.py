@@ -150,7 +150,7 @@ class Trials:
             self.end(units, status)
 
     def report(self, units: TrialUnits, share: float, words: str) -> None:
-        self.running[units.trial] = share, f"{units.trial.title}  {words}"
+        self.running[units.trial] = share, f"{units.trial.label} {units.trial.seed}  {words}"
         parts = {line: done for done, line in self.running.values()}
         self.on_progress(parts, self.done + sum(parts.values()), self.total)
 

@@ -36,6 +36,22 @@ def every_finding(analysis: Analysis) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
+def short_findings(analysis: Analysis) -> pd.DataFrame:
+    """Seven columns of every label at every length, by the first method; several sizes and training lengths have columns too."""
+    frames = []
+    for part in analysis.run.parts:
+        of_part = analysis if part is analysis.run else analyse(part)
+        which = {"train_length": part.train_length, "hidden": part.config.width, "layers": part.config.depth}
+        metric = of_part.criterion.metric
+        frames += [
+            (which if analysis.run.others else {})
+            | {"encoding": finding.label, "length": finding.length, metric: finding.value, "low": finding.low}
+            | {"high": finding.high, "change": finding.change, "verdict": finding.verdict}
+            for finding in of_part.main
+        ]
+    return pd.DataFrame(frames, dtype=object)
+
+
 def findings(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
     """Findings of every label at every length, by one method or all, with effective lengths and training."""
     every = [
@@ -80,10 +96,15 @@ def every_comparison(analysis: Analysis) -> pd.DataFrame:
 
 
 def latex(analysis: Analysis) -> str:
-    """The content of `markdown` as LaTeX tables, which need the package booktabs; the three lines are comments."""
-    lines = [f"% {head}: {words}." for head, words in conclude(analysis).lines.items()]
-    parts = [f"% {title}.\n{table.latex(heads, cells)}" for title, heads, cells in tables_of_parts(analysis.run)]
-    return "\n\n".join(["\n".join(lines), *(table.latex(*lines) for lines in _tables(analysis)), *parts]) + "\n"
+    """Tables of `markdown` without facts about training, as LaTeX with captions; the three lines are comments."""
+    lines = [r"% \usepackage{booktabs}", *(f"% {head}: {words}." for head, words in conclude(analysis).lines.items())]
+    run, criterion, (values, *others) = analysis.run, analysis.criterion, _tables(analysis)
+    of_values = f"{' '.join(criterion.title().split())} By length in {run.task.unit}; brackets are 95% intervals."
+    captioned = [table.latex(*values, of_values)]
+    if analysis.compared(run.lengths[-1]):
+        captioned.append(table.latex(*others[-1], f"Pairs of encodings at {run.lengths[-1]} {run.task.unit}."))
+    captioned += [table.latex(heads, cells, f"{title}.") for title, heads, cells in tables_of_parts(run)]
+    return "\n\n".join(["\n".join(lines), *captioned]) + "\n"
 
 
 def markdown(analysis: Analysis) -> str:

@@ -145,11 +145,16 @@ ROPE_TYPES: dict[str, RopeType] = {"default": RopeType(None, {}, {})}
 Scheme = TypeVar("Scheme", bound=type[Scaling])
 
 
+def spellings(name: str) -> tuple[str, str]:
+    """A name with hyphens, and with underscores."""
+    return name.replace("_", "-"), name.replace("-", "_")
+
+
 def register_scheme(name: str, method: Method | None = None) -> Callable[[Scheme], Scheme]:
     """Decorator that registers a subclass of Scaling for lg.Rotary; if it needs a factor alone, also for `longitude extend`.
 
     Args:
-        name: name of the scheme in labels, configs and messages; hyphens are read as underscores.
+        name: name of the scheme in labels, configs, messages and `longitude extend`; - and _ are read alike.
         method: its row in `METHODS`; by default one with the first line of the docstring as its note.
 
     Returns:
@@ -161,9 +166,8 @@ def register_scheme(name: str, method: Method | None = None) -> Callable[[Scheme
 
     def add(scheme: Scheme) -> Scheme:
         scheme.name = name
-        hyphened = name.replace("_", "-")
-        SCHEMES.aliases |= {hyphened: name} if hyphened != name else {}
-        row = method or Method(hyphened, (scheme.__doc__ or "").partition("\n")[0])
+        SCHEMES.aliases |= {spelled: name for spelled in spellings(name) if spelled != name}
+        row = method or Method(name, (scheme.__doc__ or "").partition("\n")[0])
         METHODS[row.name] = row if row.make else replace(row, make=scheme.extending)
         return SCHEMES.register(name)(scheme)
 
@@ -173,7 +177,7 @@ def register_scheme(name: str, method: Method | None = None) -> Callable[[Scheme
 def method_of(name: str) -> Method:
     """The method of a name, written with hyphens or underscores. ValueError, with the nearest, for an unknown one."""
     SCHEMES.load()
-    method = METHODS.get(name.replace("_", "-"))
+    method = next((METHODS[spelled] for spelled in spellings(name) if spelled in METHODS), None)
     if method is None or not method.extends:
         names = [
             *(name for name, row in METHODS.items() if row.extends),

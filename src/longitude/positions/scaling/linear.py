@@ -66,7 +66,7 @@ def is_unrotated(scheme: Scaling | None) -> bool:
 
 
 @register_scheme(
-    "base_change",
+    "base",
     Method(
         "base",
         "Made for training on: without it, a larger base alone extends about as far as ntk.",

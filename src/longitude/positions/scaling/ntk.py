@@ -65,7 +65,7 @@ class NTK(Scaling):
 
 
 @register_scheme(
-    "dynamic_ntk",
+    "dynamic",
     Method(
         "dynamic",
         "Unchanged up to the original length, which max_position_embeddings must keep. Beyond it every token changes the "

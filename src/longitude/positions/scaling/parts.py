@@ -69,7 +69,7 @@ class Llama3(Scaling):
 
 
 @register_scheme(
-    "ntk_by_parts",
+    "ntk-by-parts",
     Method("ntk-by-parts", "The frequencies of YaRN without its attention factor, which is written as 1.", starts=True),
 )
 @dataclass(frozen=True)
