@@ -259,7 +259,7 @@ def crops_what_it_cannot(self, tokens_to_remove):
 
 with_cache(
     "CountsFromTheLargest",
-    "packed_documents restarted_positions documents_across_calls",
+    "packed_documents documents_across_calls",
     Placed,
     write=counts_from_the_largest,
 )

@@ -166,7 +166,7 @@ IN_TURNS = (
     "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients nan_and_inf dropout "
     "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
     "shared_tables random_calls queries_without_keys prompt_lookup dtypes autograd_graph "
-    "batch_invariance restarted_positions cache_operations adapters offloading"
+    "batch_invariance cache_operations adapters offloading"
 ).split()
 TURNS = 10
 """Laws that take longest: each is quick for every tenth subject, and each subject meets every tenth of them."""

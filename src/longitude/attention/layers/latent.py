@@ -280,8 +280,8 @@ class SuffixEncoding:
     def __init__(self, encoding: Composed, before: int):
         self.encoding, self.before = encoding, before
         self.stable_keys = encoding.stable_keys
-        self.causal_only, self.passing_columns = encoding.causal_only, encoding.passing_columns
-        self.query_columns = encoding.query_columns
+        self.learned, self.causal_only = encoding.learned, encoding.causal_only
+        self.passing_columns, self.query_columns = encoding.passing_columns, encoding.query_columns
         self.reads_tokens, self.each = encoding.reads_tokens, encoding.each
         self.length_at, self.regions = encoding.length_at, encoding.regions
         self.prepare, self.center = encoding.prepare, encoding.center

@@ -51,23 +51,6 @@ def chunks(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> None:
                     close(f"{here}, position of the first chunk alone", net.in_chunks(x, cuts, first), whole)
 
 
-@MIXER_LAWS.law(threshold=1e-10, needs=CACHES)
-@torch.no_grad()
-def restarted_positions(build: MixerExample) -> None:
-    """Positions that start over within a sequence: cut anywhere with a cache = the whole pass.
-
-    The same in all rows or not; and where they are not given, they count on from the last one, not from the largest.
-    """
-    net, x = LayerStack(build), numbers(2, 21, DIM)
-    token = torch.arange(21)
-    of_all = torch.where(token < 9, token, torch.where(token < 15, token - 9, token - 12))  # 0 .. 8, 0 .. 5, 3 .. 8
-    for what, positions in (("of all", of_all), ("by row", torch.stack([of_all, (token - 6) % 15]))):
-        whole = net(x, positions)
-        for cuts, first_call in ((random_cuts(21, 3), 21), (random_cuts(21, 4), 21), ((0, 11, 17, 18, 21), 17)):
-            at = lambda a, b: positions[..., a:b] if a < first_call else None  # noqa: B023, E731
-            close(f"restarts {what}, cut at {cuts[1:-1]}", net.in_chunks(x, cuts, at), whole)
-
-
 # ---- forms -----------------------------------------------------------------------------------------------------------
 @MIXER_LAWS.law(threshold=1e-10, needs=CACHES)
 def forms(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> None:
