@@ -28,8 +28,6 @@ def plan_parts(plan: ExtendPlan) -> Iterator[Any]:
             scheme.add_row(name.replace("_", " "), _text(value))
     yield scheme
     changes = table("key", "before", "after", words=3)
-    for column in changes.columns:
-        column.no_wrap, column.overflow = False, "fold"
     for key, before, after in differences(plan):
         changes.add_row(key, _text(before), _text(after))
     yield from ("\nconfig.json", changes, "") if changes.rows else ("\nconfig.json: nothing changes\n",)

@@ -46,8 +46,8 @@ def table(
         **{"box": SIMPLE_HEAD if fold else None, "pad_edge": False, **({"show_edge": False} if fold else {}), **more},
     )
     for place, head in enumerate(columns):
-        overflow = "fold" if fold else "ellipsis"
-        made.add_column(head, justify="left" if place < words else "right", no_wrap=not fold, overflow=overflow)
+        justify, name = "left" if place < words else "right", not fold and place == 0
+        made.add_column(head, justify=justify, no_wrap=name, overflow="ellipsis" if name else "fold")
     for row in rows:
         made.add_row(*row)
     return made
@@ -102,6 +102,8 @@ def show(*parts: Any) -> None:
     console = Screen(width=width())
     for part in parts:
         is_table = isinstance(part, Table)
+        if isinstance(part, str) and part.endswith(".") and console.is_terminal:  # a command is copied in one line
+            part = sentences(part)
         with console.capture() if is_table and not console.is_terminal else nullcontext() as captured:
             console.print(part, highlight=False, markup=False, crop=False, soft_wrap=not is_table)
         if captured is not None:
