@@ -18,7 +18,9 @@ from longitude.study.config import StudyConfig
 from longitude.study.results import ngrams_named
 
 WIDTH, HEIGHT, GAP = 360, 300, 17
-TITLE = "ALiBi and the T5 bias keep their loss past the training length, the others do not"
+TITLE = (
+    "RoPE and sinusoids rise past the training length, the T5 bias and ALiBi stay as level as a model that sees little"
+)
 FILES = {ROOT / "docs" / "study.svg": False, ROOT / "docs" / "study-dark.svg": True}
 """Whether it is for dark pages."""
 

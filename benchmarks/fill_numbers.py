@@ -100,21 +100,17 @@ def losses(measured: dict[str, Any]) -> str:
     study, start = measured["study"], lengths[0]
     seeds = len(study["configuration"]["seeds"])
     means = f"mean of {seeds} seeds" if seeds > 1 else "one seed"
-    over = next((row["over"] for row in rows.values() if row.get("over")), "documents")
     counts = study.get("ngrams") or {}
     without = f"Trigram counts, without any model, reach {min(counts.values()):.2f} at {start}. " if counts else ""
     heads = ["encoding", f"{start} (trained)", *map(str, lengths[1:])]
     heads += [f"change at {length}" for length in dict.fromkeys((lengths[1], lengths[-1]))]
     last = [rows[label, lengths[-1]] for label in labels]
     if "remark" in last[0]:
-        change = (
-            "Changes are from the last quarter of a training window. With the whole 95% interval over "
-            f"{over}, a loss *gains* if its change is below 0, is *level* below +2%, and *rises* above. "
-        )
+        change = "Changes are from the last quarter of a training window. *Gains* is below 0, *level* below +2%, *rises* above. "
     else:
-        change = (
-            f"Changes are from the mean at {start}. Without a blind control, a loss that does not rise has no word. "
-        )
+        few = "Fewer than three seeds get no word. "
+        alone = "Without a blind control, a loss that does not rise has no word. "
+        change = f"Changes are from the mean at {start}. {few if seeds < SEEDS else alone}"
     marks = {"*": "learned too little" * any(map(little, last)), "°": next(filter(None, map(no_better, last)), "")}
     change += "".join(f"Marked {mark}: {words}. " for mark, words in marks.items() if words)
     note = (

@@ -119,7 +119,7 @@ class StudyConfig:
     hidden: tuple[int, ...] = (128,)
     heads: Annotated[int, Within(1)] = 4
     block: Block = "default"
-    documents: Annotated[int, Within(1)] = 40
+    documents: Annotated[int, Within(1)] = 24
     methods: tuple[str, ...] = ("non-overlapping", "per-position")
     stride: int | None = None
     device: Device = "auto"

@@ -35,6 +35,9 @@ from longitude.study.tasks.base import Measuring, OnProgress, Task, register_tas
 from longitude.study.tokens import reader
 from longitude.study.train import model_config
 
+FEW = 64
+"""Windows of the selection text on which the only learning rate of a study is tried."""
+
 
 @register_task("text")
 class Text(Task):
@@ -80,6 +83,8 @@ class Text(Task):
 
     def selection(self, config: StudyConfig, data: StudyData) -> Examples:
         windows = data.selection(config.train_length)
+        if len(config.learning_rates) == 1:
+            windows = windows[:FEW]  # nothing is chosen by them: they show whether the last weights are finite
         return Windows(windows, config.train_length, len(windows), 0)
 
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
