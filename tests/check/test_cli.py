@@ -151,7 +151,7 @@ WRONG = (
     ("mamba", {"laws": ("far_positions",)}, "unknown law 'far_positions'"),
     ("no.such.module:Class", {}, "there is no such module"),
     (f"{ENCODINGS}:Brken", {}, "did you mean 'Broken'"),
-    ("torch.nn:ReLU", {}, "longitude.Encoding or a longitude.Mixer, got ReLU"),
+    ("torch.nn:ReLU", {}, "a model of transformers, got ReLU"),
     ("tests.check.test_cli:Raising", {}, "Raising cannot be built: it raised RuntimeError: no room"),
     ("./alibbi", {}, "no such folder"),
 )

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+import longitude as lg
 from longitude.show.build import Shape, built
 from longitude.show.drawing import Grid, Lines, side_by_side, ticks
-from longitude.show.encodings import drawings
+from longitude.show.encodings import drawings, trained
 from longitude.show.rotations import clocks
 
 SHAPE = Shape(length=64, heads=4, head_dim=16)
@@ -50,7 +51,7 @@ def test_temperatures_are_their_formulas():
     near(lines("log_n:trained_length=64", "temperature-by-keys")["factor"], lambda n: math.log(n) / math.log(64))
     steps = lines("llama4_temperature:floor_scale=16", "temperature-by-position")["factor"]
     near(steps, lambda i: 1 + 0.1 * math.log(1 + (i + 1) // 16))
-    assert drawn("rope+ssmax", "temperature-by-keys").title.endswith("by the keys it attends to")
+    assert drawn("rope+ssmax", "temperature-by-keys").title.startswith("What a query is multiplied by")
 
 
 def test_t5_reads_the_buckets_of_the_paper():
@@ -61,7 +62,9 @@ def test_t5_reads_the_buckets_of_the_paper():
 
     near(lines("t5", "buckets")["bucket"], bucket)
     assert drawn("t5", "buckets").marks == {"max_distance": 128}
-    table = built("t5", SHAPE).encoding.table.detach()
+    saved = trained(built("t5", SHAPE).encoding)  # a bias is drawn as a study trained it
+    assert isinstance(saved, lg.T5Bias)
+    table = saved.table.detach()
     near(lines("t5", "bias")["head 3"], lambda d: table[bucket(d), 2].item())
 
 

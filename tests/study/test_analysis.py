@@ -126,6 +126,7 @@ def test_what_is_not_better_than_a_blind_model_at_the_training_length_gets_no_go
     assert "add alibi+window:size=64" in conclusion(without).caution
 
 
+@pytest.mark.slow
 def test_no_verdict_changes_when_another_label_leaves(tmp_path):
     """Nor when the best one does, or a blind control of another label."""
     bits = {
@@ -151,6 +152,7 @@ def test_too_few_seeds_have_numbers_and_no_word(seeds, planned, tmp_path):
     assert f"No word: {len(seeds)} of {needed} seeds" in conclusion(run).result
 
 
+@pytest.mark.slow
 def test_the_shorter_length_stands_beside_the_longest(tmp_path):
     """Whoever chooses a length to ask for sees both words: level at 512, and not at 4096."""
     run = write_run(tmp_path, {"fire": (2.3, 2.3, 2.5, 2.8, 3.1), **BLIND}, seeds=SEEDS, noise=0.004)

@@ -12,6 +12,7 @@ from longitude.measure import losses_by_length
 from longitude.study.copies import distances, foretold
 from longitude.study.data import Windows
 from longitude.study.ngrams import NGrams, ngrams_of
+from longitude.study.results import FIRST, LAST
 from longitude.study.tasks.base import Measuring
 from longitude.study.tasks.text import Text
 from longitude.study.train import build_model
@@ -116,7 +117,7 @@ def test_near_and_far_copies_are_measured_on_their_own_bytes_at_every_length(dat
     of = Measuring(model, config, data, (16, 48), {"label": "alibi", "seed": 0}, lambda *_: None)
     table = pd.concat(Text().measure(of)[1])
     masks = foretold(data.validation, 16, 48)
-    assert set(table["method"]) == {"non-overlapping", "near copy", "far copy"}
+    assert set(table["method"]) == {"non-overlapping", "near copy", "far copy", FIRST, LAST}
     for length in (16, 48):
         for name, of_documents in masks.items():
             rows = table[(table["method"] == name) & (table["length"] == length)]

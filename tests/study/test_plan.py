@@ -24,7 +24,7 @@ sampled = partial(tiny, positions="randomized")
     ("words", "config"),
     [
         (["--encodings", "rotary_dim", "3"], tiny(encodings=("rope:rotary_dim=3",))),
-        (["--encodings", "all"], tiny(encodings=("all", "rope"))),
+        (["--encodings", "rope"], tiny(encodings=("all", "rope"))),
         (["rope+mamba", "Rotary", "Mamba"], tiny(encodings=("rope+mamba",))),
         (["abacus", "--task", "abacus:digits=48,49"], tiny(encodings=("abacus",))),
         (["digits", "256", "--task"], tiny(encodings=("abacus:digits=255,256",))),

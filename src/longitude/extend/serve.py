@@ -52,8 +52,15 @@ def of_folder(plan: ExtendPlan, folder: str) -> list[Line]:
 
 def of_original(plan: ExtendPlan) -> list[Line]:
     """Commands for the original weights, with the new keys as options."""
+    if SCHEMAS[0] not in plan.inner:
+        return [
+            Line("each engine", "", f"none with the original weights: config.json has no {SCHEMAS[0]}, but older keys")
+        ]
     config, lines = Config.of(plan.source.json), []
-    alone, _ = alone_of({}, config)
+    try:
+        alone, _ = alone_of({}, config)
+    except ValueError as error:  # keys that the rules of engines do not read
+        return [Line("each engine", "", f"none with the original weights: {error}")]
     for engine in ("vllm", "sglang", "llama.cpp", "transformers"):
         try:
             command = written(engine, plan.source.name, config, plan.inner[SCHEMAS[0]], plan.length, alone)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from textwrap import wrap
+from textwrap import TextWrapper
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -112,5 +112,5 @@ def show(*parts: Any) -> None:
 
 def sentences(text: str) -> str:
     """Text with its lines broken between words to fit a terminal; elsewhere as it is."""
-    whole = {"break_long_words": False, "break_on_hyphens": False}
-    return "\n".join(line for part in text.split("\n") for line in wrap(part, width(), **whole) or [""])
+    wrapper = TextWrapper(width(), break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line for part in text.split("\n") for line in wrapper.wrap(part) or [""])

@@ -91,8 +91,8 @@ def chosen_of(drawings: Sequence[Any], picture: str) -> list[Any]:
 class _Callable(ModuleType):
     """This package as `lg.show`, also after its modules were imported, which set that name to the package."""
 
-    def __call__(self, *names: str, **options: Any) -> Pictures:
-        return show(*names, **options)
+    def __call__(self, *names: str, picture: str | None = None, **sizes: int) -> Pictures:
+        return show(*names, picture=picture, **sizes)
 
 
 sys.modules[__name__].__class__ = _Callable

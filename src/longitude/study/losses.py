@@ -110,11 +110,13 @@ class LossCriterion(Criterion):
     def no_better(self, label: str, length: int, method: str) -> str | None:
         """That the change of a label is not below its blind control's, in words; None if it is."""
         control = control_of(label, self.run.labels, self.run.train_length)
-        ends = [self.sums(label, length, method), self.start(label, method)]
-        ends += [self.sums(control, length, method), self.start(control, method)] if control else [None]
-        if control is None or None in ends:
+        if control is None:
             return None
-        further = change_beyond(*ends, self.metric)  # pyright: ignore[reportArgumentType]
+        after, before = self.sums(label, length, method), self.start(label, method)
+        of_control, before_control = self.sums(control, length, method), self.start(control, method)
+        if after is None or before is None or of_control is None or before_control is None:
+            return None
+        further = change_beyond(after, before, of_control, before_control, self.metric)
         lower = further is not None and further.below(0) == HOLDS
         return None if lower else f"no better than a model that {self.run.sight(control)}"
 
