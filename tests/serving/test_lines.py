@@ -114,6 +114,8 @@ FORMS = {
     "recipe.yaml": ("serve: |\n  pip install vllm\n  " + LINE.replace(" --hf", " \\\n    --hf") + "\n"),
     "pod.yaml": "containers:\n- command: [vllm, serve]\n  args:\n"
     + "".join(f"  - {json.dumps(word)}\n" for word in WANTED),
+    "compose.yaml": "services:\n  llm:\n    image: vllm/vllm-openai:v0.33.0\n    command: >\n      --model m\n"
+    + f"      --max-model-len 131072 --hf-overrides '{json.dumps(WHOLE)}'\n",
     "run.sh": f"#!/bin/sh\nexport X=1\n{LINE} && echo done\n",
     "Dockerfile": "FROM vllm/vllm-openai\nCMD " + json.dumps(["vllm", "serve", *WANTED]) + "\n",
     "vllm.service": f"[Service]\nExecStart=/usr/bin/{LINE}\n",

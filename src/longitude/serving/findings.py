@@ -267,7 +267,7 @@ def remarks(case: Case) -> Iterator[str]:
     kind, written = scheme.get("rope_type", scheme.get("type")), scheme.get(ORIGINAL)
     if asked.draft is not None and asked.schemes and case.line.engine != "vllm":
         yield "the draft model gets the same overrides: right if its original length is the same"
-    if asked.length and case.tokens < asked.length and not [*cut(case)]:
+    if asked.length and 0 < case.tokens < asked.length and not [*cut(case)]:  # 0: the engine stops
         yield f"a request has {case.tokens:,} tokens: slots share {asked.length:,}"
     if isinstance(written, int) and written < case.declared and case.is_plain:
         yield f"two original lengths: {written:,} in the line, {case.declared:,} in config.json: ask the model card"

@@ -205,7 +205,11 @@ def _words(value: Any, depth: int = 0) -> Iterator[list[str]]:
     if isinstance(value, str):
         yield from _commands(value)
     elif isinstance(value, Mapping):
-        command, arguments = value.get("command"), value.get("args")
+        command, arguments, image = value.get("command"), value.get("args"), value.get("image")
+        if isinstance(image, str) and isinstance(command, str):  # the options of the image's program, on several lines
+            whole = " ".join([image, *command.splitlines()])
+            yield from _commands(whole)
+            value = {**value, "image": None, "command": None}
         if isinstance(command, list) and isinstance(arguments, list):
             value = {**value, "command": [*command, *arguments], "args": None}
         flags = {f"--{str(key).lstrip('-').replace('_', '-')}": inner for key, inner in value.items()}
