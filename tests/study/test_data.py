@@ -231,7 +231,10 @@ def test_sampled_positions_belong_to_the_seed_and_the_window():
 def test_the_standard_library_is_text_enough_for_the_defaults():
     data = prepare(StudyConfig())
     assert data.description["unit"] == "documents" and len(data.validation) == StudyConfig().documents
-    assert data.description["split_by"] == "packages" and data.description["validation_windows"] >= 160
+    assert (
+        data.description["split_by"] == "packages"
+        and data.description["validation_windows"] >= 4 * StudyConfig().documents
+    )
     assert all(len(document) % 1024 == 1 for document in data.validation)
     assert data.description["training_bytes"] > 2_000_000
     assert "Python 3." in data.description["source"]
