@@ -50,6 +50,16 @@ def test_it_is_torchs_multihead_attention(rows, keys, padded):
         close(a, b, atol=1e-10)
 
 
+def test_scale_and_dropout():
+    """scale multiplies scores; weights are dropped in training alone."""
+    x, source = random(2, 7, DIM), random(2, 9, SOURCE, seed=1)
+    tripled, dropping = make(), make(dropout=0.4)
+    tripled.q_proj.weight.data *= 3
+    close(make(scale=3 * (DIM // HEADS) ** -0.5)(x, source), tripled(x, source))
+    close(dropping.eval()(x, source), make()(x, source))
+    assert not torch.equal(dropping.train()(x, source), dropping(x, source))
+
+
 def test_grouped_heads_are_repeated_heads():
     """Query head h reads head h // (H / Hkv) of keys and values."""
     grouped, wide, size = make(2, bias=True), make(bias=True), DIM // HEADS
