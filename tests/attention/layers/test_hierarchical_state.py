@@ -70,6 +70,11 @@ def test_state_is_the_binary_counter() -> None:
     close(state.keys[:, :, -12:, : WIDTH // HEADS], keys[:, :, 192:], atol=1e-14)  # the last 7, and a window of 5
 
 
+def test_the_gate_opens_to_the_window() -> None:
+    """sigmoid(2) of a new layer's output is of the window."""
+    assert layer(filled=False).gate_bias.tolist() == [2.0] * HEADS
+
+
 def after_45_tokens(batch: int = 3, **other):
     """A call of another layer, or of another batch, with the cache of a layer."""
     return lambda: layer(**other)(tokens(batch), cache=cache_after(layer(), tokens()))
