@@ -138,6 +138,33 @@ def test_a_line_is_found(name, tmp_path) -> None:
     ]
 
 
+SERVED = "vllm serve m --max-model-len 131072"
+COMMANDS = [
+    f"bash -lc 'source v/bin/activate && {SERVED}'",
+    f'docker exec -it box bash -c "cd /app && {SERVED} --hf-overrides \'{{\\"a\\": 1}}\'"',
+    f"[Service]\nExecStart=/bin/sh -c '{SERVED}'\n",
+    f"serve: deps\n\t@X=1 {SERVED.replace(' --', chr(92) + chr(10) + '  --')}\n",
+    f"Use `{SERVED}`, or not.",
+    f"1. `{SERVED}`",
+    f"# don't\nWe don't use vllm serve here.\n{SERVED} # it's long\n",
+    f'if [ -n "$X" ]; then {SERVED}; fi',
+    f"conda run -n v {SERVED}",
+    f"uvx --from vllm {SERVED}",
+    "$ vllm serve m \\\n>   --max-model-len 131072",
+    "& .\\llama-server.exe -m m.gguf `\n  -c 131072 `\n",
+    '& "C:\\my llama\\llama-server.exe" -m m.gguf -c 131072',
+    "llama-server.exe -m m.gguf ^\r\n  -c 131072",
+    "~/llama.cpp/build/bin/llama-server -m m.gguf -c 131072",
+    "docker run -v ./m:/models ghcr.io/ggml-org/llama.cpp:server-cuda -m m.gguf -c 131072",
+]
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_a_command_is_found(text) -> None:
+    [line] = lines_in(text)
+    assert line.options[0] in ("m", "-m") and "131072" in line.options
+
+
 def test_a_gguf_file(tmp_path) -> None:
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")

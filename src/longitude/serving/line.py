@@ -32,17 +32,18 @@ ENGINES = {
 """Names for options, and names in sentences."""
 PROGRAMS = {
     r"vllm serve": "vllm",
-    r"-m (vllm\.entrypoints\.openai\.api_server|dynamo\.vllm)": "vllm",
-    r"vllm/vllm-openai(:\S*)?": "vllm",
+    r"-m (vllm\.entrypoints\.(openai\.)?api_server|dynamo\.vllm)": "vllm",
+    r"(docker\.io/)?vllm/vllm-openai(:\S*)?": "vllm",
     r"sglang serve": "sglang",
     r"-m (sglang\.launch_server|dynamo\.sglang)": "sglang",
     r"llama-(server|cli|completion)(\.exe)?": "llama.cpp",
+    r"ghcr\.io/[\w-]+/llama\.cpp:server[\w.-]*": "llama.cpp",
     r"transformers serve": "transformers",
     r"(-m )?mlx_lm(\.| )(server|generate|chat)": "mlx",
 }
 """First words of a line, as an expression, and the engine that they start."""
-BEFORE = re.compile(r"[A-Za-z_]\w*=.*|sudo|env|exec|nohup|time|uv|uvx|run|python[\d.]*|\$|-")
-CONTAINERS = ("docker", "podman", "kubectl", "srun", "apptainer", "FROM")
+BEFORE = re.compile(r"[A-Za-z_]\w*=.*|sudo|env|exec|nohup|time|run|then|else|do|python[\d.]*|\$|-\w?")
+CONTAINERS = {*"docker podman kubectl srun apptainer FROM conda uv uvx numactl taskset timeout".split()}
 """Words that may stand before a program; after those of CONTAINERS any words may."""
 CALLS = {
     r"(?:vllm\.)?LLM": "vllm",
@@ -61,8 +62,14 @@ TELLING = {
 DATA = (".yaml", ".yml", ".json")
 LISTS = re.compile(r"(?m)^\s*(?:CMD|ENTRYPOINT)\s*(\[.*\])\s*$")
 """Endings of files of data; and the list of words in a line of a Dockerfile."""
-PREFIX = r"^\s*(ExecStart=|CMD |RUN |ENTRYPOINT |(- )?\w+: *[|>]?|- |`+|#+ )\s*"
-"""Signs before a command, of a unit of systemd, a Dockerfile, YAML or Markdown."""
+PREFIX = r"^\s*(ExecStart=|CMD |RUN |ENTRYPOINT |(- )?\w+: *[|>]?|- |\d+\. |#+ |@)\s*"
+"""Signs before a command, of a unit of systemd, a Dockerfile, YAML, Markdown or a Makefile."""
+REWRITTEN = (
+    (r"(?:\\|[ \t][`^])\r?\n[ \t]*(?:> )?", " "),  # lines continued in sh, PowerShell, cmd, and after a prompt
+    (r"(?<=\S)[ \t]+# [^\n]*", ""),  # comments
+    (rf"`([^`\n]*(?:{'|'.join(PROGRAMS)})[^`\n]*)`", r"\n\1\n"),  # code within a sentence
+    (r"[\w .:\\-]{0,200}\\(?=[\w-]+\.exe\b)", ""),  # folders of Windows
+)
 VARIABLES = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
 """Variables of the environment that lift an engine's limit of the length."""
 ANSWERS = re.compile(rf"({'|'.join(VARIABLES)})[\"']?(?:\s*[:=]\s*|\s+value\s*:\s*|\s+)[\"']?(\w+)")
@@ -136,53 +143,69 @@ def lines_of(text_or_file: str) -> list[Line]:
 def lines_in(text: str, suffix: str = "") -> list[Line]:
     """`lines_of` for a text. suffix: that of its file."""
     around = dict(ANSWERS.findall(text)), dict(PINNED.findall(text))
-    found = [line for words in _lists(text, suffix) if (line := _line(words, *around, loose=True))]
-    if suffix not in DATA or not found:
-        found += [line for words in _commands(text) if (line := _line(words, *around))]
-    found += _calls(text, *around)
-    distinct = list({(line.engine, line.options): line for line in found}.values())
+    lines = [line for words in _lists(text, suffix) if (line := _line(words, *around, loose=True))]
+    if suffix not in DATA or not lines:
+        lines += [line for words in _commands(text) if (line := _line(words, *around))]
+    lines += _calls(text, *around)
+    distinct = {(line.engine, line.options): line for line in lines if line.options}  # a name alone is a mention
     if not distinct:
         expected = f"a line that starts {', '.join(ENGINES.values())}"
         raise UsageError("--serve", expected, repr(text[:60]), "such as `vllm serve MODEL`")
-    return [line for line in distinct if line.flags] or distinct
+    return [*distinct.values()]
 
 
 def _line(
     words: Sequence[str], variables: Mapping[str, str], pinned: Mapping[str, str], loose: bool = False
 ) -> Line | None:
     """The line in these words; None if they start no engine. loose: flags alone are a line, too."""
+    if not words:
+        return None
     if len(words) > MOST_WORDS:
         raise UsageError("--serve", f"at most {MOST_WORDS} words", len(words))
-    plain = [PurePosixPath(word).name if word.startswith("/") else word for word in words]
+    plain = [PurePosixPath(word).name if re.match(r"[.~]*/|[\w./-]*bin/", word) else word for word in words]
     for start in range(len(words)):
         for (program, engine), count in product(PROGRAMS.items(), (1, 2, 3)):
             if re.fullmatch(program, " ".join(plain[start : start + count])):
                 here = dict(word.split("=", 1) for word in words[:start] if re.match(r"\w+=", word))
                 end = start + count
                 return Line(engine, tuple(words[:end]), tuple(words[end:]), {**variables, **here}, pinned.get(engine))
-        if plain[0] not in CONTAINERS and not BEFORE.fullmatch(plain[start]):
+        if not CONTAINERS & {*plain[: start + 1]} and not BEFORE.fullmatch(plain[start]):
             break
     engine = next((TELLING[flag] for word in words if (flag := word.partition("=")[0]) in TELLING), None)
     return Line(engine, (), tuple(words), variables, pinned.get(engine)) if loose and engine is not None else None
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """The words of each shell command in a text that names an engine."""
-    text = re.sub(r"\\\r?\n", " ", text)
+    """The words of each shell command in a text that names an engine; also of those in quotes, as after bash -c."""
+    for pattern, replacement in REWRITTEN:
+        text = re.sub(pattern, replacement, text)
     starts = re.finditer(rf"(?m)^.*?(?:{'|'.join(PROGRAMS)})\b", text)
     for start in islice(starts, MOST_LINES):
-        begin = re.sub(PREFIX, "", text[start.start() : start.start() + NEAR])
-        lexer = shlex.shlex(begin, posix=True, punctuation_chars=";&|\n")
-        lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-        words: list[str] = []
-        try:
-            for word in lexer:
-                if {*word} <= {*";&|\n"}:
-                    break
-                words.append(word.rstrip("`"))
-        except ValueError as error:
+        for words in _split(re.sub(PREFIX, "", text[start.start() : start.start() + NEAR])):
+            yield words
+            if words and _line(words, {}, {}) is None:
+                for word in words:
+                    yield from _commands(word) if " " in word else ()
+
+
+def _split(text: str) -> Iterator[list[str]]:
+    """The words of each command in the first line of a text. UsageError for an engine's command with an open quote."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    words: list[str] = []
+    try:
+        for word in lexer:
+            if not {*word} <= {*";&|\n"}:
+                words.append(word)
+                continue
+            yield words
+            if "\n" in word:
+                return
+            words = []
+    except ValueError as error:
+        if words and _line(words, {}, {}) is not None:  # else an apostrophe in a sentence
             raise UsageError("--serve", "a line with closed quotes", str(error), "close them") from None
-        yield words
+    yield words
 
 
 def _lists(text: str, suffix: str) -> Iterator[list[str]]:
