@@ -32,7 +32,7 @@ ROOMS = {
     "recurrent": 2_100,
     "extend": 1_900,
     "checkpoints": 1_800,
-    "show": 1_400,
+    "drawings": 1_400,
 }
 """Upper limits of lines of code by folder of src/longitude."""
 NOT_CODE = (

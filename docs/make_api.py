@@ -33,8 +33,6 @@ def public_names() -> Iterator[tuple[str, Any]]:
     """("lg.attend", the function), ...: what dir(lg) lists, and what its modules list in __all__."""
     for name in dir(lg):
         value = getattr(lg, name)
-        if isinstance(value, ModuleType) and callable(value):  # lg.show, once a module of that package was imported
-            value = getattr(value, name)
         yield f"lg.{name}", value
         if isinstance(value, ModuleType):
             yield from ((f"lg.{name}.{each}", getattr(value, each)) for each in getattr(value, "__all__", []))

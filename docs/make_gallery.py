@@ -15,9 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from claims.evidence import KEPT
 from fill_numbers import little, newest, word
 from longitude.catalogue import acts, source_of
+from longitude.drawings.drawing import FLOOR, Drawing, Lines
 from longitude.positions.base import ENCODINGS
 from longitude.report.wording import brief, paper
-from longitude.show.drawing import FLOOR, Drawing, Lines
 from longitude.study.analysis import analyse
 from longitude.testing import example
 

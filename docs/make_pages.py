@@ -18,14 +18,14 @@ import make_laws
 from claims.base import list_claims
 from fill_numbers import newest
 from longitude.attention.mixer import MIXERS
+from longitude.drawings.build import Shape
+from longitude.drawings.charts import figure
+from longitude.drawings.subjects import Subject, subjects
 from longitude.labels import parse_label
 from longitude.positions.base import ENCODINGS
 from longitude.registry import Registry, options_of
 from longitude.report.figure import WIDTH, Figure, save
 from longitude.report.wording import paper
-from longitude.show.build import Shape
-from longitude.show.charts import figure
-from longitude.show.subjects import Subject, subjects
 from longitude.testing import example
 from longitude.testing.engine import STATUSES
 from longitude.testing.examples import SMALL

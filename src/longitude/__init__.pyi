@@ -40,6 +40,7 @@ from longitude.attention.mixer import (
 )
 from longitude.attention.operation import attend as attend, explain as explain
 from longitude.checkpoints.config import from_hugging_face as from_hugging_face
+from longitude.drawings import show as show
 from longitude.models import (
     LongitudeConfig as LongitudeConfig,
     LongitudeForCausalLM as LongitudeForCausalLM,
@@ -90,7 +91,6 @@ from longitude.positions.temperature import (
     Ministral3Temperature as Ministral3Temperature,
     SSMax as SSMax,
 )
-from longitude.show import show as show
 from longitude.training import parameter_groups as parameter_groups
 
 __version__: str

@@ -13,9 +13,9 @@ from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.declared import of_full_attention, text_part
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import built_without_weights
+from longitude.drawings import checkpoint
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Linear, YaRN
-from longitude.show import checkpoint
 from tests.checkpoints.published import KIMI_K2, MPT_16, OLMO_3, ORIGINAL, PHI_35_MOE, PUBLISHED, QWEN3_VL
 from tests.support import refused, refused_calls
 

@@ -51,11 +51,11 @@ def show(
     if not name:
         raise ValueError("expected a name: longitude show alibi; `longitude list` lists them")
     if out is not None:
-        from longitude.show.charts import require_place
+        from longitude.drawings.charts import require_place
 
         require_place(out)
-    from longitude.show import chosen_of
-    from longitude.show.subjects import subjects
+    from longitude.drawings import chosen_of
+    from longitude.drawings.subjects import subjects
 
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
     shown = [*subjects(name, encoding, {key: size for key, size in sizes.items() if size is not None}, clocks)]
@@ -66,7 +66,7 @@ def show(
     if out is not None:
         if not drawings:
             raise ValueError(f"--out {out}: nothing is drawn of {', '.join(name)}; leave it out")
-        from longitude.show.charts import write
+        from longitude.drawings.charts import write
 
         write(out, [(subject.label, subject.words) for subject in shown], drawings)
         print(f"{len(drawings)} pictures: {out}", file=sys.stderr)
@@ -87,7 +87,7 @@ def show(
 
 def _chosen(shown: Sequence[Any], every: bool, log: bool) -> list[Any]:
     """All drawings side by side; unless every one is asked for, only the first of each subject that has brief facts."""
-    from longitude.show.drawing import Lines, side_by_side
+    from longitude.drawings.drawing import Lines, side_by_side
 
     def far(drawing: Any) -> bool:
         return isinstance(drawing, Lines) and drawing.far
@@ -107,8 +107,8 @@ def _chosen(shown: Sequence[Any], every: bool, log: bool) -> list[Any]:
 def _print(shown: Sequence[Any], drawings: Sequence[Any], every: bool) -> None:
     from rich.text import Text
 
+    from longitude.drawings.terminal import drawn, fact
     from longitude.report.table import show as display
-    from longitude.show.terminal import drawn, fact
 
     width = max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from longitude.attention.operation import attend
+from longitude.drawings.build import Shape
+from longitude.drawings.drawing import Drawing, Grid, Lines, floor_of, heads, middle, offsets_of
+from longitude.drawings.rotations import pairs_of, scores
 from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, Temperature, encoding as build
 from longitude.positions.bias import FORBIDDEN, T5Bias, t5_bucket
 from longitude.positions.composed import Composed, compose
-from longitude.show.build import Shape
-from longitude.show.drawing import Drawing, Grid, Lines, floor_of, heads, middle, offsets_of
-from longitude.show.rotations import pairs_of, scores
 
 SEEDS = 3
 """Number of seeds for random queries."""
@@ -83,7 +83,7 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 @cache
 def _saved() -> dict[str, Any]:
     """Learned numbers of one study: seed 0, 800 steps on the standard library of Python."""
-    return json.loads(files("longitude.show").joinpath("trained.json").read_text(encoding="utf-8"))
+    return json.loads(files("longitude.drawings").joinpath("trained.json").read_text(encoding="utf-8"))
 
 
 def trained(encoding: Encoding) -> Encoding | None:

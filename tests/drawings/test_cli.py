@@ -1,8 +1,6 @@
 """`longitude show` on the command line: what it prints, the files that it writes, what it refuses."""
 
-import importlib
 import json
-import sys
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
@@ -110,8 +108,6 @@ def test_a_notebook_shows_a_picture_and_saves_it(tmp_path):
     assert len(lg.show("alibi", length=64, picture="all").drawings) > 1
     with pytest.raises(ValueError, match="did you mean 'bias'"):
         lg.show("alibi", picture="bais")
-    importlib.import_module("longitude.show.charts")
-    assert callable(sys.modules["longitude.show"])
 
 
 def test_learned_biases_are_drawn_trained_or_the_title_says_so():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import longitude as lg
-from longitude.show.build import Shape, built
-from longitude.show.mixers import block_sizes, drawings
+from longitude.drawings.build import Shape, built
+from longitude.drawings.mixers import block_sizes, drawings
 from tests.support import refused
 
 SHAPE = Shape(length=64, heads=2, head_dim=8)

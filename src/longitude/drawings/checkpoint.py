@@ -14,6 +14,9 @@ from longitude.checkpoints.declared import class_of, declared_length, text_part,
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import built_without_weights, config_of, without_class
 from longitude.checkpoints.positions import alibi_of, has_alibi, table_of
+from longitude.drawings.build import Shape
+from longitude.drawings.drawing import Dials, Drawing, side_by_side
+from longitude.drawings.rotations import ALL, Rotation, clocks as of_encoding, dials, slowed, wavelengths
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
@@ -22,9 +25,6 @@ from longitude.positions.config_keys import WINDOWED, not_understood
 from longitude.positions.layers import LayerPositions
 from longitude.report.table import plain
 from longitude.report.wording import brief
-from longitude.show.build import Shape
-from longitude.show.drawing import Dials, Drawing, side_by_side
-from longitude.show.rotations import ALL, Rotation, clocks as of_encoding, dials, slowed, wavelengths
 
 FACTORS = (2, 4, 8)
 """Lengths that are shown, in multiples of the training length."""
@@ -249,7 +249,7 @@ def _longer(rows: list[dict[str, Any]], trained: int) -> Iterator[str]:
 # ---- drawings --------------------------------------------------------------------------------------------------------
 def drawings(config: Any) -> list[Drawing]:
     """Drawings of each rotation: wavelengths, and what schemes do to them. Without one, those of the encodings."""
-    from longitude.show import encodings as drawn
+    from longitude.drawings import encodings as drawn
 
     rotating, length = rotations(config), trained_length(config) or 1024
     if rotating:

@@ -7,10 +7,8 @@
 for files, pages and notebooks.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from longitude.errors import UsageError, unknown
@@ -34,7 +32,7 @@ class Pictures:
         return shown + f" (picture={', '.join(map(repr, [*self.others, ALL]))} shows others)" * bool(self.others)
 
     def _repr_svg_(self) -> str:
-        from longitude.show.charts import svg
+        from longitude.drawings.charts import svg
 
         return svg(self.drawings)
 
@@ -47,7 +45,7 @@ class Pictures:
         Raises:
             ValueError: For another suffix, or a folder that does not exist.
         """
-        from longitude.show.charts import require_place, write
+        from longitude.drawings.charts import require_place, write
 
         require_place(Path(path))
         write(Path(path), [(subject.label, subject.words) for subject in self.subjects], self.drawings)
@@ -67,8 +65,8 @@ def show(*names: str, picture: str | None = None, **sizes: int) -> Pictures:
     Raises:
         ValueError: For an unknown name, picture or size.
     """
-    from longitude.show.drawing import side_by_side
-    from longitude.show.subjects import subjects
+    from longitude.drawings.drawing import side_by_side
+    from longitude.drawings.subjects import subjects
 
     if not names:
         raise UsageError("show", "a name, such as lg.show('alibi')", "none")
@@ -86,13 +84,3 @@ def chosen_of(drawings: Sequence[Any], picture: str) -> list[Any]:
     if picture != ALL and picture not in known:
         raise unknown("picture", picture, [*known, ALL], f"there are: {', '.join([*known, ALL])}.")
     return [*drawings] if picture == ALL else [known[picture]]
-
-
-class _Callable(ModuleType):
-    """This package as `lg.show`, also after its modules were imported, which set that name to the package."""
-
-    def __call__(self, *names: str, picture: str | None = None, **sizes: int) -> Pictures:
-        return show(*names, picture=picture, **sizes)
-
-
-sys.modules[__name__].__class__ = _Callable

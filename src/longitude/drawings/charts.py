@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import altair as alt
 
+from longitude.drawings.drawing import Dials, Drawing, Grid, Lines, are_labels, ticks, valued
 from longitude.report.figure import (
     COLORS,
     DASHES,
@@ -27,7 +28,6 @@ from longitude.report.figure import (
 )
 from longitude.report.wording import brief
 from longitude.runs.files import atomic
-from longitude.show.drawing import Dials, Drawing, Grid, Lines, are_labels, ticks, valued
 
 HEIGHT = 300
 DIALS, DIAL = 16, 46
@@ -61,7 +61,7 @@ def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], dra
 
         title = ", ".join(name for name, _ in parts)
         figures = [figure(drawing) for drawing in drawings]
-        write_page(out, "longitude.show", "show.html.j2", figures, title=title, parts=[(n, [*w]) for n, w in parts])
+        write_page(out, "longitude.drawings", "show.html.j2", figures, title=title, parts=[(n, [*w]) for n, w in parts])
         return
     if out.suffix == ".png":
         save(_stacked(drawings), out)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from longitude.drawings.drawing import Line, Lines, floor_of, middle
 from longitude.errors import unknown
 from longitude.models import LongitudeForCausalLM
 from longitude.positions.base import Encoding
@@ -16,7 +17,6 @@ from longitude.positions.bias import FORBIDDEN
 from longitude.positions.composed import Composed
 from longitude.report.wording import named
 from longitude.runs.quiet import quiet
-from longitude.show.drawing import Line, Lines, floor_of, middle
 from longitude.study.results import Run, TrialResult, read_run
 from longitude.study.train import build_model
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from plotille import Canvas, color
 
+from longitude.drawings.drawing import Drawing, Lines, are_labels, evenly, ticks, valued
 from longitude.report.wording import brief, hue_of
-from longitude.show.drawing import Drawing, Lines, are_labels, evenly, ticks, valued
 
 CURVES = 8
 """Maximum number of curves in a terminal; of more curves, evenly spaced ones are drawn."""

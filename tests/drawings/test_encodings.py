@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.show.build import Shape, built
-from longitude.show.drawing import Grid, Lines, side_by_side, ticks
-from longitude.show.encodings import drawings, trained
-from longitude.show.rotations import clocks
+from longitude.drawings.build import Shape, built
+from longitude.drawings.drawing import Grid, Lines, side_by_side, ticks
+from longitude.drawings.encodings import drawings, trained
+from longitude.drawings.rotations import clocks
 
 SHAPE = Shape(length=64, heads=4, head_dim=16)
 

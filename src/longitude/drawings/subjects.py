@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from longitude.attention.mixer import MIXERS
+from longitude.drawings.build import Built, Part, Shape
+from longitude.drawings.drawing import Drawing
 from longitude.errors import UsageError
 from longitude.positions.base import ENCODINGS
-from longitude.show.build import Built, Part, Shape
-from longitude.show.drawing import Drawing
 
 Facts = dict[str, Any]
 Words = list[tuple[str, str]]
@@ -96,7 +96,7 @@ def _require_checkpoint(path: Path) -> None:
 
 
 def _of_study(path: Path, encoding: Sequence[str]) -> Iterator[Subject]:
-    from longitude.show import trained
+    from longitude.drawings import trained
 
     run, trials = trained.opened(path, encoding)
     for label, trial in trials.items():
@@ -106,7 +106,7 @@ def _of_study(path: Path, encoding: Sequence[str]) -> Iterator[Subject]:
 
 def _of_checkpoint(name: str, length: int | None, clocks: bool) -> Subject:
     from longitude.checkpoints.declared import raw_config
-    from longitude.show import checkpoint
+    from longitude.drawings import checkpoint
 
     config = checkpoint.read(name)
     about = checkpoint.facts(name, config, raw_config(name))
@@ -116,8 +116,8 @@ def _of_checkpoint(name: str, length: int | None, clocks: bool) -> Subject:
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
 def _of_label(label: str, shape: Shape, clocks: bool) -> Subject:
-    from longitude.show import encodings, mixers, rotations
-    from longitude.show.build import built
+    from longitude.drawings import encodings, mixers, rotations
+    from longitude.drawings.build import built
 
     made = built(label, shape)
     about = facts(made)

@@ -9,8 +9,8 @@ from longitude.attention.layers.hierarchical import HierarchicalAttention
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal
 from longitude.attention.mixer import Mixer, MixerInputs
-from longitude.show.build import Shape
-from longitude.show.drawing import Drawing, Grid, Lines, evenly
+from longitude.drawings.build import Shape
+from longitude.drawings.drawing import Drawing, Grid, Lines, evenly
 
 QUERIES, KEYS = 36, 72
 """Approximate numbers of queries and keys in a grid."""

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from longitude.attention.operation import attend
 from longitude.checkpoints.compare import frequencies_of
+from longitude.drawings.build import Shape
+from longitude.drawings.drawing import Dials, Drawing, Line, Lines, offsets_of
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.hugging_face import RopeConfig
@@ -17,8 +19,6 @@ from longitude.positions.rotary import AxialRotary, Rotary, XPos
 from longitude.positions.scaling import SCHEMES, Frequencies, Scaling
 from longitude.positions.scaling.base import Follows
 from longitude.registry import options_of
-from longitude.show.build import Shape
-from longitude.show.drawing import Dials, Drawing, Line, Lines, offsets_of
 
 SEEDS = 3
 """Number of seeds for random queries and keys."""

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from longitude.drawings.trained import biases, opened
 from longitude.positions.bias import ALiBi, T5Bias
-from longitude.show.trained import biases, opened
 from longitude.study.results import read_run
 from longitude.study.train import build_model, save
 from tests.study.conftest import sealed_again, units_in, write_run

@@ -9,9 +9,9 @@ import pytest
 import transformers
 
 import longitude as lg
+from longitude.drawings import checkpoint
+from longitude.drawings.rotations import PLAIN
 from longitude.errors import UsageError
-from longitude.show import checkpoint
-from longitude.show.rotations import PLAIN
 
 LLAMA3 = {
     "rope_type": "llama3",
