@@ -34,6 +34,13 @@ def gradients(model, ids, **inputs):
     return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
 
 
+def test_dropout_acts_in_training_only(stock, ids):
+    model = stock("llama", "longitude", attention_dropout=0.5)
+    close(model(ids).logits, model(ids).logits)
+    model.train()
+    assert (model(ids).logits - model(ids).logits).abs().max() > 1e-3
+
+
 def test_whole_and_padded_with_gradients(pair, ids, mask):
     ours, theirs = pair
     close(ours(ids).logits, theirs(ids).logits)
