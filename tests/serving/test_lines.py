@@ -165,6 +165,47 @@ def test_a_command_is_found(text) -> None:
     assert line.options[0] in ("m", "-m") and "131072" in line.options
 
 
+LLAMA_IMAGE = "image: ghcr.io/ggml-org/llama.cpp:server-cuda\n"
+STORED = {
+    "compose, llama.cpp": (".yaml", LLAMA_IMAGE + "command: [-m, m, -c, 131072]\n", "llama.cpp"),
+    "compose, llama.cpp, text": (".yaml", LLAMA_IMAGE + "command: >\n  -m m\n\n  -c 131072\n", "llama.cpp"),
+    "compose, llama.cpp, variables": (
+        ".yaml",
+        LLAMA_IMAGE + "environment:\n  - LLAMA_ARG_CTX_SIZE=131072\n",
+        "llama.cpp",
+    ),
+    "compose, dotted": (
+        ".yaml",
+        "image: vllm/vllm-openai\ncommand: [--hf-overrides.max_position_embeddings=131072]",
+        "vllm",
+    ),
+    "pod, a text": (".yaml", "image: vllm/vllm-openai\nargs: ['--model m --max-model-len 131072']\n", "vllm"),
+    "pod, a script": (
+        ".yaml",
+        f"image: vllm/vllm-openai\ncommand: [sh, -c]\nargs:\n- |\n  set -e\n  exec {SERVED}\n",
+        "vllm",
+    ),
+    "values": (
+        ".yaml",
+        "image: {repository: vllm/vllm-openai, tag: v1}\nextraArgs: [--max-model-len=131072]\n",
+        "vllm",
+    ),
+    "values of the stack": (
+        ".yaml",
+        "vllmConfig: {maxModelLen: 4096, extraArgs: [--hf-overrides.x, 131072]}\n",
+        "vllm",
+    ),
+    "Dockerfile": ("", 'FROM vllm/vllm-openai\nCMD ["--model", "m", \\\n  "--max-model-len", "131072"]\n', "vllm"),
+}
+
+
+@pytest.mark.parametrize("form", STORED)
+def test_a_line_in_data_is_found(form) -> None:
+    suffix, text, engine = STORED[form]
+    [line] = lines_in(text, suffix)
+    assert line.engine == engine and "131072" in [value for _, value in line.flags]
+
+
 def test_a_gguf_file(tmp_path) -> None:
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")

@@ -41,8 +41,9 @@ PROGRAMS = {
     r"transformers serve": "transformers",
     r"(-m )?mlx_lm(\.| )(server|generate|chat)": "mlx",
 }
+NAMES = "|".join(PROGRAMS)
 """First words of a line, as an expression, and the engine that they start."""
-BEFORE = re.compile(r"[A-Za-z_]\w*=.*|sudo|env|exec|nohup|time|run|then|else|do|python[\d.]*|\$|-\w?")
+BEFORE = re.compile(r"[A-Za-z_]\w*=.*|sudo|env|exec|nohup|time|run|then|else|do|(ba)?sh|python[\d.]*|\$|-\w?")
 CONTAINERS = {*"docker podman kubectl srun apptainer FROM conda uv uvx numactl taskset timeout".split()}
 """Words that may stand before a program; after those of CONTAINERS any words may."""
 CALLS = {
@@ -67,12 +68,15 @@ PREFIX = r"^\s*(ExecStart=|CMD |RUN |ENTRYPOINT |(- )?\w+: *[|>]?|- |\d+\. |#+ |
 REWRITTEN = (
     (r"(?:\\|[ \t][`^])\r?\n[ \t]*(?:> )?", " "),  # lines continued in sh, PowerShell, cmd, and after a prompt
     (r"(?<=\S)[ \t]+# [^\n]*", ""),  # comments
-    (rf"`([^`\n]*(?:{'|'.join(PROGRAMS)})[^`\n]*)`", r"\n\1\n"),  # code within a sentence
+    (rf"`([^`\n]*(?:{NAMES})[^`\n]*)`", r"\n\1\n"),  # code within a sentence
     (r"[\w .:\\-]{0,200}\\(?=[\w-]+\.exe\b)", ""),  # folders of Windows
 )
-VARIABLES = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
-"""Variables of the environment that lift an engine's limit of the length."""
-ANSWERS = re.compile(rf"({'|'.join(VARIABLES)})[\"']?(?:\s*[:=]\s*|\s+value\s*:\s*|\s+)[\"']?(\w+)")
+VARIABLES = (
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN|SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+    r"|LLAMA_ARG_(?:CTX_SIZE|ROPE_\w+|YARN_\w+|N_PARALLEL|KV_UNIFIED_PER_SLOT)"
+)
+"""Variables of the environment that lift an engine's limit of the length, or are flags of llama.cpp (common/arg.cpp)."""
+ANSWERS = re.compile(rf"({VARIABLES})[\"']?(?:\s*[:=]\s*|\s+value\s*:\s*|\s+)[\"']?([\w.]+)")
 PINNED = re.compile(r"\b(vllm|sglang)(?:-openai)?(?::v|\s*==\s*v?)(\d+(?:\.\d+)+)")
 """The release of an engine that a text pins."""
 
@@ -167,19 +171,27 @@ def _line(
         for (program, engine), count in product(PROGRAMS.items(), (1, 2, 3)):
             if re.fullmatch(program, " ".join(plain[start : start + count])):
                 here = dict(word.split("=", 1) for word in words[:start] if re.match(r"\w+=", word))
-                end = start + count
-                return Line(engine, tuple(words[:end]), tuple(words[end:]), {**variables, **here}, pinned.get(engine))
+                here, end = {**variables, **here}, start + count
+                options = (*(_flags_of(here) if engine == "llama.cpp" else ()), *words[end:])
+                return Line(engine, tuple(words[:end]), options, here, pinned.get(engine))
         if not CONTAINERS & {*plain[: start + 1]} and not BEFORE.fullmatch(plain[start]):
             break
     engine = next((TELLING[flag] for word in words if (flag := word.partition("=")[0]) in TELLING), None)
     return Line(engine, (), tuple(words), variables, pinned.get(engine)) if loose and engine is not None else None
 
 
+def _flags_of(variables: Mapping[str, str]) -> Iterator[str]:
+    for name, value in variables.items():
+        if name.startswith("LLAMA_ARG_") and re.fullmatch(VARIABLES, name):
+            yield "--" + re.sub("^N_|_TYPE$", "", name.removeprefix("LLAMA_ARG_")).lower().replace("_", "-")
+            yield value
+
+
 def _commands(text: str) -> Iterator[list[str]]:
     """The words of each shell command in a text that names an engine; also of those in quotes, as after bash -c."""
     for pattern, replacement in REWRITTEN:
         text = re.sub(pattern, replacement, text)
-    starts = re.finditer(rf"(?m)^.*?(?:{'|'.join(PROGRAMS)})\b", text)
+    starts = re.finditer(rf"(?m)^.*?(?:{NAMES})\b", text)
     for start in islice(starts, MOST_LINES):
         for words in _split(re.sub(PREFIX, "", text[start.start() : start.start() + NEAR])):
             yield words
@@ -210,15 +222,16 @@ def _split(text: str) -> Iterator[list[str]]:
 
 def _lists(text: str, suffix: str) -> Iterator[list[str]]:
     """Lists of words in a YAML or JSON text, or in a line of a Dockerfile."""
-    texts = [text] if suffix in DATA or re.match(r"\s*(\{|\[\s*[\"{\[])", text) else LISTS.findall(text)
-    for part in texts[:MOST_LINES]:
+    is_data = suffix in DATA or re.match(r"\s*(\{|\[\s*[\"{\[])", text)
+    image = None if is_data else next(iter(re.findall(r"(?m)^FROM\s+(\S+)", text)), None)
+    for part in [text] if is_data else LISTS.findall(re.sub(*REWRITTEN[0], text))[:MOST_LINES]:
         try:
             if suffix in DATA[:2] and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(part)):
                 raise UsageError("--serve", "YAML without aliases", "an alias", "write the value itself")
             value = yaml.safe_load(part) if suffix in DATA[:2] else json.loads(part)
         except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as error:
             raise UsageError("--serve", "JSON or YAML", " ".join(str(error).split())[:160]) from None
-        yield from _words(value)
+        yield from _words(value if is_data else {"image": image, "command": value})
 
 
 def _words(value: Any, depth: int = 0) -> Iterator[list[str]]:
@@ -228,18 +241,24 @@ def _words(value: Any, depth: int = 0) -> Iterator[list[str]]:
     if isinstance(value, str):
         yield from _commands(value)
     elif isinstance(value, Mapping):
-        command, arguments, image = value.get("command"), value.get("args"), value.get("image")
-        if isinstance(image, str) and isinstance(command, str):  # the options of the image's program, on several lines
-            whole = " ".join([image, *command.splitlines()])
-            yield from _commands(whole)
-            value = {**value, "image": None, "command": None}
-        if isinstance(command, list) and isinstance(arguments, list):
-            value = {**value, "command": [*command, *arguments], "args": None}
-        flags = {f"--{str(key).lstrip('-').replace('_', '-')}": inner for key, inner in value.items()}
+        parts = [_text(value.get(key)) for key in ("command", "args")]
+        alone = " ".join(filter(None, parts))
+        for text in (
+            alone,
+            " ".join([str(value.get("image")), *alone.splitlines()]),
+        ):  # else options of the image's program
+            if lines := [words for words in _commands(text) if _line(words, {}, {})]:
+                yield from lines
+                value = {**value, "image": None, "command": None, "args": None}
+                break
+        flags = {
+            "--" + re.sub(r"(?<=[a-z])(?=[A-Z])|_", "-", str(key).lstrip("-")).lower(): v for key, v in value.items()
+        }
         if flags.keys() & TELLING.keys():
             yield [word for flag, inner in flags.items() for word in _as_flag(flag, inner)]
         else:
-            yield from _words([*value.values()], depth + 1)
+            for inner in value.values():
+                yield from _words(inner, depth + 1)
     elif isinstance(value, list):
         if all(isinstance(word, str | int | float) for word in value):
             yield [str(word) for word in value]
@@ -247,9 +266,20 @@ def _words(value: Any, depth: int = 0) -> Iterator[list[str]]:
             yield from _words(inner, depth + 1)
 
 
+def _text(words: Any) -> str:
+    """A command as text: a list with quotes, except about commands of their own, as after sh -c."""
+    if isinstance(words, list) and all(isinstance(word, str | int | float) for word in words):
+        commands = [len(words) == 1 or (" " in str(word) and re.search(NAMES, str(word))) for word in words]
+        texts = zip(map(str, words), commands, strict=True)
+        return " ".join(word if is_command else shlex.quote(word) for word, is_command in texts)
+    return words if isinstance(words, str) else ""
+
+
 def _as_flag(flag: str, value: Any) -> list[str]:
     if isinstance(value, bool) or value is None:
         return [flag] * bool(value)
+    if flag in ("--extra-args", "--args") and isinstance(value, list):
+        return [str(word) for word in value]
     return [flag, json.dumps(value) if isinstance(value, dict | list) else str(value)]
 
 
@@ -340,7 +370,7 @@ def joined(line: Line, drop: Sequence[str], add: Mapping[str, Any]) -> str:
         arguments = [repr(value) for flag, value in kept if not flag]
         arguments += [f"{name}={value if _is_literal(value) else repr(value)}" for name, value in options.items()]
         return f"{line.start[0]}{', '.join(arguments)})"
-    start = [word for word in line.start if word.partition("=")[0] not in VARIABLES]
+    start = [word for word in line.start if not re.fullmatch(VARIABLES, word.partition("=")[0])]
     words = [word for item in [*kept, *add.items()] for word in item if word not in ("", None)]
     texts = [json.dumps(word) if isinstance(word, dict) else str(word) for word in words]
     return " ".join(map(shlex.quote, [*start, *texts]))
