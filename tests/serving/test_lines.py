@@ -206,6 +206,44 @@ def test_a_line_in_data_is_found(form) -> None:
     assert line.engine == engine and "131072" in [value for _, value in line.flags]
 
 
+PYTHON = {
+    "names": 'MODEL = "m"\nllm = LLM(model=MODEL, max_model_len=131072, seed=len(x))',
+    "a dict": 'options = {"model": "m", "max_model_len": 131072}\nllm = LLM(**options)',
+    "arguments": 'AsyncEngineArgs(model="m", max_model_len=131072)',
+    "json.dumps": "sgl.Engine(model_path=path, context_length=131072, json_model_override_args=json.dumps({}))",
+    "transformers": 'AutoConfig.from_pretrained("m", torch_dtype=torch.float32, max_position_embeddings=131072)',
+}
+
+
+@pytest.mark.parametrize("form", PYTHON)
+def test_a_call_is_found(form) -> None:
+    [line] = lines_in(PYTHON[form])
+    assert "131072" in [value for _, value in line.flags]
+
+
+def test_names_with_two_values_are_not_known() -> None:
+    [line] = lines_in("n = 4096\nn = 8192\nLLM('m', max_model_len=n)")
+    assert dict(line.flags)["--max-model-len"] == "${n}"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("vllm serve $MODEL", []),
+        ("vllm serve m > $LOG", []),
+        ("vllm serve m $MORE", ["not known"]),
+        ('vllm serve m "${FLAGS[@]}"', ["not known"]),
+        ('vllm serve "$@"', ["not known"]),
+        ("vllm serve m {{ .Values.extraArgs }}", ["not known"]),
+        ("LLM('m', **options)", ["not known"]),
+        ("AutoModelForCausalLM.from_pretrained(m, rope_scaling=scaling)", ["not known"]),
+        ("llama-server -m m.gguf --ctx-size=4096", ["refused"]),
+    ],
+)
+def test_what_is_not_seen_is_not_known(line, expected) -> None:
+    assert rules("qwen3", line) == expected
+
+
 def test_a_gguf_file(tmp_path) -> None:
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")

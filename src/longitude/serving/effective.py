@@ -189,6 +189,7 @@ def judged(line: Line, config: Config, alone: Ropes) -> Case:
     asked = engine.parse(line)
     require_numbers(asked)
     case = Case(line, asked, config, alone, stops=[*asked.stops], unknown=[*asked.unknown])
+    case.unknown += [f"{word} stands for flags that are not seen here: write them" for word in line.unseen]
     if asked.stops:
         return case
 

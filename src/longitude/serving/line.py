@@ -47,9 +47,9 @@ BEFORE = re.compile(r"[A-Za-z_]\w*=.*|sudo|env|exec|nohup|time|run|then|else|do|
 CONTAINERS = {*"docker podman kubectl srun apptainer FROM conda uv uvx numactl taskset timeout".split()}
 """Words that may stand before a program; after those of CONTAINERS any words may."""
 CALLS = {
-    r"(?:vllm\.)?LLM": "vllm",
+    r"(?:vllm\.)?(?:LLM|(?:Async)?EngineArgs)": "vllm",
     r"(?:sglang|sgl)\.Engine": "sglang",
-    r"AutoModel\w*\.from_pretrained": "transformers",
+    r"Auto(?:Model|Config)\w*\.from_pretrained": "transformers",
     r"mlx_lm\.load": "mlx",
 }
 """Functions of Python, as an expression, and the engine that they start."""
@@ -79,6 +79,9 @@ VARIABLES = (
 ANSWERS = re.compile(rf"({VARIABLES})[\"']?(?:\s*[:=]\s*|\s+value\s*:\s*|\s+)[\"']?([\w.]+)")
 PINNED = re.compile(r"\b(vllm|sglang)(?:-openai)?(?::v|\s*==\s*v?)(\d+(?:\.\d+)+)")
 """The release of an engine that a text pins."""
+
+
+MODEL = ("--model", "--model-path", "-m", "--hf-repo", "-hf")
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,18 @@ class Line:
     @property
     def model(self) -> str | None:
         """The model that the line names."""
-        named = [value for flag, value in self.flags if flag in ("--model", "--model-path", "-m", "--hf-repo", "-hf")]
+        named = [value for flag, value in self.flags if flag in MODEL]
         return next(filter(None, [*named, *(value for flag, value in self.flags if flag == "")]), None)
+
+    @property
+    def unseen(self) -> list[str]:
+        """Words that a shell replaces by flags: arrays, and variables beside the model."""
+        plain = [str(value) for flag, value in self.flags if flag == ""]
+        plain = plain if any(flag in MODEL for flag, _ in self.flags) else plain[1:]
+        pairs = zip(["", *plain], plain, strict=False)
+        beside = [word for before, word in pairs if word.startswith(("$", "{{")) and before not in (">", ">>", "<")]
+        arrays = [value for _, value in self.flags if value and re.search(r"\$@|\[@\]", value)]
+        return [*dict.fromkeys(beside + arrays)]
 
     def lifts(self, variable: str) -> bool:
         """Whether a variable of the environment is set to yes."""
@@ -284,7 +297,8 @@ def _as_flag(flag: str, value: Any) -> list[str]:
 
 
 def _calls(text: str, variables: Mapping[str, str], pinned: Mapping[str, str]) -> Iterator[Line]:
-    """Lines of calls of Python with literal arguments."""
+    """Lines of calls of Python. A name that has one literal value in the text stands for it; others become variables."""
+    values = _assigned(text)
     for start in islice(re.finditer(rf"\b(?:{'|'.join(CALLS)})\(", text), MOST_LINES):
         engine = next(engine for function, engine in CALLS.items() if re.fullmatch(function, start[0][:-1]))
         depths = accumulate({"(": 1, ")": -1}.get(sign, 0) for sign in text[start.end() - 1 : start.end() + NEAR])
@@ -292,14 +306,38 @@ def _calls(text: str, variables: Mapping[str, str], pinned: Mapping[str, str]) -
         try:
             call = ast.parse(text[start.start() : start.end() + length], mode="eval").body
             assert isinstance(call, ast.Call)
-            words = [str(ast.literal_eval(name)) for name in call.args[:1]]
+            words = [str(_value(name, values)) for name in call.args[:1]]
             for word in call.keywords:
-                value = ast.literal_eval(word.value)
-                for key, inner in ({word.arg: value} if word.arg else dict(value)).items():
+                value = _value(word.value, values)
+                if word.arg is None and not isinstance(value, dict):
+                    words.append(value.replace("}", "[@]}"))
+                for key, inner in ({word.arg: value} if word.arg else value if isinstance(value, dict) else {}).items():
                     words += _as_flag(f"--{str(key).replace('_', '-')}", inner)
         except (SyntaxError, ValueError, TypeError, AssertionError, RecursionError, MemoryError):
             continue
         yield Line(engine, (start[0],), tuple(words), variables, pinned.get(engine))
+
+
+def _assigned(text: str) -> dict[str, Any]:
+    """Names with a literal value in a Python text; those with several values have none."""
+    try:
+        assigned = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    names = [(ast.unparse(node.targets[0]), node.value) for node in assigned]
+    single = {name: value for name, value in names if [other for other, _ in names].count(name) == 1}
+    return {name: value for name, node in single.items() if not str(value := _value(node, {})).startswith("$")}
+
+
+def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    """A literal, also within json.dumps; else "${...}", as the shell writes a variable."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.dumps" and len(node.args) == 1:
+        return _value(node.args[0], values)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        source = ast.unparse(node)
+        return values.get(source, f"${{{source}}}")
 
 
 # ---- flags -----------------------------------------------------------------------------------------------------------

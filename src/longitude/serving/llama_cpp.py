@@ -70,6 +70,9 @@ def parse(line: Line) -> Overrides:
                 if flag in (SCALE, INVERSE):  # the last one wins
                     flags = {name: number for name, number in flags.items() if name not in (SCALE, INVERSE)}
                 flags[flag] = _value(literal(value, flag), flag)
+    if unsplit := next((word for word in line.options if re.match(r"--[\w-]+=", word)), None):
+        what = f"{unsplit.partition('=')[0]}=...: invalid argument, the value is a word of its own"
+        asked.stops.append(Stops(what, "common/arg.cpp:827"))
     scheme = {key: flags[flag] for flag, key in KEYS.items() if flag in flags}
     if (factor := flags.get(SCALE, 1 / flags[INVERSE] if INVERSE in flags else None)) is not None:
         scheme["factor"] = factor

@@ -13,7 +13,7 @@ from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling.base import ROPE_TYPES
 from longitude.runs.quiet import quiet
 from longitude.serving.config import FACTS, LENGTH, ROPE, TEXT, Config, NotKnown, Overrides, Served, Stops, rope
-from longitude.serving.line import Line
+from longitude.serving.line import Line, literal
 
 ENGINE = FACTS["transformers"] = FACTS["transformers"]._replace(version=__version__)
 LENGTH_FLAG = ""
@@ -26,10 +26,12 @@ def parse(line: Line) -> Overrides:
     asked = Overrides()
     for flag, value in line.flags:
         if flag in FLAGS and value is not None:
-            try:
-                asked.keys[flag[2:].replace("-", "_")] = json.loads(value)  # as line.py writes the arguments of a call
-            except (ValueError, RecursionError):
-                asked.keys[flag[2:].replace("-", "_")] = value
+            key = flag[2:].replace("-", "_")
+            with asked.noting(ENGINE):
+                try:
+                    asked.keys[key] = json.loads(literal(value, flag))  # as line.py writes the arguments of a call
+                except (json.JSONDecodeError, RecursionError):
+                    asked.keys[key] = value
     return asked
 
 
