@@ -1,6 +1,7 @@
 """attn_implementation="longitude" in plain transformers models: the same numbers as theirs, or a reason."""
 
 import copy
+import math
 from functools import partial
 from inspect import signature
 
@@ -244,6 +245,17 @@ def test_a_layer_that_sets_causality_and_window_itself():
         assert weights is None
     layer.is_causal = False  # pyright: ignore[reportAttributeAccessIssue]
     close(stock_attention(layer, q, k, v, None)[0], lg.attend(q, k, v, mask=lg.NoMask()).transpose(1, 2))
+
+
+def test_chosen_keys_that_the_mask_hides_stay_hidden():
+    """Queries choose their first key, and others that may be after them."""
+    q, k, v = heads(9)
+    chosen = torch.stack([torch.randperm(9) for _ in range(2 * 9)]).view(2, 9, 9)[..., :4]
+    chosen[..., 0] = 0
+    allowed = torch.zeros(2, 9, 9, dtype=torch.bool).scatter(2, chosen, True).tril()
+    out, _ = stock_attention(torch.nn.Module(), q, k, v, None, scaling=0.5, indices=chosen)
+    scores = (0.5 * q @ k.mT.repeat_interleave(q.shape[1] // k.shape[1], 1)).masked_fill(~allowed[:, None], -math.inf)
+    close(out.transpose(1, 2), scores.softmax(-1) @ v.repeat_interleave(q.shape[1] // k.shape[1], 1))
 
 
 # ---- chunks --------------------------------------------------------------------------------------------------------------
