@@ -12,6 +12,7 @@ from longitude.statistics.estimates import (
     UNCLEAR,
     Estimate,
     Sums,
+    change_beyond,
     combined,
     compared,
     difference,
@@ -94,6 +95,21 @@ def test_unpaired_seeds_are_on_the_same_documents():
         Interval(found.value, found.text_low, found.text_high),
     )
     assert found.p == pytest.approx(combined(seeds, text, freedom + 1).p)
+
+
+def test_a_change_beyond_another_is_paired_by_seed_and_by_document():
+    """By hand: each seed rises by 0.1 more than its control does, and each document by as much."""
+    nats, rise = np.array([[1.0, 2, 5], [2.0, 3, 6]]), np.array([[0.5], [0.2]])
+    start, over = Sums((0, 1), nats, np.ones((2, 3))), np.ones((2, 3))
+    after, of_control = Sums((0, 1), nats * (1.1 + rise), over), Sums((0, 1), nats * (1 + rise), over)
+    turned = Sums((2, 1, 0), np.vstack([[9.0, 9, 9], of_control.of[::-1]]), np.ones((3, 3)))  # with a seed of its own
+    turned_start = Sums((1, 0), nats[::-1], over)
+    found = change_beyond(after, start, turned, turned_start, "mean")
+    numbers = (found.value, found.seed_low, found.seed_high, *found.values)
+    assert numbers == pytest.approx((0.1,) * 5) and (found.text_low, found.text_high) == pytest.approx((0.1, 0.1))
+    assert change_beyond(of_control, start, after, start, "mean").value == pytest.approx(-0.1)
+    assert change_beyond(after, start, of_control, turned.only([2]), "mean") is None
+    assert change_beyond(after, start, of_control, Sums((0, 1), nats[:, :2], over[:, :2]), "mean") is None
 
 
 def crossed(random, seeds, of_seeds, of_documents, of_both, documents=100):

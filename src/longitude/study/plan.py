@@ -115,7 +115,8 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     before: the last configuration of the folder, whose range of positions is kept.
     """
     task = task_of(config.task)
-    spelled = {name.replace("_", "-"): name for name in task.valid_methods()}
+    valid = task.valid_methods()
+    spelled = {name.replace("_", "-"): name for name in valid}
     config = replace(config, methods=tuple(spelled.get(name.replace("_", "-"), name) for name in config.methods))
     require_numbers(config)
     for name, right, expected in _rules(config, task):
@@ -132,8 +133,8 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     if config.train_lengths or len(config.layers) > 1 or len(config.hidden) > 1:
         config = _with_axes(config, task)
     for method in config.methods:
-        if method not in task.valid_methods():
-            raise unknown("method", method, task.valid_methods(), "`longitude study --help` explains them.")
+        if method not in valid:
+            raise unknown("method", method, valid, "`longitude study --help` explains them.")
     if config.stride is not None and "sliding" not in config.methods:
         raise ValueError("--stride is of sliding windows; add sliding to --methods, or leave --stride out")
     if config.positions not in RANGED and config.position_range is not None:
@@ -147,8 +148,9 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     if config.tokenizer != BYTE and not task.tokenized:
         raise ValueError(f"--tokenizer is of --task text, and --task is {task.name}; leave it out")
     labels = with_all(config.encodings, lambda: _meaningful(task))
+    vocabulary = task.vocabulary(config)
     for label in labels:
-        _require_digits(label, task, task.vocabulary(config))
+        _require_digits(label, task, vocabulary)
     check_each_once("--encodings", labels)
     config = replace(config, encodings=labels)
     if config.positions in RANGED and config.position_range is None:
