@@ -126,7 +126,8 @@ def parse_label(label: str, mixer: str = "attention") -> Label:
     specs = _specs(label, MIXERS, {CONV: conv})
     places = [spec.get("at", "input") for spec in specs if spec["name"] == CONV]
     specs = [spec for spec in specs if spec["name"] != CONV]
-    encodings, mixers = ([spec for spec in specs if (spec["name"] in MIXERS) == is_mixer] for is_mixer in (False, True))
+    mixers = [spec for spec in specs if spec["name"] in MIXERS]
+    encodings = [spec for spec in specs if spec not in mixers]
     if len(encodings) > 1 and any(spec["name"] == "nope" for spec in encodings):
         raise UsageError("", "nope, or encodings", f"{label!r}: together with another encoding 'nope' means nothing")
     return Label(encodings, _convolved(mixers or [{"name": mixer}], places, label) if places else mixers)
@@ -197,7 +198,7 @@ def _specs(label: str, *mixers: Mapping[str, Any]) -> list[Spec]:
     specs = []
     for part in parts:
         name = part.partition(":")[0]
-        factory = next((register[name] for register in registers if name in register), None)
+        factory = next(filter(None, (register.get(name) for register in registers)), None)
         if factory is None:
             valid = [name for register in registers for name in register]
             near = nearest(name, valid)

@@ -71,7 +71,8 @@ class Registry(Mapping[str, Any]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The factory of a name, or the default: without an error."""
-        return self.factories.get(self.canonical(key), default) if key in self else default
+        self.load()
+        return self.factories.get(self.canonical(key), default)
 
     def __contains__(self, name: object) -> bool:
         self.load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from inspect import get_annotations
@@ -217,9 +217,10 @@ class LongitudeConfig(PreTrainedConfig):
         self.mixer, self.mixers = self._one_or_each(
             "mixer", "mixers", "attention", lambda spec, _: self.resolve_mixer(spec)
         )
+        mixers = self.every_mixer()
         for option in ("qk_norm", "output_gate", "softcap", "short_conv"):
-            self._require_taken(option)
-        for spec in self.every_mixer():
+            self._require_taken(option, dict.fromkeys(spec["name"] for spec in mixers))
+        for spec in mixers:
             if not {*self.short_conv} <= {*conv_places(spec.get("short_conv", self.short_conv))}:
                 raise UsageError("short_conv", f"none beside a mixer with {spec['short_conv']}", self.short_conv)
         if self.mlp == "rwkv":
@@ -237,7 +238,8 @@ class LongitudeConfig(PreTrainedConfig):
             rotates = any(mixer_class(spec).rotates for spec in self.layer_mixers())
             self.encoding = "rope" if self.encoding == "auto" and rotates else "nope"
         heads = [layer for layer, spec in enumerate(self.layer_mixers()) if has_heads(spec)]
-        if self.encodings is None and any(self.encoding_shapes(i) != self.encoding_shapes(heads[0]) for i in heads):
+        shapes = [self.encoding_shapes(layer) for layer in heads]
+        if self.encodings is None and any(shape != shapes[0] for shape in shapes):
             self.encodings = [self.encoding if i in heads else "nope" for i in range(self.num_hidden_layers)]
             self.encoding = None  # layers with heads of different sizes cannot share one
         self.encoding, self.encodings = self._one_or_each("encoding", "encodings", "auto", self.resolve)
@@ -260,9 +262,9 @@ class LongitudeConfig(PreTrainedConfig):
                 raise UsageError(option, f"none with {name}={text!r}, which sets it", repr(getattr(self, option)))
             setattr(self, option, value)
 
-    def _require_taken(self, option: str) -> None:
-        """UsageError if the config key of a shared option is set and no layer's mixer has the option."""
-        key, names = SHARED[option], dict.fromkeys(spec["name"] for spec in self.every_mixer())
+    def _require_taken(self, option: str, names: Iterable[str]) -> None:
+        """UsageError if the config key of a shared option is set and no mixer of these names has the option."""
+        key = SHARED[option]
         if getattr(self, key) and not any(option in options_of(MIXERS[name]) for name in names):
             able = ", ".join(name for name, kind in MIXERS.items() if option in options_of(kind))
             raise UsageError(key, f"a layer with one of the mixers {able}", ", ".join(names))
@@ -352,8 +354,8 @@ class LongitudeConfig(PreTrainedConfig):
     def encoding_shapes(self, layer: int | None = None) -> dict[str, int]:
         """Sizes of a layer's heads for its encodings, where they differ from the model's; None: the first layer with heads."""
         specs = self.layer_mixers() if layer is None else [self.layer_mixers()[layer]]
-        shapes = [mixer_class(spec).encoding_shapes({**self.sizes, **spec}) for spec in specs if has_heads(spec)]
-        return shapes[0] if shapes else {}
+        spec = next(filter(has_heads, specs), None)
+        return {} if spec is None else mixer_class(spec).encoding_shapes({**self.sizes, **spec})
 
     def layer_mixers(self) -> list[dict[str, Any]]:
         """For each layer, its resolved mixer."""

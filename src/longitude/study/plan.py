@@ -115,7 +115,8 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     before: the last configuration of the folder, whose range of positions is kept.
     """
     task = task_of(config.task)
-    valid = task.valid_methods()
+    # to list schemes, each is built
+    valid = task.methods if {*config.methods} <= {*task.methods} else task.valid_methods()
     spelled = {name.replace("_", "-"): name for name in valid}
     config = replace(config, methods=tuple(spelled.get(name.replace("_", "-"), name) for name in config.methods))
     require_numbers(config)

@@ -60,9 +60,8 @@ class Text(Task):
             trained = "models that were trained at contiguous positions"
             positions = f"--positions is {config.positions}; leave one of them out"
             raise ValueError(f"--methods {schemes[0]} extends {trained}, and {positions}")
-        configs = {label: model_config(config, label) for label in config.encodings}
         for scheme in schemes:
-            if not any(extends(model, scheme, config.train_length) for model in configs.values()):
+            if not any(extends(model_config(config, label), scheme, config.train_length) for label in config.encodings):
                 extends_those = f"--methods {scheme} extends {extended_by(scheme)}"
                 none = f"none of --encodings is such, got {listed(config.encodings)}"
                 raise ValueError(f"{extends_those}, and {none}; add rope, or leave the method out")
