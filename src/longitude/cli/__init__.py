@@ -34,6 +34,8 @@ from longitude.runs.terminal import Cleaned
 
 USES = {"compare": "study report measure bench", "use": "list show", "extend": "extend", "check": "check"}
 """The verbs by what they are for, in the order of README."""
+RESUMED = ("study", "measure", "extend")
+"""Commands that keep finished units in their folder."""
 
 ALL = "--help-all"
 
@@ -101,7 +103,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"longitude: {error.strerror}: {error.filename2 or error.filename or 'while writing'}", file=sys.stderr)
         return WRONG_USE
     except KeyboardInterrupt:
-        print("longitude: interrupted; the same command continues", file=sys.stderr)
+        kept = "; what is finished is kept, and the same command continues" if arguments[0] in RESUMED else ""
+        print(f"longitude: interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -91,7 +91,7 @@ def _next(analysis: Any) -> Iterator[str]:
 
     config, path = analysis.run.config, analysis.run.path
     if config.data == ("stdlib",):
-        yield headed("Next", "longitude study --data YOUR_TEXT/ --encodings rope alibi t5 alibi+window:size=16")
+        yield headed("Next", "longitude study --data YOUR_TEXT/ --out runs/mine")
     elif any(finding.verdict == UNCLEAR for finding in analysis.main):
         yield headed("Next", f"Train longer: the same command with --steps {2 * config.steps}. Or add --seeds.")
     else:
