@@ -183,5 +183,5 @@ $(VENV)/ecosystem.stamp: $(VENV)/test.stamp
 	@touch $@
 
 clean: ## remove builds and caches (not .venv, not runs)
-	rm -rf build dist src/longitude/native/compiled .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist src/longitude/native/compiled .pytest_cache .ruff_cache .import_linter_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

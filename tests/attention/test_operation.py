@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import torch._dynamo
 import torch.nn.functional as F
 
 import longitude as lg

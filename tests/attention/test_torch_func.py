@@ -36,19 +36,6 @@ def test_gradients_and_jacobians(encoding):
     close(torch.func.jacfwd(lambda q: ours(q)[0, :, :, 0])(q), rows)
 
 
-@TORCHS
-@pytest.mark.parametrize("encoding", [None, lg.ALiBi(4), lg.FoX(8, 4).double()], ids=["none", "alibi", "fox"])
-def test_a_map_is_its_rows(encoding):
-    q, k, v, tokens = (random(3, 4, 7, 8, seed=n) for n in range(4))
-    x = tokens[:, 0]
-
-    def one(q, k, v, x):
-        context = None if encoding is None else compose(encoding).context(x[None])[0]
-        return lg.attend(q[None], k[None], v[None], encoding=encoding, context=context)[0]
-
-    close(torch.func.vmap(one)(q, k, v, x), torch.stack([one(*row) for row in zip(q, k, v, x, strict=True)]))
-
-
 ROWS = torch.arange(3)[:, None]
 TOKEN = torch.arange(7).expand(3, 7)
 GIVEN = {
@@ -175,10 +162,7 @@ def test_inductor_with_a_free_length():
 
 
 OPERATORS = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("longitude::")]
-
-
-def test_there_are_operators():
-    assert {"longitude::toeplitz_attention", "longitude::toeplitz_attention_backward"} <= {*OPERATORS}
+assert {"longitude::toeplitz_attention", "longitude::toeplitz_attention_backward"} <= {*OPERATORS}
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -27,14 +27,6 @@ def test_another_of_the_same_name_changes_nothing() -> None:
     assert lg.register("alibi")(lg.ALiBi) is lg.ALiBi  # the same class again
 
 
-def test_repr_has_numbers_and_words() -> None:
-    assert repr(lg.Rotary(8, "half")) == (
-        "Rotary(head_dim=8, layout='half', base=10000.0, rotary_dim=8, proportion=1.0, angle_dtype='float64', "
-        "learned_frequencies=False, rotate_values=False)"
-    )
-    assert repr(lg.Shaw(8, 4, values=False)).startswith("Shaw(head_dim=8, max_distance=4, values=False, shared=False")
-
-
 T, AT = torch.arange(3), torch.tensor
 ALIBI, ROPE, FIRE = lg.ALiBi(4), lg.Rotary(8, "half"), lg.Fire(4)
 HEADS = torch.zeros(2, 1, 3, 8)
@@ -59,14 +51,6 @@ test_wrong_use = refused_calls(
         (lambda: lg.AxialRotary(8, "half").rotate(HEADS[0], T.expand(2, 3)), "[3, 2]", "[1, 3, 2]", "[2, 3]"),
     ]
 )
-
-
-@pytest.mark.parametrize("name", lg.list_encodings())
-def test_a_flag_is_true_or_false(name: str) -> None:
-    """Text such as "no" would count as True."""
-    for flag in (option for option, p in options_of(ENCODINGS[name]).items() if isinstance(p.default, bool)):
-        with refused(flag, got="'no'"):
-            lg.testing.example(name, **{flag: "no"})()
 
 
 # ---- positions -------------------------------------------------------------------------------------------------------

@@ -116,8 +116,8 @@ def test_any_split_gives_one_pass(mixers: list | None) -> None:
     """A number that is cut goes on: attention, a window that forgets its keys, a state."""
     model = model_with("rope", "abacus", "coupled", mixers=mixers)
     whole = model(IDS, use_cache=False).logits
-    for seed in range(6):
-        cuts = [0, *sorted(drawing.Random(seed).sample(range(1, 13), 1 + 2 * seed)), 13]
+    for seed, count in enumerate((2, 7)):
+        cuts = [0, *sorted(drawing.Random(seed).sample(range(1, 13), count)), 13]
         cache, parts = None, []
         for a, b in pairwise(cuts):
             out = model(IDS[:, a:b], cache=cache, use_cache=True)

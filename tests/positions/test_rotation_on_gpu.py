@@ -18,7 +18,7 @@ def _on_the_gpu():
         yield
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 2e-3)])
 @pytest.mark.parametrize("heads_of_a_program", [1, 4])
@@ -27,7 +27,7 @@ def test_it_is_the_formula(layout, dtype, tolerance, heads_of_a_program, monkeyp
     from longitude.positions.gpu import rotate
 
     monkeypatch.setattr(rotate, "ENOUGH", 0 if heads_of_a_program > 1 else 2**12)
-    for batch, heads, kv_heads, length, width, pairs, by_row in ((2, 3, 1, 1, 20, 6, True), (1, 5, 5, 17, 8, 3, False)):
+    for batch, heads, kv_heads, length, width, pairs, by_row in ((2, 3, 1, 1, 20, 6, True), (1, 2, 2, 17, 8, 3, False)):
         q = torch.randn(batch, heads, length, width).to(dtype)
         k = torch.randn(batch, length, kv_heads, width).to(dtype).transpose(1, 2)
         angle = 9 * torch.randn(*((batch, 1) if by_row else ()), length, pairs)

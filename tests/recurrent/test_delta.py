@@ -37,6 +37,7 @@ def by_matrices(q, k, v, g, beta):
     return torch.cat(out, 2), state
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
 @pytest.mark.parametrize("length", [1, 7, 37])

@@ -134,6 +134,7 @@ def assert_same(given: list[Tensor], wanted: list[Tensor], tolerance: float = 1e
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("flags", [(), ("reset",), ("valid",), ("reset", "valid")], ids=str)
 def test_forms_agree(case, flags):
     """Without and with documents and padding, and with chunks of any size."""
@@ -209,6 +210,7 @@ def narrow(inputs: Any, dtype: torch.dtype) -> list[Tensor]:
     return [x.to(torch.promote_types(wide, torch.complex32)) if x.is_complex() else x.to(dtype) for x in inputs]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("mode", ["chunked", "parallel"])
 @pytest.mark.parametrize("case", [(of_rwkv6, False), (of_ssd, False), (of_selective_scan, False), (of_selective_scan, True)],
                          ids=["rwkv6", "ssd", "selective_scan", "selective_scan in torch"], indirect=True)  # fmt: skip

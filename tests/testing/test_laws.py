@@ -168,18 +168,22 @@ IN_TURNS = (
     "shared_tables random_calls queries_without_keys prompt_lookup dtypes autograd_graph "
     "batch_invariance cache_operations adapters offloading"
 ).split()
-TURNS = 10
-"""Laws that take longest: each is quick for every tenth subject, and each subject meets every tenth of them."""
-LONGEST = {"queries_without_keys": 20, "offloading": 20, "documents_across_calls": 20}
+TURNS = 20
+"""Laws that take longest: each is quick for every 20th subject, and each subject meets every 20th of them."""
+LONGEST = {"queries_without_keys": 40, "offloading": 40, "documents_across_calls": 40}
 """Those that take a second and more: quick for one subject in so many."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
 IN_CHUNKS = ("rope of values", "rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
 """Variants whose caches hold raw keys, rotated values or a stream."""
 
 
+def batched(names, size):
+    return [names[start : start + size] for start in range(0, len(names), size)]
+
+
 def is_slow(battery, name, law):
-    own = list(MIXER_EXAMPLES if battery is mixers else ENCODING_EXAMPLES).index(name)
-    if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + own) % LONGEST.get(law, TURNS):
+    place = list(MIXER_EXAMPLES if battery is mixers else ENCODING_EXAMPLES).index(name)
+    if law in IN_TURNS and name not in IN_CHUNKS and (IN_TURNS.index(law) + place) % LONGEST.get(law, TURNS):
         return True
     if law in (*TRACED, "nan_in_documents"):
         return True
@@ -195,31 +199,56 @@ def is_slow(battery, name, law):
 
 WITHOUT_QUERIES = ("gradients", "window of one")
 """The weight of a single key is 1, whatever the query."""
-
-
-def cases():
-    for battery, examples in ((testing, ENCODING_EXAMPLES), (mixers, MIXER_EXAMPLES)):
-        for law, name in ((law, name) for law in battery.laws() for name in examples):
-            if (
-                not (law in ("compiled_training", "compiled_transforms") and name in VARIANTS)
-                and (law, name) != WITHOUT_QUERIES
-            ):
-                marks = [pytest.mark.slow] if is_slow(battery, name, law) else []
-                yield pytest.param(battery, law, examples[name], id=f"{law}-{name}", marks=marks)
-
-
 DOES_NOT_APPLY = (
     "causal_only|Transport|its tables follow|the table route|it reads no token ids|it has one form|it has no dropout|"
     "its values rotate"
 )
 
 
-@pytest.mark.parametrize(("battery", "law", "build"), list(cases()))
-def test_law(battery, law, build) -> None:
+def subjects(battery, law, slow):
+    """Names of the examples that a law is tried on, in one of the two tiers."""
+    names = list(MIXER_EXAMPLES if battery is mixers else ENCODING_EXAMPLES)
+    if law in ("compiled_training", "compiled_transforms"):
+        names = [name for name in names if name not in VARIANTS]
+    return [name for name in names if (law, name) != WITHOUT_QUERIES and is_slow(battery, name, law) == slow]
+
+
+LAWS = [(battery, law) for battery in (testing, mixers) for law in battery.laws()]
+
+
+def require_law(battery, law, name):
+    build = (MIXER_EXAMPLES if battery is mixers else ENCODING_EXAMPLES)[name]
     every = SHORT[battery].get(law, [{}])
-    for options in every[build in VARIANTS.values() and law == "backends" :]:
+    for options in every[name in VARIANTS and law == "backends" :]:
         result = battery.laws()[law](build, **options).require(build.name)
-        assert result.status == "passed" or re.match(DOES_NOT_APPLY, result.reason), result
+        assert result.status == "passed" or re.match(DOES_NOT_APPLY, result.reason), (name, result)
+
+
+@pytest.mark.parametrize(
+    ("battery", "law", "name"),
+    [
+        pytest.param(battery, law, name, id=f"{law}-{name}")
+        for battery, law in LAWS
+        for name in subjects(battery, law, slow=False)
+    ],
+)
+def test_law(battery, law, name) -> None:
+    require_law(battery, law, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("battery", "law", "names"),
+    [
+        pytest.param(battery, law, names, id=f"{law}-{', '.join(names)}")
+        for battery, law in LAWS
+        for names in batched(subjects(battery, law, slow=True), 5)
+    ],
+)
+def test_law_of_the_others(battery, law, names) -> None:
+    """A few to each item: thousands of items would take a minute to collect."""
+    for name in names:
+        require_law(battery, law, name)
 
 
 @pytest.mark.slow
@@ -230,14 +259,14 @@ def test_laws_of_encodings_at_all_lengths_under_all_masks(name: str) -> None:
         lengths = ((63, 63), (100, 100))  # the specification walks its tokens one by one
     else:
         lengths = ((63, 63), (37, 300)) if name in VARIANTS else ((500, 500), (37, 300))
-    own = {
+    longer = {
         "backends": [{}, {"lengths": lengths}],
         "chunks": [{"lengths": (63,)}],
         "padding": [{}],
         "packed_documents": [{}],
         "nan_in_documents": [{}],
     }
-    for law, every in (WIDE | own).items():
+    for law, every in (WIDE | longer).items():
         for options in every:
             testing.laws()[law](build, **options).require(name)
 
@@ -254,9 +283,9 @@ def test_laws_of_mixers_on_long_sequences(law: str, name: str) -> None:
 def test_laws_apply_where_they_should() -> None:
     """A reason not to apply is rare: for these encodings, and no others."""
     laws = ("permutation", "order", "shift")
-    found = {(law, n) for law in laws for n in lg.list_encodings() if testing.examine(law, n).status != "passed"}
+    spared = {(law, n) for law in laws for n in lg.list_encodings() if testing.examine(law, n).status != "passed"}
     names = "cope dual_chunk fox leaky_rerope path path_fox rerope self_extend xpos".split()
-    assert found == {("permutation", name) for name in names}
+    assert spared == {("permutation", name) for name in names}
 
 
 # ---- each law is broken by a subject made for it -----------------------------------------------------------------------------
@@ -270,10 +299,12 @@ TRIED_ELSEWHERE = set(
 @pytest.mark.parametrize(
     ("battery", "law", "broken"),
     [
-        pytest.param(battery, law, one, id=f"{law}-{one.__name__}", marks=[pytest.mark.slow] * (n > 0 or law in TRACED))
+        pytest.param(
+            battery, law, kind, id=f"{law}-{kind.__name__}", marks=[pytest.mark.slow] * (n > 0 or law in TRACED)
+        )
         for battery, laws in RED.items()
         for law, every in laws.items()
-        for n, one in enumerate(every)  # quick: the first of each law
+        for n, kind in enumerate(every)  # quick: the first of each law
     ],
 )
 def test_law_goes_red(battery, law: str, broken: type) -> None:

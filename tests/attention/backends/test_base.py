@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 import longitude as lg
@@ -28,43 +27,6 @@ def test_chunked_skips_what_a_window_cannot_reach(monkeypatch):
     q = random(1, HEADS, 200, DIM)
     close(lg.attend(q, q, q, mask=lg.Window(8), backend="chunked"), reference(request(q, lg.Window(8)))[0])
     assert len(blocks) > 10 and all(keys <= rows + 7 for rows, keys in blocks), blocks
-
-
-# ---- a backend passed by name is the one that runs, or it raises ---------------------------------------------------------
-SKIPPING = torch.tensor([0, 1, 3, 7, 8, 9])
-
-
-@pytest.mark.parametrize(
-    ("backend", "options", "why"),
-    [
-        ("sdpa", {"encoding": lg.CoPE(DIM, 9)}, ["RowBias"]),
-        ("sdpa", {"encoding": lg.T5Bias(HEADS)}, ["gradient"]),
-        (
-            "table",
-            {"encoding": [lg.Fire(HEADS), lg.ALiBi(HEADS)]},
-            ["biases"],
-        ),
-        ("table", {"dropout": 0.1}, ["dropout"]),
-        ("table", {"return_weights": True}, ["weights"]),
-        ("table", {"encoding": lg.ALiBi(HEADS), "k_positions": SKIPPING}, ["positions"]),
-        ("table", {"mask": lg.Causal() & lg.Documents(SKIPPING // 3 % 2)}, ["contiguous"]),
-        ("table", {"mask": lg.Causal() & lg.Padding(SKIPPING % 3 != 1)}, ["middle"]),
-        ("table", {"mask": lg.Causal() | lg.Documents(SKIPPING)}, ["&"]),
-        ("chunked", {"return_weights": True}, ["weights"]),
-    ],
-)
-def test_a_named_backend_raises_and_names_one_that_works(backend, options, why):
-    q = torch.randn(1, HEADS, 6, DIM)
-    inputs = {"q": q, "k": q, "v": q, **options}
-    with refused(f"'{backend}'", *why) as error:
-        lg.attend(**inputs, backend=backend)
-    *able, taken = str(error.value).rsplit("; ", 1)[1].replace("'auto'", "").split("'")[1::2]
-    assert able == [name for name in able if name != backend] and taken in able
-    for works in able:
-        lg.attend(**inputs, backend=works)
-    for refuses_too in BACKENDS.keys() - {*able}:
-        with refused("cannot"):
-            lg.attend(**inputs, backend=refuses_too)
 
 
 def test_sdpa_refuses_a_bias_it_would_round_or_that_is_long():

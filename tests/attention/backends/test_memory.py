@@ -5,9 +5,7 @@ import torch
 
 import longitude as lg
 from longitude import testing
-from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call
-from longitude.testing.fixtures import memory_of
 from tests.support import built, heads, random
 
 KNOWN = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dim": 16, "max_length": 4096}
@@ -53,34 +51,6 @@ def numbers(length: int, batch: int) -> list[torch.Tensor]:
     dtype = torch.float32
     inputs = *heads(length, batch, dtype=dtype), random(batch, length, KNOWN["dim"], seed=9, dtype=dtype)
     return [x.requires_grad_() for x in inputs]
-
-
-@pytest.mark.slow
-@pytest.mark.one_in(19)
-@pytest.mark.parametrize("mask", [lg.Causal(), lg.Window(65)], ids=["causal", "window"])
-@pytest.mark.parametrize("name", ["nope", "alibi", "t5", "fire", "shaw", "transformer_xl", "fox", "cope", "path_fox"])
-def test_chunked_stays_within_what_explain_says(name, mask):
-    """Backward holds what one block saved, too: twice; under reflections more, which `transport` is made for."""
-    encoding = built(name, KNOWN, dtype=torch.float32)
-    *inputs, x = numbers(2048, batch=2)
-    arguments = {"encoding": encoding, "mask": mask}
-    context = compose(encoding).context(x)[0]
-    (declared,) = (v.memory for v in lg.explain(*inputs, context=context, **arguments) if v.backend == "chunked")
-
-    def forward():
-        return lg.attend(*inputs, context=compose(encoding).context(x)[0], **arguments, backend="chunked")
-
-    def forward_and_backward():
-        return torch.autograd.grad(forward().sum(), [*inputs, *encoding.parameters()], allow_unused=True)
-
-    own = 4 * inputs[0].numel()  # what comes out is not counted
-    with torch.no_grad():
-        peak = memory_of(forward).peak - own
-    assert peak <= 1.33 * declared, (peak, declared)
-    if "path" not in name:
-        assert memory_of(forward_and_backward).peak - 4 * own <= 2 * declared
-    if mask.reach == (0, None):
-        assert declared <= 2.5 * peak, (peak, declared)  # a bound that says nothing would be met by anything
 
 
 # ---- the same bits -------------------------------------------------------------------------------------------------------------

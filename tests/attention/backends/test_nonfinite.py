@@ -113,7 +113,7 @@ def applies(name: str, where: str, value: float) -> bool:
 CASES = [(name, what) for name in ENCODINGS for what, how in POISONS.items() if applies(name, *how)]
 
 
-@pytest.mark.one_in(14)
+@pytest.mark.one_in(37)
 @pytest.mark.parametrize(("name", "what"), CASES)
 def test_where_an_answer_is_finite_it_is_right(name, what):
     def spoil(grad):
@@ -136,6 +136,7 @@ def test_where_an_answer_is_finite_it_is_right(name, what):
                     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_what_stays_finite(name):
     """Other heads and queries; where a route goes span by span, other documents and what stands in the padding, too."""

@@ -39,7 +39,7 @@ def written_out(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return scores
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("high", [None, 0, 5, 40])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_chunk_equals_the_product_of_matrices(shape: tuple[int, int, int], high: int | None) -> None:
@@ -75,6 +75,7 @@ def test_short_floats_are_computed_in_float32(dtype: torch.dtype) -> None:
     close(out.float(), transport_attention(*long, 0.3), atol=eps, rtol=eps)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("rows", "high"), [(1, None), (5, None), (32, 3), (33, None), (33, 0), (33, 40)])
 def test_second_derivatives_of_one_block_and_of_several(rows: int, high: int | None) -> None:
     """With a gate, keys before the first query, and some inputs that want none."""
@@ -87,6 +88,7 @@ def test_second_derivatives_of_one_block_and_of_several(rows: int, high: int | N
     assert torch.autograd.gradgradcheck(own, inputs, fast_mode=True)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("rows", [3, 40, 130])
 @pytest.mark.parametrize("hidden", [1, 33, 70])
 @pytest.mark.parametrize("form", ["blocks", "chunks"])
@@ -119,6 +121,7 @@ def test_a_query_whose_scores_are_all_minus_infinity_has_no_answer(form: str, mo
     assert out[:, :, 0].isnan().all() and out[:, :, 1:].isfinite().all() and dv[:, :, 0].isnan().all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", [3, 9])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_blocks_and_chunks_are_one_formula(width: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:

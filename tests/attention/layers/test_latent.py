@@ -100,17 +100,6 @@ def test_routes_cross_where_products_are_equally_many(rows, keys, absorbed):
     assert not LatentAttention(64, 1, kv_rank=2).cheaper_absorbed(keys, keys)  # without a past, always expanded
 
 
-def test_auto_expands_a_whole_pass_and_absorbs_a_step(monkeypatch):
-    layer, took = make(), []
-    for route in ("expanded", "absorbed"):
-        usual = getattr(layer, route)
-        monkeypatch.setattr(layer, route, lambda *a, route=route, usual=usual: took.append(route) or usual(*a))
-    cache, x = layer.cache_layer(), tokens(1, 20)
-    layer(x, cache=cache)
-    layer(x[:, :1], cache=cache)
-    assert took == ["expanded", "absorbed"]
-
-
 @pytest.mark.parametrize("value_dim", [5, 13])
 def test_a_whole_pass_holds_no_matrix_of_scores(value_dim):
     """Values narrower or wider than keys stay on the fused kernel."""

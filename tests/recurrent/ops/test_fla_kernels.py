@@ -161,6 +161,7 @@ def test_rwkv7_by_their_kernel(interpreted, padded):
     same_as_steps(call, inputs, interpreted, "rwkv7_by_kernel")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_rwkv7_in_half_precision_by_their_kernel(interpreted):
     """Decays and the state stay float32, as the mixer makes them."""

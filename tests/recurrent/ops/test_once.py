@@ -51,17 +51,3 @@ def test_derivatives_of_second_order_are_right_or_refused(name, form):
     assert "recurrent" in found
     if "chunked" in found:
         close(found["chunked"], found["recurrent"], 1e-7)
-
-
-@pytest.mark.parametrize("name", _formulas())
-def test_transforms_take_the_formula(name):
-    """torch.func's gradients, maps and derivatives carried forward, where the loop in C has no rules for them."""
-    function, x = _formulas()[name]
-    leaf = x.clone().requires_grad_()
-    [wanted] = torch.autograd.grad(function(leaf, "chunked").sum(), leaf)
-    close(torch.func.grad(lambda x: function(x, "chunked").sum())(x), wanted, 1e-9)
-    several = torch.stack([x, 2 * x])
-    close(torch.func.vmap(lambda x: function(x, "chunked"))(several)[1], function(2 * x, "chunked"), 1e-9)
-    direction = random(*x.shape, seed=20)
-    _, forward = torch.func.jvp(lambda x: function(x, "chunked").sum(), (x,), (direction,))
-    close(forward, (wanted * direction).sum(), 1e-9)

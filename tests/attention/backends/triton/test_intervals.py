@@ -1,8 +1,9 @@
 """Masks as intervals of keys: the same pairs as `allowed`, ends that never fall, and blocks found from them."""
 
+import random
+
 import pytest
 import torch
-from hypothesis import given, strategies as st
 
 import longitude as lg
 from longitude.attention.backends.triton import intervals
@@ -17,44 +18,51 @@ def request(mask, rows, keys, batch=2):
     return Request(q, k, k, (), mask, 0, 0, 1.0, q_order=keys - rows)
 
 
-@st.composite
-def masks(draw):
+def joined_masks(draw):
     """A joined mask of 2 sequences of 1 to 40 tokens, and how many of them are queries."""
-    keys = draw(st.integers(1, 40))
-    rows = draw(st.integers(1, keys))
-    mask = lg.NoMask()
-    if draw(st.booleans()):
-        mask = mask & draw(
-            st.sampled_from(
-                [lg.Causal(), lg.Window(1), lg.Window(7), Band(3, 5), Band(0, 0) & lg.Causal(), Band(9, 40)]
-            )
-        )
-    if draw(st.booleans()):
-        cuts = draw(st.lists(st.lists(st.booleans(), min_size=keys, max_size=keys), min_size=1, max_size=2))
-        mask = mask & lg.Documents(torch.tensor(cuts).long().cumsum(1))
-    if draw(st.booleans()):
-        ends = draw(st.lists(st.tuples(st.integers(0, keys), st.integers(0, keys)), min_size=1, max_size=2))
-        token = torch.arange(keys)
-        mask = mask & lg.Padding(torch.stack([(token >= a) & (token < b) for a, b in ends]))
-    if rows == keys and draw(st.booleans()):
-        prefix = st.integers(0, keys + 3)
-        mask = mask & draw(st.one_of(prefix.map(Prefix), st.tuples(prefix, prefix).map(torch.tensor).map(Prefix)))
+    keys = draw.randint(1, 40)
+    rows, token, mask = draw.choice([keys, draw.randint(1, keys)]), torch.arange(keys), lg.NoMask()
+
+    def sequences(make):
+        """For both sequences, or one for each."""
+        return torch.stack([make() for _ in range(draw.randint(1, 2))])
+
+    def within():
+        first, last = draw.randint(0, keys), draw.randint(0, keys)
+        return (token >= first) & (token < last)
+
+    bands = [lg.Causal(), lg.Window(1), lg.Window(7), Band(3, 5), Band(0, 0) & lg.Causal(), Band(9, 40)]
+    if draw.random() < 0.5:
+        mask = mask & draw.choice(bands)
+    if draw.random() < 0.5:
+        often = draw.choice([0.1, 0.5])
+        mask = mask & lg.Documents(sequences(lambda: torch.tensor([draw.random() < often for _ in token])).cumsum(1))
+    if draw.random() < 0.5:
+        mask = mask & lg.Padding(sequences(within))
+    if rows == keys and draw.random() < 0.5:
+        lengths = [draw.randint(0, keys + 3) for _ in range(2)]
+        mask = mask & Prefix(draw.choice([lengths[0], torch.tensor(lengths)]))
     return mask, rows, keys
 
 
-@given(masks(), st.sampled_from([1, 4, 16]))
-def test_they_are_the_mask(case, block):
-    mask, rows, keys = case
+@pytest.mark.parametrize("block", [1, 4, 16])
+def test_they_are_the_mask(block):
+    draw = random.Random(block)
+    for _ in range(100):
+        require_the_mask(*joined_masks(draw), block)
+
+
+def require_the_mask(mask, rows, keys, block):
     r = request(mask, rows, keys)
     assert refusal(r) is None
-    found = intervals_of(r)
-    lo, hi = (x[..., None] for x in found)
+    ends = intervals_of(r)
+    lo, hi = (x[..., None] for x in ends)
     key = torch.arange(keys)
     seen = (lo <= key) & (key < hi)
     assert torch.equal(seen.expand(2, rows, keys), r.allowed().expand(2, 1, rows, keys)[:, 0])
     assert (lo.diff(dim=1) >= 0).all() and (hi.diff(dim=1) >= 0).all() and (lo <= hi).all()
 
-    bounds = found.first_queries(keys, block).long()
+    bounds = ends.first_queries(keys, block).long()
     row = torch.arange(rows)[:, None]
     for n, start in enumerate(range(0, keys, block)):
         of_block = seen[..., start : start + block]
@@ -79,14 +87,14 @@ def test_what_is_no_interval_is_refused(mask, why):
 def test_another_stream_has_its_own(monkeypatch):
     """It may not be made yet where another stream goes on; and what a CUDA graph makes is the graph's."""
     r = request(lg.Causal(), 8, 8)
-    one = intervals_of(r)
-    assert intervals_of(r) is one
+    first = intervals_of(r)
+    assert intervals_of(r) is first
     monkeypatch.setattr(intervals, "stream_of", lambda device: 7)
     other = intervals_of(r)
-    assert other is not one and intervals_of(r) is other
+    assert other is not first and intervals_of(r) is other
     monkeypatch.setattr(intervals, "captured", lambda device: True)
     assert intervals_of(r) is not other and intervals_of(r) is not intervals_of(r)
-    assert all(map(torch.equal, intervals_of(r), one))
+    assert all(map(torch.equal, intervals_of(r), first))
 
 
 def test_no_number_is_read_by_the_host():
@@ -98,9 +106,9 @@ def test_no_number_is_read_by_the_host():
         q, k = torch.zeros(2, 1, 7, 1, device="meta"), torch.zeros(2, 1, 12, 1, device="meta")
         r = Request(q, k, k, (), mask, 5, 0, 1.0, q_order=5)
         assert refusal(r) is None
-        found = intervals_of(r)
-        assert found.lo.shape == found.hi.shape and found.lo.shape[1] == 7
-        assert found.lo.device.type == found.first_queries(12, 4).device.type == "meta"
+        made = intervals_of(r)
+        assert made.lo.shape == made.hi.shape and made.lo.shape[1] == 7
+        assert made.lo.device.type == made.first_queries(12, 4).device.type == "meta"
 
 
 def test_one_number_is_read_where_nobody_knows():

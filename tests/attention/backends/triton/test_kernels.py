@@ -19,11 +19,11 @@ from tests.support import LargestTensor, Reads, close
 
 pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NAMES = ["nope", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox", "alibi+t5", "fox+t5", "fire"]
+NAMES = ["fox+t5", "nope", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox", "alibi+t5", "fire"]
 FEW = partial(problem, heads=2, kv_heads=1)
 """The interpreter takes as long as there are heads."""
 MASKS = [
-    "causal", "window", "packed", "padded", "padded, packed", "none", "packed both ways", "band", "band and causal", "prefix",
+    "padded, packed", "causal", "window", "packed", "padded", "none", "packed both ways", "band", "band and causal", "prefix",
     "prefix of each row",
 ]  # fmt: skip
 
@@ -52,7 +52,7 @@ def cases():  # a gate has no meaning for the future, nor do the products of int
     return [(names, case) for names in NAMES for case in MASKS if "fox" not in names or MASKS.index(case) < 5]
 
 
-@pytest.mark.one_in(35)
+@pytest.mark.one_in(100)
 @pytest.mark.parametrize(("names", "case"), cases())
 def test_same_answer_and_gradients(names, case):
     """Of queries, keys, values, tokens and parameters; several lengths of the keys, grouped heads."""
@@ -121,14 +121,6 @@ def test_ends_of_pieces_at_positions_of_their_own():
     compare(run, r, wanted, tolerance=3e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.one_in(59)
-@pytest.mark.parametrize(("names", "case"), cases())
-def test_half_precision(names, case):
-    """Sums are float32: the answer is as near as its own rounding."""
-    compare(run, *FEW(37, 37, names=names, mask=masks(37)[case], dtype=torch.float16), tolerance=2e-3)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("names", ["fox", pytest.param("fire", marks=pytest.mark.slow)])
 def test_a_decoding_step_reads_no_number(names):
@@ -163,21 +155,6 @@ def test_the_logsumexp_and_its_gradient():
 
     for ours, theirs in zip(grads(backend.attention), grads(reference), strict=True):
         close(ours, theirs, 2e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("names", ["t5", "fire"])
-def test_the_same_bits_twice(names):
-    """There is no atomic addition: gradients of a table and of curves, which all pairs share, too."""
-    r, wanted = FEW(37, 37, names="t5", mask=masks(37)["packed"]) if names == "t5" else fire_with_ends(20, 20)
-
-    def once():
-        out = run(r)
-        return out, *torch.autograd.grad(out.sum(), wanted, allow_unused=True)
-
-    for one, other in zip(once(), once(), strict=True):
-        assert one is other is None or torch.equal(one, other)
 
 
 @pytest.mark.slow
