@@ -39,7 +39,7 @@ FORMER = {
     "--executor": "Ray is gone; use --workers, or type the command on each machine with --out on a shared folder.",
     "--gguf": "copies of GGUF files are gone; use the options in serve.md, or llama.cpp's converter.",
     "show --text": "texts colored by attention are gone; the report of a study has a text colored by loss.",
-    "extend --allow-pickle": "pickled weights are not extended; save them as safetensors, with save_pretrained.",
+    "--allow-pickle": "pickled weights are not read; save them as safetensors, with save_pretrained.",
     "--split-length": "the split of a text depends on no length; leave it out.",
     "--no-peers": "other libraries are measured by `make bench` alone; leave it out.",
     "masked": "studies of encoders are gone; train lg.LongitudeForMaskedLM with the Trainer of transformers.",

@@ -145,7 +145,6 @@ WRONG = (
     ("{model}", {"laws": ("caching",)}, "unknown law"),
     ("{model}", {"length": 4}, "expected 16 tokens or more"),
     ("alibi", {"length": 64}, "--length is for models"),
-    ("mamba", {"allow_pickle": True}, "--allow-pickle is for models"),
     ("{model}", {"against": "{model}", "seed": 1}, "--seed is for laws"),
     ("alibi+rope", {}, "expected one encoding or mixer"),
     ("mamba", {"laws": ("far_positions",)}, "unknown law 'far_positions'"),

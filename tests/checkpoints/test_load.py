@@ -57,7 +57,7 @@ def test_it_loads_what_was_saved(checkpoints, name):
             lambda folder: edit_config(folder, model_type="mine", auto_map={"AutoConfig": "code.Config"}),
             "my.py:build",
         ),
-        (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "weights as safetensors"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer cannot be loaded"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer cannot be loaded"),
     ],

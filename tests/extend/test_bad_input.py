@@ -145,13 +145,6 @@ def test_what_only_measuring_finds_is_found_before_writing(save, refused, text, 
     assert "not finite at 64 tokens" in refused(source, *TO, "yarn", "--text", text)
 
 
-def test_pickle(save, refused) -> None:
-    source = save()
-    torch.save(weights(source), source / "pytorch_model.bin")
-    (source / "model.safetensors").unlink()
-    assert "safetensors" in refused(source, *YARN)
-
-
 @pytest.mark.parametrize(
     ("keys", "number"),
     [

@@ -1,15 +1,12 @@
 """Quantized weights: a method of config.json alone copies them unread and says so; whatever needs them refuses."""
 
-from functools import partial
-
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from longitude.checkpoints.load import load
 from longitude.extend import extend, fine_tune
 from tests.extend.conftest import LENGTH, config, saved, weights
-from tests.support import edit_config, refused
+from tests.support import edit_config
 
 TO = 4 * LENGTH
 SCALES = torch.ones(2, dtype=torch.float16)
@@ -86,29 +83,3 @@ def test_what_needs_them_refuses(options, words, quantized, tmp_path):
 def test_training_without_extending_refuses(quantized, tmp_path):
     with pytest.raises(ValueError, match="gptq"):
         fine_tune(quantized(), "stdlib", steps=1, out=tmp_path / "out", length=8)
-
-
-@pytest.mark.parametrize("call", [partial(extend, to=TO, method="yarn"), lambda folder, out: load(folder)])
-def test_plain_weights_that_are_called_quantized_are_refused(call, tmp_path):
-    """As of a checkpoint that was unpacked and kept its config.json: a reader that believes it would unpack what is plain."""
-    folder = saved("llama", tmp_path / "model", quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ValueError, match=r"gptq.*plain ones \(F32\)"):
-        call(folder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_methods_that_may_keep_plain_weights_are_copied(tmp_path):
-    """BitNet's are packed as they are loaded."""
-    folder, out = saved("llama", tmp_path / "model", quantization_config={"quant_method": "bitnet"}), tmp_path / "out"
-    extend(folder, out, to=TO, method="yarn")
-    assert out.exists()
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("method", KINDS)
-def test_layers_too_many_and_too_few_are_named(method, quantized, tmp_path):
-    folder = quantized(method)
-    for layers in (1, 3):
-        edit_config(folder, num_hidden_layers=layers)
-        with refused(f"{layers} layers", got="2 in the files"):
-            extend(folder, tmp_path / "out", to=TO, method="yarn")

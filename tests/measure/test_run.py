@@ -234,7 +234,6 @@ def test_what_decides_a_number_decides_its_unit(checkpoints, config):
     assert other(stride=7) == {"sliding"} and other(trials=3) == {"passkey"} == other(chat=False)
     assert other(targets=9) == {"same-targets"} and other(documents=2) == other(batch=7) == {*WAYS}
     assert other(chunk=9) == other(dtype="float64") == other(seed=1) == {*WAYS, "passkey"}
-    assert other(allow_pickle=True) == set()
 
 
 def test_beyond_a_table_of_positions_there_is_a_reason(checkpoints, config, tmp_path):

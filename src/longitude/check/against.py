@@ -50,13 +50,12 @@ class Fact:
     differs: bool
 
 
-def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False) -> list[Fact]:
+def against(model: str | Path, other: str | Path) -> list[Fact]:
     """Compare a checkpoint's positions with those of a GGUF file or another checkpoint.
 
     Args:
         model: Folder of a Hugging Face checkpoint, or a name on the hub.
         other: A .gguf file, or another checkpoint.
-        allow_pickle: Load weights that are saved as a pickle; only if you trust where they come from.
 
     Returns:
         A Fact for each property that one of the two has. The last is about the weights of queries and keys: the same, the same
@@ -65,12 +64,12 @@ def against(model: str | Path, other: str | Path, *, allow_pickle: bool = False)
     Raises:
         ValueError: for a file that cannot be read.
     """
-    source, place = open_source(str(model), allow_pickle), Path(other)
+    source, place = open_source(str(model)), Path(other)
     if place.suffix == ".gguf":
         file = GGUF(place)
         facts, frequencies, weights = file.facts(), file.frequencies(), gguf_layouts(source, file)
     else:
-        theirs = open_source(str(other), allow_pickle)
+        theirs = open_source(str(other))
         tensors = {name: lambda shard=shard, name=name: _read(shard, name) for shard, name in _named(theirs)}
         rounding = 0.0 if source.dtype == theirs.dtype else ROUNDED
         facts, frequencies = facts_of(theirs), frequencies_of(theirs)

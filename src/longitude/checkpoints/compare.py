@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from longitude.checkpoints.declared import (
     by_type,
     class_of,
     fault_of,
+    has_key,
     require_numbers,
     require_windows,
     text_part,
@@ -29,6 +31,7 @@ from longitude.checkpoints.observed import Layer, RotaryTables, observe
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.config_keys import (
+    BASE_BY_LAYER,
     BASES,
     FULL,
     LOCAL_BASES,
@@ -196,15 +199,11 @@ def as_written(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> dict
     """
     written = dict(written) | {name: as_named_here(written.get(name), theirs) for name in SCHEMAS if written.get(name)}
     special = type(theirs).default_theta != RotaryEmbeddingConfigMixin.default_theta
-    if names_any(written, BASES) or not (special or follows_bases_of_layers(written, theirs)):
-        return written
-    if isinstance(declared, RopeConfig):
-        return written | {BASES[0]: declared.base}
-    full, local = (declared.get(kind) for kind in (FULL, WINDOWED[0]))
-    bases = {} if full is None else {BASES[0]: full.base}
-    return (
-        written | bases | ({} if local is None or local.base == bases.get(BASES[0]) else {LOCAL_BASES[0]: local.base})
-    )
+    if not names_any(written, BASES) and (special or (written.get(BASE_BY_LAYER) and has_key(theirs, BASE_BY_LAYER))):
+        kept = by_type(declared)
+        bases = {BASES[0]: kept.get(FULL, kept.get(None)), LOCAL_BASES[0]: kept.get(WINDOWED[0])}
+        written |= {key: rope.base for key, rope in bases.items() if rope is not None}
+    return written
 
 
 def as_named_here(parameters: Any, theirs: Any) -> Any:
@@ -214,16 +213,6 @@ def as_named_here(parameters: Any, theirs: Any) -> Any:
     if not isinstance(kind, str) or kind in ROPE_TYPES or kind in OLD_TYPES or made not in ROPE_TYPES:
         return parameters
     return {key: value for key, value in parameters.items() if key != "type"} | {"rope_type": made}
-
-
-def follows_bases_of_layers(written: Mapping[str, Any], theirs: Any) -> bool:
-    """Whether the keys contain a base for each layer, and its class rotates by these."""
-    if not written.get("layer_rope_theta"):
-        return False
-    try:
-        return bool(read(theirs).layers)
-    except ValueError:
-        return False
 
 
 def require_kept(written: Ropes, declared: Ropes, shares: bool = False) -> None:
@@ -296,11 +285,16 @@ class Agreement:
         self.config, self.keys, self.declared, self.seen = config, keys, declared, seen
         types = keys.get("layer_types") or []
         self.types: list[str | None] = [*types] if len(types) == len(seen) else [None] * len(seen)
+        bases = keys.get(BASE_BY_LAYER) or []
+        self.bases = [*bases] if len(bases) == len(seen) else [None] * len(seen)
         self.notes: dict[str, None] = {}
-        self.known: dict[Any, LayerRope] = {}
 
     def reading(self, attends: list[bool]) -> Reading:
-        layers = [self.known_rotation(n) if layer.tables else None for n, layer in enumerate(self.seen)]
+        rotation = cache(self.rotation)  # layers share tables
+        layers = [
+            rotation(tuple(layer.tables), layer.width, layer.warm, kind, base) if layer.tables else None
+            for layer, kind, base in zip(self.seen, self.types, self.bases, strict=True)
+        ]
         unrotated = None if isinstance(self.declared, dict) else self.declared.unrotated_temperature
         unexplained = {
             n: why
@@ -309,25 +303,18 @@ class Agreement:
         }
         return Reading(self.summed_up(layers), layers, attends, unexplained, [*self.notes])
 
-    def known_rotation(self, n: int) -> LayerRope:
-        """`rotation`, once for layers that share tables, type and base."""
-        bases = self.keys.get("layer_rope_theta") or [None] * len(self.seen)
-        layer = self.seen[n]
-        key = (*map(id, layer.tables), layer.width, layer.warm, self.types[n], bases[n] if n < len(bases) else None)
-        if key not in self.known:
-            self.known[key] = self.rotation(n)
-        return self.known[key]
-
-    def rotation(self, n: int) -> LayerRope:
+    def rotation(
+        self, tables: Sequence[RotaryTables], width_of_queries: int | None, warm: bool, kind: str | None, base: Any
+    ) -> LayerRope:
         """The declared parameters that the tables of a layer are made of. NotUnderstood if there are none."""
-        table, *others = self.seen[n].tables
+        table, *others = tables
         if any((other.module, other.label) != (table.module, table.label) for other in others):
-            raise refusal(self.keys, table, f"rotates layer {n} by several tables")
+            raise refusal(self.keys, table, "rotates a layer by several tables")
         if table.learned:
             raise refusal(self.keys, table, "has frequencies among its weights, which no key decides")
         differences: list[str] = []
         unreadable = ""
-        for (label, rope), width in product(self.candidates(n), self.widths(n)):
+        for (label, rope), width in product(self.candidates(kind, base), self.widths(width_of_queries)):
             for variant in self.variants(rope, table, width):
                 try:
                     differs, notes = apart(table, variant, width)
@@ -336,13 +323,13 @@ class Agreement:
                     continue
                 if differs is None:
                     self.notes |= dict.fromkeys(notes)
-                    warm = variant.temperature if self.seen[n].warm else None
-                    return LayerRope(variant._replace(rotates=None, temperature=warm), width, label)
+                    temperature = variant.temperature if warm else None
+                    return LayerRope(variant._replace(rotates=None, temperature=temperature), width, label)
                 differences.append(differs)
         if OTHER_AXES in differences:  # the frequencies are as declared
             raise refusal(self.keys, table, OTHER_AXES)
         if not differences:
-            raise refusal(self.keys, table, unreadable or f"rotates layer {n}, for which no parameters are declared")
+            raise refusal(self.keys, table, unreadable or "rotates a layer for which no parameters are declared")
         unread = [
             key for key in not_understood(self.keys, by_class=True) if changes_tables(self.config, key) is not False
         ]
@@ -352,23 +339,19 @@ class Agreement:
         named = named or [SCHEMAS[0] if self.keys.get(SCHEMAS[0]) else "model_type"]
         raise Disagreement(f"{', '.join(named)}: {type(table.module).__name__} {differences[0]}", named)
 
-    def candidates(self, n: int) -> list[tuple[str | None, RopeConfig]]:
-        """(label, parameters) that a layer may have: those of its type, else all."""
-        declared, kind = by_type(self.declared), self.types[n]
-        ropes = [
-            (label, rope)
+    def candidates(self, kind: str | None, base: float | None) -> list[tuple[str | None, RopeConfig]]:
+        """(label, parameters) that a layer may have: those of its type, else all. base: of the layer alone, if it has one."""
+        declared = by_type(self.declared)
+        return [
+            (label, rope._replace(base=base or rope.base))
             for label, rope in declared.items()
             if rope is not None and (kind not in declared or label == kind)
         ]
-        bases = self.keys.get("layer_rope_theta")
-        if isinstance(bases, list | tuple) and len(bases) == len(self.seen) and bases[n]:
-            ropes = [(label, rope._replace(base=bases[n])) for label, rope in ropes]
-        return ropes
 
-    def widths(self, n: int) -> list[int]:
+    def widths(self, of_queries: int | None) -> list[int]:
         """Widths that a partial rotary factor may refer to: of a head, or of its rotary part."""
-        widths = [self.keys.get("qk_rope_head_dim"), self.seen[n].width, self.keys.get("head_dim")]
-        if self.seen[n].width is None and (heads := getattr(self.config, "num_attention_heads", None)):
+        widths = [self.keys.get("qk_rope_head_dim"), of_queries, self.keys.get("head_dim")]
+        if of_queries is None and (heads := getattr(self.config, "num_attention_heads", None)):
             widths.append(self.config.hidden_size // heads)
         return list(dict.fromkeys(width for width in widths if isinstance(width, int) and width > 0))
 
@@ -409,8 +392,8 @@ class Agreement:
             }
             if labels is None and (label is None or not alike(members)):
                 raise NotUnderstood(
-                    "not understood: layer_rope_theta: layers of one type have several bases; layers_from_hugging_face has each",
-                    ["layer_rope_theta"],
+                    f"not understood: {BASE_BY_LAYER}: layers of one type have several bases; layers_from_hugging_face has each",
+                    [BASE_BY_LAYER],
                 )
             idle = None if typed or labels is None else labels[label]
             by_label[str(label)] = self.shared(members, typed) if members else idle

@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
 from longitude.checkpoints.compare import (
     Disagreement,
@@ -204,11 +203,6 @@ def lists_twice(facts: Facts, defaults: bool = False) -> Iterator[str]:
                 )
 
 
-def uneven_heads(facts: Facts) -> Iterator[str]:
-    if (apart := heads_apart(facts.raw)) is not None:
-        yield apart
-
-
 def scalings_of_none(facts: Facts) -> Iterator[str]:
     """Scalings without effect, since positions are not rotary: with ALiBi, or in a class without rotary parameters."""
     reason = unread(facts.config)
@@ -258,23 +252,6 @@ def turning_alike(facts: Facts) -> Iterator[str]:
                 yield f"{key} = {base}, by which no pair turns slower than the first"
 
 
-def scaled(facts: Facts) -> Iterator[tuple[str | None, RopeConfig]]:
-    """Layer types with scaled rotations; None for all layers. ValueError for keys that cannot be read."""
-    ropes = by_type(facts.ours)
-    yield from ((layer, rope) for layer, rope in ropes.items() if rope is not None and rope.scaling is not None)
-
-
-def ill_fitting(facts: Facts) -> Iterator[str]:
-    """Scalings that make no frequencies for heads of this width, such as by a list that is too short."""
-    with suppress(ValueError):  # keys that cannot be read are reported by `misread`; a width may be unknown
-        for layer, rope in scaled(facts):
-            width = head_dim_of(facts.config, layer)
-            try:
-                frequencies_of(rope, width)
-            except ValueError as error:
-                yield str(error)
-
-
 def misread(facts: Facts) -> Iterator[str]:
     """Keys that cannot be read, that the class loses, or by which it computes another rotation: the first of these."""
     try:
@@ -294,8 +271,9 @@ def misread(facts: Facts) -> Iterator[str]:
 def lengths(facts: Facts) -> Iterator[str]:
     """Contradictions of a scaling's factor, original length, declared length and lists."""
     with suppress(NotUnderstood):
-        for layer, rope in scaled(facts):
-            yield from lengths_of(facts.raw, rope, parameters_of(facts.raw, layer))
+        for layer, rope in by_type(facts.ours).items():
+            if rope is not None:
+                yield from lengths_of(facts.raw, rope, parameters_of(facts.raw, layer))
 
 
 def lengths_of(raw: Mapping[str, Any], rope: RopeConfig, parameters: Mapping[str, Any]) -> Iterator[str]:
@@ -325,11 +303,10 @@ RULES = (
     Rule(misspelt),
     Rule(other_types),
     Rule(lists_twice, WRONG_ONE),
-    Rule(uneven_heads),
+    Rule(lambda facts: filter(None, [heads_apart(facts.raw)])),
     NONE_ROTATES,
     Rule(lambda facts: two_values(facts.raw), WRONG_ONE),
     Rule(turning_alike, "write the base of training"),
-    Rule(ill_fitting, last=True),  # before `misread`, which would say of a list that is too short that two differ
     Rule(misread, last=True),
     Rule(lengths),
 )
@@ -342,7 +319,6 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
     facts = Facts(raw, config)
     raw, config = facts.raw, facts.config
     notes = [unread_words(keys)] if (keys := unread_keys(raw, config)) else []
-    notes += _other_classes(facts.whole)
     notes += [f"{sentence}; {WRONG_ONE}" for sentence in lists_twice(facts, defaults=True)]
     if unread(config):
         return notes
@@ -416,17 +392,6 @@ def _turns(rope: RopeConfig, width: int, declared: int, scaling: Any, **changes:
     except ValueError:
         return []
     return [(frequencies.inverse.tolist(), frequencies.attention_factor) for frequencies in rotations]
-
-
-def _other_classes(raw: Mapping[str, Any]) -> Iterator[str]:
-    """Causal classes of other families in architectures."""
-    class_name = CAUSAL.get(kind := raw.get("model_type"))
-    for name in raw.get("architectures") or () if class_name is not None else ():
-        if name != class_name and name in CAUSAL.values():
-            yield (
-                f"architectures has {name}, and {class_name} is the class of model_type {kind!r}: transformers takes the "
-                "latter, other readers the former"
-            )
 
 
 def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:

@@ -40,17 +40,8 @@ from longitude.runs.quiet import quiet
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 INDEX = "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
-PICKLED = "pytorch_model*.bin"
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Dtypes of weights that are not quantized, in the notation of safetensors, with the bytes of a number."""
-PACKED = (
-    "aqlm", "auto-round", "awq", "bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "gptq", "higgs", "hqq",
-    "mxfp4", "quanto", "spqr", "vptq",
-)  # fmt: skip
-"""Methods whose files always have packed tensors. BitNet, compressed-tensors and others may have plain ones."""
-OF_LAYER = re.compile(r"(?:(?:model|transformer|language_model)\.)*(?:layers|h|blocks)\.(\d+)\.")
-"""The name of a tensor in a layer of the text model."""
 NO_MEMORY = re.compile("(cannot|can't) allocate memory", re.IGNORECASE)
 """Messages of torch and the operating system in a RuntimeError if there is not enough memory."""
 SMALLER = "take a machine with more memory, or a smaller --dtype"
@@ -83,7 +74,6 @@ def load(
     *,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
-    allow_pickle: bool = False,
     attn_implementation: str | None = None,
     tokenizer: bool = True,
     images: bool = False,
@@ -96,7 +86,6 @@ def load(
         name_or_path: A folder, or a name on the hub.
         dtype: Data type of the weights in memory; None to keep the saved one.
         device: Device of the model.
-        allow_pickle: Read pickled weights if there are no safetensors, with torch's restricted reader.
         attn_implementation: As in transformers' from_pretrained.
         tokenizer: Whether to load a tokenizer.
         images: Whether to accept models of images and text.
@@ -106,8 +95,8 @@ def load(
 
     Raises:
         ValueError: In one line, for: no such folder or name, no or unknown configuration, weights that are missing,
-            truncated, incomplete, pickled only, not finite or larger than the free memory, plain weights that config.json says
-            are quantized, a tokenizer that is missing, a dtype or device that is not there.
+            truncated, incomplete, pickled, not finite or larger than the free memory, a tokenizer that is missing, a dtype or
+            device that is not there.
     """
     path = str(name_or_path)
     where = local_folder(path)
@@ -116,9 +105,10 @@ def load(
     its_tokenizer = tokenizer_of(path, config) if tokenizer else None
     held: dict[str, Saved] = {}
     if where is not None:
-        held = require_files(path, where, allow_pickle, config)
+        held = require_shards(where)
         for device_type in dict.fromkeys(("cpu", place.type)):  # read on the CPU, then moved
-            require_memory(size_of(where, kind), available_memory(device_type), f"{path}: its weights take", SMALLER)
+            size = size_of(where, held, kind)
+            require_memory(size, available_memory(device_type), f"{path}: its weights take", SMALLER)
     require_causal(path, config, images)
     kinds, make = auto_class_of(config), auto_class_of(config).from_config
     if getattr(config, KEY, None) is not None:
@@ -136,7 +126,7 @@ def load(
                 config=config,
                 dtype=kind,
                 attn_implementation=attn_implementation,
-                use_safetensors=None if allow_pickle else True,
+                use_safetensors=True,
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
@@ -320,7 +310,6 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-# ---- quantized weights --------------------------------------------------------------------------------------------------
 def quantization_of(config: Any) -> str | None:
     """Quantization method that config.json declares ("gptq", "awq", "fp8", ...); None if it declares none."""
     for part in (config, config.get_text_config()):
@@ -330,36 +319,15 @@ def quantization_of(config: Any) -> str | None:
     return None
 
 
-def require_quantized(path: str, held: Mapping[str, Saved], config: Any) -> None:
-    """Raise ValueError for plain weights that are declared quantized, and for quantized weights with a wrong number of layers.
-
-    Names and shapes of packed weights depend on the method: only their layers are counted.
-    """
-    method, text = quantization_of(config), config.get_text_config()
-    kinds = {tensor.kind for tensor in held.values()}
-    if held and method in PACKED and kinds <= FLOATS.keys():
-        raise ValueError(
-            f"{path}: config.json says that the weights are quantized (quantization_config, {method}), and the files have "
-            f"plain ones ({', '.join(sorted(kinds))}); remove quantization_config, or copy the quantized files again"
-        )
-    numbers = {int(match[1]) for name in held if (match := OF_LAYER.match(name))}
-    more = getattr(text, "num_nextn_predict_layers", 0) or 0  # layers that predict tokens further on follow the last
-    if numbers and not text.num_hidden_layers <= max(numbers) + 1 <= text.num_hidden_layers + more:
-        got = f"{max(numbers) + 1} in the files"
-        raise UsageError(path, f"{text.num_hidden_layers} layers, by config.json", got, "correct num_hidden_layers")
-
-
 # ---- checks -----------------------------------------------------------------------------------------------------------
 def local_folder(path: str) -> Path | None:
     """The local folder, or None for a name of the hub: "model" or "owner/model", if there is no such folder."""
     folder = Path(path).expanduser()
     if folder.is_dir():
-        if folder.name.startswith(".") and folder.name.endswith(".unfinished"):
-            raise ValueError(
-                f"{path} is being written, or was left by a process that was killed; take the finished folder"
-            )
         require_own_files(folder)
-        require_no_adapter(folder)
+        if (folder / "adapter_config.json").exists():  # transformers would load its base, whatever that is
+            expected = "the weights of a model; merge the adapter into its base with peft's merge_and_unload"
+            raise UsageError(str(folder), expected, "an adapter (adapter_config.json)")
         return folder
     if folder.exists():
         made = "; make one of it with from_pretrained(..., gguf_file=...) and save_pretrained" * (
@@ -410,42 +378,8 @@ def require_config(place: Path) -> dict[str, Any]:
     return raw
 
 
-def require_weights(folder: Path, allow_pickle: bool) -> None:
-    """ValueError if there are no weights, or only pickled ones that were not allowed."""
-    if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
-        return
-    pickled = sorted(path.name for path in folder.glob(PICKLED))
-    if not pickled:
-        raise ValueError(f"{folder}: there are no weights; expected model.safetensors")
-    if not allow_pickle:
-        raise ValueError(
-            f"{folder}: its weights are a pickle ({pickled[0]}), which can run code as it is read; save them as "
-            f"safetensors; `check` and `measure` read them with --allow-pickle (allow_pickle=True), if you trust their source"
-        )
-
-
-def require_no_adapter(folder: Path) -> None:
-    """ValueError for the weights of an adapter, without those of a model beside them."""
-    if any(not path.name.startswith("adapter_") for path in folder.glob("*.safetensors")):
-        return
-    if (adapter := read_json(folder / ADAPTER, links=True)) is not None:
-        raise ValueError(
-            f"{folder / ADAPTER}: this is an adapter of {adapter.get('base_model_name_or_path')}, and no model; merge it into "
-            "its base (merge_and_unload of peft) and give the folder of that"
-        )
-
-
-def require_files(path: str, folder: Path, allow_pickle: bool, config: Any) -> dict[str, Saved]:
-    """Every tensor of a folder's safetensors. ValueError unless weights are there, whole, and quantized as config.json says."""
-    require_weights(folder, allow_pickle)
-    held = require_shards(folder)
-    if quantization_of(config) is not None:
-        require_quantized(path, held, config)
-    return held
-
-
 def require_shards(folder: Path) -> dict[str, Saved]:
-    """Every tensor of a folder's safetensors by name. ValueError for a truncated file, or a missing one of the index."""
+    """Every tensor of a folder's safetensors by name. ValueError for none, a truncated file, or a missing one of the index."""
     held = {
         name: tensor for shard in sorted(folder.glob("*.safetensors")) for name, tensor in tensors_of(shard).items()
     }
@@ -454,6 +388,9 @@ def require_shards(folder: Path) -> dict[str, Saved]:
         raise ValueError(f"{index} names {lost[0]}, which is not there; fetch it, or restore the index")
     if lost := sorted(set(named) - held.keys()):
         raise ValueError(f"{index} names the tensor {lost[0]}, which no file has; restore the files")
+    if not held:
+        pickled = "; a pickle (pytorch_model.bin) can run code as it is read" * any(folder.glob("*.bin"))
+        raise UsageError(str(folder), "weights as safetensors", "none", f"save them with save_pretrained{pickled}")
     return held
 
 
@@ -469,18 +406,17 @@ def weight_map(folder: Path) -> dict[str, str]:
     return named
 
 
-def size_of(folder: Path, dtype: torch.dtype | str) -> int:
-    """Bytes of a folder's safetensors in memory, in a dtype or as they are saved ("auto"), from their headers.
+def size_of(folder: Path, held: Mapping[str, Saved], dtype: torch.dtype | str) -> int:
+    """Bytes of a folder's tensors in memory, in a dtype or as they are saved ("auto"), from their headers.
 
     Quantized numbers stay as they are saved. Files that the index does not name are not read.
     """
-    named = {*weight_map(folder).values()} or {"model.safetensors"}
-    every = [*folder.glob("*.safetensors")]
-    shards = [shard for shard in every if shard.name in named] or every
-    total = sum(shard.stat().st_size for shard in shards)
+    read = {*weight_map(folder).values()} or {"model.safetensors"}
+    tensors = [tensor for tensor in held.values() if tensor.shard.name in read]
+    total = sum(shard.stat().st_size for shard in {tensor.shard for tensor in tensors})
     if isinstance(dtype, torch.dtype):
-        tensors = [tensor for shard in shards for tensor in tensors_of(shard).values() if tensor.kind in FLOATS]
-        total += sum(math.prod(tensor.shape) * (dtype.itemsize - FLOATS[tensor.kind]) for tensor in tensors)
+        floats = [tensor for tensor in tensors if tensor.kind in FLOATS]
+        total += sum(math.prod(tensor.shape) * (dtype.itemsize - FLOATS[tensor.kind]) for tensor in floats)
     return total
 
 
@@ -543,11 +479,6 @@ def in_one_line(problem: str) -> Iterator[None]:
         subject = problem.partition(": ")[0]
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY.search(str(error)):
             problem = f"{subject}: there is not enough memory; {SMALLER}"  # the files may be right
-        if "weights_only" in str(error):  # torch advises to load the file anyway
-            code = re.search(r"GLOBAL (\S+)", str(error))
-            held = f"{code[1]}, which is code" if code else "more than tensors"
-            remedy = "only tensors are read from a pickle, so ask for safetensors"
-            raise ValueError(f"{subject}: its pickled weights have {held}; {remedy}") from error
         raise ValueError(f"{problem} ({one_line_of(error)})") from error
 
 

@@ -23,7 +23,7 @@ from longitude.checkpoints.load import (
     local_folder,
     quantization_of,
     require_causal,
-    require_files,
+    require_shards,
 )
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
 from longitude.positions.config_keys import LENGTHS
@@ -84,10 +84,10 @@ class Source:
         return sorted(self.folder.glob("*.safetensors"))
 
 
-def open_source(model: str, allow_pickle: bool = False) -> Source:
+def open_source(model: str) -> Source:
     """A checkpoint from a folder or a hub name. ValueError, in one line, for what cannot be read or is no language model."""
     config = config_of(model)
-    folder = local_folder(model) or fetched(model, allow_pickle)
+    folder = local_folder(model) or fetched(model)
     if getattr(config, "is_encoder_decoder", False):
         more = f"; {BUCKETS}" if hasattr(config, "relative_attention_num_buckets") else ""
         raise ValueError(
@@ -99,22 +99,17 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
     inner = json if text is config else json.get("text_config", json)
     skeleton = built_without_weights(model, AutoModelForCausalLM.from_config, config)
     source = Source(model, folder, json, inner, text, skeleton)
-    held = require_files(model, folder, allow_pickle, config)
+    require_shards(folder)
     # Packed weights have names and shapes of their own.
-    fits = held and source.quantization is None
-    return replace(source, unread=require_fit(model, folder, skeleton)) if fits else source
+    return source if source.quantization else replace(source, unread=require_fit(model, folder, skeleton))
 
 
-def fetched(name: str, allow_pickle: bool) -> Path:
+def fetched(name: str) -> Path:
     """Download the files of a hub name; returns their folder."""
     from huggingface_hub import snapshot_download
 
-    unused = ["*.msgpack", "*.h5", "*.onnx", "*.py"]
     with in_one_line(f"{name}: it cannot be fetched from the hub"):
-        folder = Path(snapshot_download(name, ignore_patterns=[*unused, "*.bin", "*.pt"]))
-        if allow_pickle and not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, ignore_patterns=unused))
-    return folder
+        return Path(snapshot_download(name, ignore_patterns=["*.msgpack", "*.h5", "*.onnx", "*.py", "*.bin", "*.pt"]))
 
 
 # ---- rotation ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ COLORS = ("green", "bold red", "dim", "yellow")
 
 GROUPS = {
     "test": "length reference against serve laws quick seed",
-    "execution": "dtype device allow_pickle",
+    "execution": "dtype device",
 }
 EXAMPLES = """  longitude check models/llama --quick
   longitude check models/llama --serve recipe.yaml"""
@@ -41,7 +41,6 @@ class CheckOptions:
             checkpoint's size. MODEL may be a config.json alone.
         dtype: Data type of the model: float32, bfloat16 or float16; by default the saved one.
         device: Where the model computes: cpu, cuda, mps.
-        allow_pickle: Take weights that are saved as a pickle, if you trust where they come from.
         seed: Seed for the random input tokens.
     """
 
@@ -53,7 +52,6 @@ class CheckOptions:
     quick: bool = False
     dtype: str | None = None
     device: str = "cpu"
-    allow_pickle: bool = False
     seed: int = 0
 
     def refuse(self, why: str, *names: str) -> None:
@@ -89,7 +87,7 @@ def check(
     from longitude.runs.progress import Progress
 
     if options.serve is not None or is_file_of_lines(model_or_part):
-        options.refuse("is for laws, and a line that serves tries none", *OF_MODELS, "laws", "allow_pickle", "against")
+        options.refuse("is for laws, and a line that serves tries none", *OF_MODELS, "laws", "against")
         return check_lines(model_or_part, options.serve, json, all)
     target, model = part_of(model_or_part), None
     if target is not None:
@@ -97,16 +95,12 @@ def check(
 
         if (model := model_of(*target)) is not None:
             target = None
-            options.refuse(
-                f"is for saved models, and {model_or_part} builds one", "quick", "dtype", "allow_pickle", "against"
-            )
+            options.refuse(f"is for saved models, and {model_or_part} builds one", "quick", "dtype", "against")
     if target is not None:
-        options.refuse(
-            f"is for models, and {model_or_part} is an encoding or a mixer", *OF_MODELS, "allow_pickle", "against"
-        )
+        options.refuse(f"is for models, and {model_or_part} is an encoding or a mixer", *OF_MODELS, "against")
     if options.against is not None:
         options.refuse("is for laws, and --against tries none", *OF_MODELS, "laws")
-        return compare(model_or_part, options.against, options.allow_pickle, json)
+        return compare(model_or_part, options.against, json)
     with Progress() as progress:
         if target is not None:
             from longitude.check.parts import battery_of, check_part
@@ -139,13 +133,13 @@ def check_model(
 
     def loaded(name: str):
         progress.update(f"loading {name}", 0, 1)
-        how: dict[str, Any] = {name: getattr(options, name) for name in ("dtype", "device", "allow_pickle")}
+        how: dict[str, Any] = {name: getattr(options, name) for name in ("dtype", "device")}
         return load(name, tokenizer=False, images=True, **how)
 
     reference = options.reference
     laws, inputs = options.laws, {"length": options.length, "seed": options.seed}
     if options.quick:
-        options.refuse("is for weights, and --quick reads none", "reference", "dtype", "allow_pickle")
+        options.refuse("is for weights, and --quick reads none", "reference", "dtype")
         random = random_model(model, options.seed).to(options.device)
         subject = subject_of(random, raw=raw_config(model), folder=model, **inputs)
         laws = laws or QUICK
@@ -167,12 +161,12 @@ def check_model(
     }
 
 
-def compare(model: str, other: str, allow_pickle: bool, json: bool) -> int:
+def compare(model: str, other: str, json: bool) -> int:
     """`check --against`."""
     from longitude.check.against import against
     from longitude.report.table import show as display, table
 
-    facts = against(model, other, allow_pickle=allow_pickle)
+    facts = against(model, other)
     wrong = [fact.name for fact in facts if fact.differs]
     if json:
         print_json({"checked": model, "against": other, "differ": wrong, "facts": [vars(fact) for fact in facts]})

@@ -14,7 +14,7 @@ GROUPS = {
     "perplexity": "methods stride targets bos",
     "retrieval": "tasks trials depths chat",
     "server": "endpoint model tokenizer concurrency thinking",
-    "execution": "dtype device batch chunk allow_pickle",
+    "execution": "dtype device batch chunk",
 }
 EXAMPLES = """  longitude measure models/llama models/llama-yarn --lengths 256 512 1024
   longitude measure models/llama --tasks passkey needle-single --lengths 512"""

@@ -84,8 +84,6 @@ class MeasureConfig:
     """With --endpoint: number of parallel requests."""
     thinking: Annotated[int, Within(0)] = 0
     """With --endpoint: tokens for thinking before an answer, in addition to the length; only the answer is scored."""
-    allow_pickle: bool = False
-    """Load weights that are saved as a pickle, from a source you trust."""
 
 
 def require_consistent(config: MeasureConfig) -> None:
@@ -96,7 +94,7 @@ def require_consistent(config: MeasureConfig) -> None:
     check_bounds(config)
     check_methods("--", config.lengths, config.methods, config.stride, config.targets)
     served = ("model", "tokenizer", "concurrency", "thinking")
-    local = ("dtype", "device", "batch", "chunk", "allow_pickle")
+    local = ("dtype", "device", "batch", "chunk")
     for name in served if config.endpoint is None else local:
         if (value := getattr(config, name)) != getattr(MeasureConfig, name):
             needed = "a checkpoint, without --endpoint" if config.endpoint else "--endpoint, a server"

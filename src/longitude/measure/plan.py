@@ -224,13 +224,14 @@ def _subject(
     options: MeasureConfig, model: str, label: str, text: Text | None, device: str, read: dict[str, Documents]
 ) -> Subject:
     config, folder = checkpoints.config_of(model), checkpoints.local_folder(model)
-    held = folder and checkpoints.require_files(model, folder, options.allow_pickle, config)
+    if folder is not None:
+        checkpoints.require_shards(folder)
     tokenizer = checkpoints.tokenizer_of(model, config)
     outline = outline_of(model, config)
     needs, what = memory_of(options, outline), f"{model}: --lengths {options.lengths[-1]} takes"
     smaller = "take shorter --lengths, a smaller --chunk or --batch, or --dtype bfloat16"
     require_memory(needs.total, available_memory(device), what, smaller)
-    if held and all(getattr(config, key, None) is None for key in (KEY, "quantization_config")):
+    if folder is not None and all(getattr(config, key, None) is None for key in (KEY, "quantization_config")):
         checkpoints.held_against(model, *checkpoints.loaded_on_meta(str(folder), outline))
     last = last_position(outline)
     try:

@@ -203,7 +203,7 @@ class Run:
             served = Checkpoint(reader.model, self.plan.tokenizer, reader.model.config, server.url)
             return Opened(subject, served, Reading(reader, None, finite=True), labels)
         self.watcher.note(f"{label}: needs {subject.needs}")
-        checkpoint = load(subject.model, dtype=config.dtype, device=self.plan.device, allow_pickle=config.allow_pickle)
+        checkpoint = load(subject.model, dtype=config.dtype, device=self.plan.device)
         if unused := checkpoint.unused:
             why = "tensors of its files have no place in the model, such as"
             self.watcher.note(f"{label}: {len(unused)} {why} {unused[0]}")

@@ -40,7 +40,8 @@ LAYERS = (
 UNDERSTOOD = (
     "model_type", *LAYERS, *SCHEMAS, *BASES, *LOCAL_BASES, *SHARES, SHARES_BY_LAYER, SCALED, ORIGINAL, LENGTHS[0],
 )  # fmt: skip
-OF_CLASSES = ("layer_rope_theta", "compress_rope_theta", "position_embedding_type", "alibi")
+BASE_BY_LAYER = "layer_rope_theta"
+OF_CLASSES = (BASE_BY_LAYER, "compress_rope_theta", "position_embedding_type", "alibi")
 """Keys that decide which layers rotate, and with which base; understood only if the model's class is asked."""
 NOTHING = ("rope_interleave", "qk_rope_head_dim", "qk_nope_head_dim", "mlp_layer_types", "first_k_dense_replace")
 """Keys that match ABOUT_POSITION but change no frequency: widths, layouts and other kinds of layers."""
@@ -48,7 +49,7 @@ ABOUT_POSITION = re.compile(
     r"(^|_)(rope|nope|rotary|theta|llama_4|alibi|logn|log_n)(_|$)|(attn|query|position)_temperature|log_scaling|dual_chunk|"
     r"self_extend|position_embedding_type"
 )
-BY_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta", "rope_theta", SHARES_BY_LAYER)
+BY_LAYER = ("layer_types", "no_rope_layers", BASE_BY_LAYER, BASES[0], SHARES_BY_LAYER)
 """Keys that may have an entry for each layer."""
 PLAIN = ("rope", "rotary", "default")
 """Values that mean RoPE and nothing else."""
