@@ -95,7 +95,7 @@ gpu: ## laws and times on a GPU, in at most nine minutes, with any PYTHON that h
 	$(if $(shell $(PYTHON) -c 'import torch, pytest, jaxtyping' 2>/dev/null && echo here),$(PYTHON),$(BIN)/python) benchmarks/gpu.py $(ARGS)
 
 properties: OF := -properties
-properties: $(VENV)/study.stamp ## three properties of every encoding, measured: codes, offsets, cost (an hour)
+properties: $(VENV)/study.stamp ## two properties of every encoding: whether it is relative, and what it costs
 	$(BIN)/python benchmarks/properties.py --out $(OUT) $(ARGS)
 
 numbers: $(VENV)/study.stamp ## put results of studies and benches into README.md, its picture and docs; ARGS="--keep study runs/study" adds one

@@ -1,14 +1,7 @@
-"""The size of the project against the budget: code, files, tests, public names, words. Advice; no test asks for it.
+"""The size of the project against the budget: code, files, tests, public names, words. Advice; no test asks for it."""
 
-python benchmarks/budget.py [--at COMMIT]
-"""
-
-import argparse
 import ast
 import io
-import subprocess
-import tarfile
-import tempfile
 import tokenize
 from pathlib import Path
 
@@ -35,15 +28,7 @@ ROOMS = {
     "drawings": 1_400,
 }
 """Upper limits of lines of code by folder of src/longitude."""
-NOT_CODE = (
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-)
+NOT_CODE = {getattr(tokenize, name) for name in "COMMENT NL NEWLINE INDENT DEDENT ENCODING ENDMARKER".split()}
 
 
 def code_lines(path: Path) -> int:
@@ -63,38 +48,25 @@ def code_in(*folders: Path) -> int:
     )
 
 
-def count(root: Path) -> dict[str, int]:
-    """Every number of WANTED, then every number of ROOMS, of the tree in `root`."""
-    package, tests = root / "src" / "longitude", [*(root / "tests").rglob("*.py")]
+def count() -> dict[str, int]:
+    """Every number of WANTED, then every number of ROOMS."""
+    package, tests = ROOT / "src" / "longitude", [*(ROOT / "tests").rglob("*.py")]
     return {
         "src, lines of code": code_in(package),
         "files in src": len([*package.rglob("*.py"), *package.rglob("*.pyi")]),
         "tests, lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in tests),
-        "scripts, lines of code": code_in(root / "benchmarks", root / "docs", root / ".ci", root / "release"),
-        "public names": len((root / "docs" / "public_api.txt").read_text().splitlines()),
-        "words in docs/*.md": sum(len(path.read_text().split()) for path in (root / "docs").glob("*.md")),
+        "scripts, lines of code": code_in(*(ROOT / name for name in ("benchmarks", "docs", ".ci", "release"))),
+        "public names": len((ROOT / "docs" / "public_api.txt").read_text().splitlines()),
+        "words in docs/*.md": sum(len(path.read_text().split()) for path in (ROOT / "docs").glob("*.md")),
     } | {room: code_in(package / room) for room in ROOMS}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--at", help="a commit to count as well")
-    asked = parser.parse_args()
-    now, columns = count(ROOT), {}
-    if asked.at:
-        archive = subprocess.run(["git", "archive", asked.at], cwd=ROOT, capture_output=True, check=True).stdout
-        with tempfile.TemporaryDirectory() as folder:
-            with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-                files.extractall(folder, filter="data")
-            columns = {asked.at[:12]: count(Path(folder))}
-    wanted = WANTED | ROOMS
-    columns |= {"now": now, "wanted": wanted, "missed by": {name: max(0, now[name] - wanted[name]) for name in now}}
+    now, wanted = count(), WANTED | ROOMS
+    columns = {"now": now, "wanted": wanted, "missed by": {name: max(0, now[name] - wanted[name]) for name in now}}
     print(f"{'':<24}" + "".join(f"{title:>13}" for title in columns))
     for name in now:
-        print(
-            f"{name:<24}"
-            + "".join(f"{column[name]:>13,}" if column[name] else f"{'-':>13}" for column in columns.values())
-        )
+        print(f"{name:<24}" + "".join(f"{column[name] or '-':>13}" for column in columns.values()))
 
 
 if __name__ == "__main__":

@@ -142,8 +142,6 @@ def main() -> int:
     asked = options.parse_args()
     check_ascending("--contexts", asked.contexts, 1)
     check_each_once("--mixers", asked.mixers)
-    for label in asked.mixers:
-        configuration(label, asked.contexts[-1])
     report.require_place(asked.out)
     total = len(asked.mixers) * len(asked.contexts) * (TURNS * asked.repeats + 2)
     with threads(asked.threads) as count, Progress(total=total) as progress:

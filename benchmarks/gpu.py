@@ -3,7 +3,7 @@ that has torch >= 2.11 for CUDA, triton, jaxtyping and pytest. Nothing is instal
 
     python benchmarks/gpu.py                                   # laws, then times, against torch's flash attention
     python benchmarks/gpu.py --parts attention rotation        # some of it
-    python benchmarks/gpu.py --device cpu --interpret          # every cell once, interpreted, tiny: no number means anything
+    python benchmarks/gpu.py --interpret                       # every cell once, interpreted, tiny: no number means anything
 
 Without a GPU it runs the laws interpreted, and says so. Rows are written as they come, to $OUT/gpu.json or
 benchmarks/results/DATE-gpu.json. A cell that fails leaves a row with the reason; a part that crashes, or that loses the GPU, goes
@@ -81,24 +81,14 @@ class Results:
         self.write()
 
     def write(self) -> None:
-        part, kept = self.path.with_suffix(".part"), rounded(self.kept)
-        rows = ",\n  ".join(map(json.dumps, kept["rows"]))
-        text = json.dumps(kept | {"rows": []}, indent=1).replace('"rows": []', f'"rows": [\n  {rows}\n ]')
+        part, rows = self.path.with_suffix(".part"), ",\n  ".join(map(json.dumps, self.rows))
+        text = json.dumps(self.kept | {"rows": []}, indent=1).replace('"rows": []', f'"rows": [\n  {rows}\n ]')
         part.write_text(text, encoding="utf-8")
         part.replace(self.path)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         return self.kept["rows"]
-
-
-def rounded(value: Any) -> Any:
-    """Numbers to four digits: more are noise."""
-    if isinstance(value, dict):
-        return {name: rounded(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [*map(rounded, value)]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def chip() -> dict[str, Any]:
@@ -275,7 +265,8 @@ def measure(part: str, device: str, results: Results, seconds: float) -> int:
 def run(part: str, asked: argparse.Namespace, results: Results, seconds: float) -> Results:
     """A part in a process of its own; begun again behind a cell that ended the process or lost the GPU."""
     end = time.monotonic() + seconds
-    command = [sys.executable, __file__, "--only-part", part, "--device", asked.device, "--out", str(results.path)]
+    command = [sys.executable, __file__, "--only-part", part, "--out", str(results.path)]
+    command += ["--interpret"] * asked.interpret
     for _ in range(20):
         left = end - time.monotonic()
         if left < 3:
@@ -286,7 +277,7 @@ def run(part: str, asked: argparse.Namespace, results: Results, seconds: float) 
         if note or process.returncode == 0:
             break
     known = {row["key"] for row in results.rows}
-    for cell in cells(part, asked.device):
+    for cell in cells(part, device_of(asked)):
         if cell.key not in known:
             results.put({**cell.about, "key": cell.key, "target": cell.target, "notes": {"cell": "no time was left"}})
     return results
@@ -297,7 +288,7 @@ def compile_ahead(asked: argparse.Namespace, results: Results, seconds: float) -
     import gpu_cells
 
     start, notes, running = time.monotonic(), {}, {}
-    command = [sys.executable, __file__, "--device", asked.device, "--out", str(asked.out), "--ahead"]
+    command = [sys.executable, __file__, "--out", str(asked.out), "--ahead"]
     for job in itertools.product(gpu_cells.ENCODINGS, ("64", "128")):
         log = asked.out.with_name(f"ahead-{'-'.join(job)}.log")
         with log.open("w") as out:
@@ -363,15 +354,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=place, help="the JSON; logs are written next to it")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of the whole command")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--interpret", action="store_true", help="with --device cpu: every cell once, very small")
+    parser.add_argument("--interpret", action="store_true", help="every cell once, on the CPU, very small")
     parser.add_argument("--ahead", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--only-part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if (asked.device == "cpu") != asked.interpret and not asked.only_part:
-        parser.error("expected --device cpu and --interpret together, or neither")
-    return asked
+    return parser.parse_args()
+
+
+def device_of(asked: argparse.Namespace) -> str:
+    return "cpu" if asked.interpret else "cuda"
 
 
 def main() -> int:
@@ -379,10 +370,10 @@ def main() -> int:
     if asked.ahead:
         import gpu_cells
 
-        gpu_cells.compile_one(gpu_cells.Machine(asked.device), asked.ahead[0], int(asked.ahead[1]))
+        gpu_cells.compile_one(gpu_cells.Machine("cuda"), asked.ahead[0], int(asked.ahead[1]))
         return 0
     if asked.only_part:
-        return measure(asked.only_part, asked.device, Results(asked.out), asked.seconds)
+        return measure(asked.only_part, device_of(asked), Results(asked.out), asked.seconds)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.unlink(missing_ok=True)
     results, start = Results(asked.out), time.monotonic()

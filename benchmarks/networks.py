@@ -1,4 +1,4 @@
-"""Targets of whole models: a training step, generation, and how often a compiler begins again."""
+"""Targets of whole models: a training step, generation, and an unmodified Llama."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from longitude.bench.rows import Row
 from target import Call, Session
 
 VOCABULARY, WIDTH, LAYERS, HEADS = 256, 256, 4, 4
-LENGTHS = (65, 70, 77, 80, 96, 100, 111, 128, 130, 144, 150, 160, 177, 192, 200, 208, 224, 231, 250, 256)
-"""Of the compiler's target."""
 
 
 def of_ours(label: str, length: int) -> nn.Module:
@@ -128,27 +126,4 @@ def unmodified(session: Session) -> list[Row]:
             "unmodified Llama": ("ours", "auto", partial(step, "longitude")),
         }
         rows += session.compare(calls, "sdpa", shape, passed, 5, "unmodified")
-    return rows
-
-
-@torch.no_grad()
-def graphs(session: Session) -> list[Row]:
-    """Graphs that torch.compile makes of a whole model for 20 lengths, without a compiler behind it."""
-    import torch._dynamo
-
-    rows, shape = [], session.shape(256 * session.shrink, 2, HEADS, WIDTH // HEADS)
-    for label in ("rope", "alibi", "t5"):
-        torch._dynamo.reset()
-        model, made = of_ours(label, LENGTHS[-1]).eval(), []
-
-        def backend(graph: Any, inputs: Any, made: list[Any] = made) -> Any:
-            made.append(graph)
-            return graph.forward
-
-        compiled = torch.compile(lambda x, model=model: model(x, use_cache=False).logits, backend=backend)
-        for length in LENGTHS:
-            session.on_progress(f"compiling at {length}: {label}")
-            compiled(torch.zeros(2, length, dtype=torch.long))
-        rows.append(session.row(label, "ours", shape, "compiling", "forward", score=float(len(made)), clock="none"))
-    torch._dynamo.reset()
     return rows

@@ -36,8 +36,6 @@ TASKS = (
 )  # fmt: skip
 """What the checkpoint learned to answer: LEARNED of examples/skills.py."""
 QUESTIONS = {"--trials": "20", "--documents": "24", "--methods": "non-overlapping", "--dtype": "float32", "--seed": "0"}
-NEARLY = {"bits": 1.05, "score": 0.9}
-"""Of the unchanged model's at its training length: bits per byte at most, mean score at least, to count as kept."""
 
 
 def longitude(*arguments: Any) -> str:
@@ -83,15 +81,6 @@ def mean_score(scores: list[dict[str, Any]], length: int) -> dict[str, float]:
     return {"value": value, "low": low, "high": high}
 
 
-def kept(row: dict[str, Any], unchanged: dict[str, Any], short: int, long: int) -> list[str]:
-    """What is at the new length nearly as it was before extending, at the training length."""
-    holds = {
-        "perplexity": row["bits"][long] <= NEARLY["bits"] * unchanged["bits"][short],
-        "retrieval": row["means"][long]["value"] >= NEARLY["score"] * unchanged["means"][short]["value"],
-    }
-    return [name for name, held in holds.items() if held]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, default=Path("models/skilled"))
@@ -115,9 +104,8 @@ def main() -> int:
         means = {length: mean_score(scores, length) for length in lengths}
         rows.append({"method": method, "steps": steps, "bits": bits, "scores": scores, "means": means})
     for row in rows:
-        row["kept"] = kept(row, rows[0], lengths[0], lengths[-1])
-        print(row["method"], row["steps"], row["bits"], row["means"], row["kept"])
-    protocol = {"factor": FACTOR, "trained": trained, "nearly": NEARLY, "questions": QUESTIONS}
+        print(row["method"], row["steps"], row["bits"], row["means"])
+    protocol = {"factor": FACTOR, "trained": trained, "questions": QUESTIONS}
     write_json(
         options.out, {"schema": 1, "made": str(date.today()), **provenance(), "protocol": protocol, "rows": rows}
     )

@@ -14,9 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
-from torch import Tensor
 
 from fill_numbers import RESULTS, promises
 from longitude.bench import report
@@ -33,17 +31,6 @@ from peers import PEERS, Peer, installed
 USUAL_TURNS = 7
 Call = tuple[str, str, Callable[[], object]]
 """kind ("plain", "ours" or "peer"), backend, and what is timed."""
-
-
-def step(
-    forward: Callable[[], Tensor], wanted: Sequence[Tensor], backward: bool, gradient: Tensor | None = None
-) -> Callable[[], object]:
-    """What is timed of a tensor: without gradients, or with those of everything wanted, of its sum or along `gradient`."""
-    if not backward:
-        return torch.no_grad()(forward)
-    if gradient is None:
-        return lambda: torch.autograd.grad(forward().sum(), wanted, allow_unused=True)
-    return lambda: torch.autograd.grad(forward(), wanted, gradient)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ import peers
 import rotation
 from kinds import offset_biases, temperatures_and_sinks
 from longitude.bench import memory
-from longitude.bench.cases import PLAIN, AttentionShape, Inputs, built, plain
+from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, Kind, built, plain
 from longitude.bench.rows import Row
 from longitude.runs.memory import can_measure_peak
-from target import Call, Session, Target, calls_of, main, step
+from target import Call, Session, Target, calls_of, main
 
 BOTH = "forward+backward"
 PASSES = ("forward", BOTH)
@@ -101,12 +101,9 @@ def unbiased(session: Session) -> list[Row]:
         for passed in PASSES:
             for name, mask in masks.items():
                 function = partial(F.scaled_dot_product_attention, *three, is_causal=name == "causal")
-                base = step(function, three, passed == BOTH, inputs.gradient)
-                calls: dict[str, Call] = {
-                    "torch": ("plain", "torch", base),
-                    f"no encoding, {name}": masked(inputs, None, mask, passed == BOTH),
-                }
-                rows += session.compare(calls, "torch", shape, passed, turns)
+                cases = [Case("torch", "plain", "torch", lambda function=function: [function()], three)]
+                cases.append(masked(f"no encoding, {name}", inputs, None, mask))
+                rows += session.compare(calls_of(cases, passed == BOTH), "torch", shape, passed, turns)
     return rows
 
 
@@ -117,13 +114,12 @@ def rotary(session: Session) -> list[Row]:
         shape = session.shape(length)
         inputs, encoding = Inputs.of(shape), lg.Rotary(shape.head_dim, "half")
         three = [inputs.q, inputs.k, inputs.v]
+        cases = []
+        for name, kind, backend in (("rotary, torch", "plain", "sdpa"), ("rotary", "ours", "auto")):
+            run = partial(lg.attend, *three, encoding=encoding, backend=backend)
+            cases.append(Case(name, kind, backend, lambda run=run: [run()], three))
         for passed in PASSES:
-            calls: dict[str, Call] = {}
-            for kind, backend in (("plain", "sdpa"), ("ours", "auto")):
-                run = partial(lg.attend, *three, encoding=encoding, backend=backend)
-                name = "rotary, torch" if kind == "plain" else "rotary"
-                calls[name] = kind, backend, step(run, three, passed == BOTH, inputs.gradient)
-            rows += session.compare(calls, "rotary, torch", shape, passed, turns)
+            rows += session.compare(calls_of(cases, passed == BOTH), "rotary, torch", shape, passed, turns)
     return rows
 
 
@@ -136,34 +132,25 @@ def bfloat16(session: Session) -> list[Row]:
         for passed in PASSES:
             for label, mask in ((None, lg.Causal()), (offset_biases(False)[0], lg.Causal()), (None, lg.Window(256))):
                 words = f"{label or 'no encoding'}, {'causal' if isinstance(mask, lg.Causal) else 'window 256'}"
-                calls = {
-                    f"{words}, {dtype}": (
-                        "plain" if dtype == "float32" else "ours",
-                        *masked(inputs, label, mask, passed == BOTH)[1:],
-                    )
-                    for dtype, inputs in both.items()
-                }
-                rows += session.compare(calls, f"{words}, float32", wide, passed, turns)
+                cases = [masked(f"{words}, {dtype}", inputs, label, mask) for dtype, inputs in both.items()]
+                cases[0] = replace(cases[0], kind="plain")
+                rows += session.compare(calls_of(cases, passed == BOTH), f"{words}, float32", wide, passed, turns)
     return rows
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------
-def masked(inputs: Inputs, label: str | None, mask: lg.Mask, backward: bool) -> Call:
+def masked(name: str, inputs: Inputs, label: str | None, mask: lg.Mask) -> Case:
     """lg.attend with an encoding that reads no tokens, or none, under a mask."""
     encoding = None if label is None else built(label, inputs.shape)
     three = [inputs.q, inputs.k, inputs.v]
     wanted = [*three, *(() if encoding is None else encoding.parameters())]
-    return (
-        "ours",
-        "auto",
-        step(lambda: lg.attend(*three, encoding=encoding, mask=mask), wanted, backward, inputs.gradient),
-    )
+    return Case(name, "ours", "auto", lambda: [lg.attend(*three, encoding=encoding, mask=mask)], wanted)
 
 
-def dense(inputs: Inputs, allowed: Tensor, backward: bool) -> Callable[[], object]:
+def dense(inputs: Inputs, allowed: Tensor, kind: Kind) -> Case:
     """scaled_dot_product_attention with a mask of all pairs, [..., L, L]."""
     three = [inputs.q, inputs.k, inputs.v]
-    return step(lambda: F.scaled_dot_product_attention(*three, attn_mask=allowed), three, backward, inputs.gradient)
+    return Case("dense mask", kind, "torch", lambda: [F.scaled_dot_product_attention(*three, attn_mask=allowed)], three)
 
 
 def first_biases() -> list[str]:
@@ -183,14 +170,14 @@ def window(session: Session) -> list[Row]:
         shape = session.shape(length)
         inputs, size = Inputs.of(shape), max(2, shape.length // 16)
         share = share_of(size, shape.length)
+        cases = [plain(inputs)]
+        for label in (None, *first_biases()):
+            cases.append(masked(f"{label or 'no encoding'}, window {size}", inputs, label, lg.Window(size)))
+        if session.peers and length == 4096:
+            near = torch.ones(shape.length, shape.length, dtype=torch.bool).tril().triu(1 - size)
+            cases.append(dense(inputs, near, "peer"))
         for passed in PASSES:
-            backward = passed == BOTH
-            calls = calls_of([plain(inputs)], backward)
-            for label in (None, *first_biases()):
-                calls[f"{label or 'no encoding'}, window {size}"] = masked(inputs, label, lg.Window(size), backward)
-            if session.peers and length == 4096:
-                near = torch.ones(shape.length, shape.length, dtype=torch.bool).tril().triu(1 - size)
-                calls["dense mask"] = ("peer", "torch", dense(inputs, near, backward))
+            calls = calls_of(cases, passed == BOTH)
             rows += session.compare(
                 calls, PLAIN, shape, passed, turns, "window", lambda ratio, share=share: ratio / share
             )
@@ -231,11 +218,10 @@ def against_dense(
     session: Session, shape: AttentionShape, mask: lg.Mask, allowed: Tensor, work: str, turns: int
 ) -> list[Row]:
     rows, inputs = [], Inputs.of(shape)
+    cases = [dense(inputs, allowed, "plain")]
+    cases += [masked(label or "no encoding", inputs, label, mask) for label in (None, *first_biases())]
     for passed in PASSES:
-        calls: dict[str, Call] = {"dense mask": ("plain", "torch", dense(inputs, allowed, passed == BOTH))}
-        for label in (None, *first_biases()):
-            calls[label or "no encoding"] = masked(inputs, label, mask, passed == BOTH)
-        rows += session.compare(calls, "dense mask", shape, passed, turns, work)
+        rows += session.compare(calls_of(cases, passed == BOTH), "dense mask", shape, passed, turns, work)
     return rows
 
 
@@ -291,7 +277,6 @@ TARGETS = (
     Target("generation", 1.0, "the Llama of transformers", networks.generation("rope")),
     Target("generation with a bias", 0.9, "the Llama of transformers", networks.generation("alibi", "t5")),
     Target("unmodified Llama of 135M, prompt of 2048 and 64 tokens", 1.0, "the same with sdpa", networks.unmodified),
-    Target("graphs compiled over 20 lengths", 2.0, "one graph", networks.graphs),
 )  # fmt: skip
 
 

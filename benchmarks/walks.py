@@ -1,7 +1,6 @@
 """How far data walks: Python calls and files of the package from a user's call to the kernel.
 
 Calls of functions in src/longitude are counted by sys.setprofile, after one call of the same kind has filled what is made once.
-A decoded token is compared with a stock Llama of the same shape by the functions that a layer calls.
 What is wanted is advice: no test asks for it.
 """
 
@@ -9,7 +8,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,6 @@ import torch
 import longitude as lg
 
 SOURCE = str(Path(lg.__file__).parent)
-NAMED = ("choose", "cheapest", "refuses", "spans", "raw_request", "require_causal", "length_parts", "prepare")
-"""Functions whose calls are told one by one."""
 WANTED = {
     "attend": (80, 8),
     "training step": (347, 22),
@@ -29,7 +25,7 @@ WANTED = {
 """Calls and files at most."""
 
 
-class Found(Exception):
+class Reached(Exception):
     """The walk ends here."""
 
 
@@ -41,14 +37,14 @@ def walk(of: Callable[[], Any], until: str | None = None) -> tuple[Counter[str],
     def seen(frame: Any, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(SOURCE):
             if until is not None and frame.f_code.co_qualname == until:
-                raise Found
+                raise Reached
             functions[frame.f_code.co_qualname.rsplit(".", 1)[-1]] += 1
             files[frame.f_code.co_filename.removeprefix(SOURCE + "/")] += 1
 
     sys.setprofile(seen)
     try:
         of()
-    except Found:
+    except Reached:
         pass
     finally:
         sys.setprofile(None)
@@ -79,14 +75,10 @@ def training_step() -> Callable[[], Any]:
 
 def decoding(model: Any, batch: int = 1, context: int = 64) -> Callable[[], Any]:
     """The next token behind a context of random keys and values; each call is one token further."""
-    from transformers import DynamicCache
-
     config, ids = model.config, torch.zeros(batch, 1, dtype=torch.long)
     shape = batch, config.num_key_value_heads, context, config.hidden_size // config.num_attention_heads
     layers, random = config.num_hidden_layers, torch.Generator().manual_seed(0)
-    ours = config.model_type == "longitude"
-    cache = lg.LongitudeCache(layers) if ours else DynamicCache(config=config)
-    options = {"cache": cache}
+    cache = lg.LongitudeCache(layers)
     model.eval()
     with torch.inference_mode():
         for layer in range(layers):
@@ -94,7 +86,7 @@ def decoding(model: Any, batch: int = 1, context: int = 64) -> Callable[[], Any]
 
     def token() -> None:
         with torch.inference_mode():
-            model(input_ids=ids, **options)
+            model(input_ids=ids, cache=cache)
 
     return token
 
@@ -111,59 +103,21 @@ def study() -> tuple[Counter[str], Counter[str]]:
         return walk(lambda: plan(StudyConfig(), Path(folder) / "study"), until="LongitudeModel.__init__")
 
 
-def llama(layers: int, hidden: int = 64, heads: int = 4) -> Any:
-    """A stock model of the same shape."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=256, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=2 * hidden,
-        max_position_embeddings=1024, tie_word_embeddings=True,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
-
-
-def calls_per_layer(of: Callable[[int], Any]) -> float:
-    """Functions of Python and of C that one more layer calls for a decoded token: what no busy machine changes."""
-
-    def calls(layers: int) -> int:
-        step, count = decoding(of(layers)), 0
-
-        def seen(frame: Any, event: str, _: Any) -> None:
-            nonlocal count
-            count += event in ("call", "c_call")
-
-        step()
-        step()
-        sys.setprofile(seen)
-        try:
-            step()
-        finally:
-            sys.setprofile(None)
-        return count
-
-    return (calls(4) - calls(2)) / 2
-
-
 def walks() -> dict[str, tuple[Counter[str], Counter[str]]]:
     """Every walk that is counted, by name."""
     made = {"attend": attend(), "training step": training_step(), "decoded token": decoding(decoder("rope", 4))}
-    found = {}
+    counts = {}
     for name, of in made.items():
         of()
-        found[name] = walk(of)
-    return found | {"study, before its first model": study()}
+        counts[name] = walk(of)
+    return counts | {"study, before its first model": study()}
 
 
 def main() -> int:
     torch.set_num_threads(1)
     print(f"{'walk':<30} {'calls':>6} {'files':>6}   wanted (calls, files)")
     for name, (functions, files) in walks().items():
-        named = ", ".join(f"{function} {functions[function]}" for function in NAMED if functions[function])
-        print(f"{name:<30} {functions.total():>6} {len(files):>6}   {WANTED[name]}; {named}")
-    per_layer = {"llama": calls_per_layer(llama)}
-    per_layer |= {encoding: calls_per_layer(partial(decoder, encoding)) for encoding in ("rope", "alibi")}
-    counts = ", ".join(f"{name} {calls:.0f}" for name, calls in per_layer.items())
-    print(f"\nfunctions of Python and C called by a layer for a decoded token: {counts}")
+        print(f"{name:<30} {functions.total():>6} {len(files):>6}   {WANTED[name]}")
     return 0
 
 

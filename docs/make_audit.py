@@ -69,13 +69,7 @@ def page(rows: list[dict[str, str]], day: str) -> str:
         markdown(
             ("model", "engine", "source", "date", "verdict"),
             [
-                (
-                    row["model"],
-                    engine_of(row),
-                    row["source"],
-                    row["date"],
-                    row["verdict"],
-                )
+                (row["model"], engine_of(row), row["source"], row["date"], row["verdict"])
                 for row in sorted(rows, key=lambda row: (WRONG, RIGHT, OPEN).index(row["verdict"]))
             ],
         ),

@@ -171,7 +171,7 @@ def results(block: str) -> dict[str, Any]:
 
 
 def property_row(name: str) -> list[str] | None:
-    """Distance of codes, relative, cost; None where it was not measured."""
+    """Relative, cost; None where it was not measured."""
     rows = {row["encoding"]: row for row in results("properties")["rows"]}
     return cells(rows[name]) if name in rows else None
 

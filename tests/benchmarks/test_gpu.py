@@ -70,7 +70,7 @@ def test_every_cell_runs_interpreted(tmp_path):
     pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
     parts = "--parts checks attention rotation decode".split()
     environment = {**os.environ, "OUT": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
-    command = [sys.executable, gpu.__file__, "--device", "cpu", "--interpret", *parts]
+    command = [sys.executable, gpu.__file__, "--interpret", *parts]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]

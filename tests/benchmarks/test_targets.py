@@ -14,7 +14,7 @@ from peers import ROTATIONS, installed
 from target import Session, Target
 
 SESSION = Session(threads=1, repeats=1, memory=False, peers=False, shrink=256)
-QUICK = [target for target in targets.TARGETS if not target.environment and not target.name.startswith("graphs")]
+QUICK = [target for target in targets.TARGETS if not target.environment]
 SLOW = ("training", "135M", "padded")
 
 
