@@ -58,7 +58,7 @@ def test_turns_and_border_of_llama(saved):
 def test_what_longer_contexts_do_under_each_scheme(saved):
     """Of 4 pairs, two never finished a rotation within 64 tokens; ntk slows the last by s exactly, those before by less."""
     config = transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64)
-    [rotation] = checkpoint.rotations(saved(config)[1])
+    [rotation] = checkpoint.rotations(saved(config)[1])[0]
     theta = [10_000 ** (-2 * k / 8) for k in range(4)]
     assert [64 * t >= 2 * math.pi for t in theta] == [True, True, False, False]
     found = {(each.scheme, each.factor): each for factor in (2, 4, 8) for each in rotation.stretched(factor)}
@@ -74,7 +74,7 @@ def test_what_longer_contexts_do_under_each_scheme(saved):
 def test_dials_with_new_angles_are_the_pairs_that_are_counted(saved):
     config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=64)
     config = saved(config)[1]
-    [rotation] = checkpoint.rotations(config)
+    [rotation] = checkpoint.rotations(config)[0]
     shares = {each.scheme: each.unseen for each in rotation.stretched(4)}
     plain, yarn = checkpoint.clocks(config, None)
     for dials, scheme in ((plain, PLAIN), (yarn, "yarn")):

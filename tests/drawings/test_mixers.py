@@ -5,7 +5,7 @@ import pytest
 
 import longitude as lg
 from longitude.drawings.build import Shape, built
-from longitude.drawings.mixers import block_sizes, drawings
+from longitude.drawings.mixers import drawings
 from tests.support import refused
 
 SHAPE = Shape(length=64, heads=2, head_dim=8)
@@ -13,12 +13,6 @@ SHAPE = Shape(length=64, heads=2, head_dim=8)
 
 def drawn(label: str):
     return {each.name: each for each in drawings(built(label, SHAPE).mixers[0].module, SHAPE)}
-
-
-def test_blocks_of_a_query_are_the_digits_of_its_prefix():
-    """docs/mixers.md: 64 tokens less a window of 22 are 42 = 32 + 8 + 2."""
-    sizes = block_sizes(built("hierarchical:window=22", SHAPE).mixers[0].module, 63)
-    assert sizes.tolist() == [32] * 32 + [8] * 8 + [2] * 2 + [1] * 22
 
 
 def test_keys_of_a_window_with_steps():

@@ -45,9 +45,8 @@ class Pictures:
         Raises:
             ValueError: For another suffix, or a folder that does not exist.
         """
-        from longitude.drawings.charts import require_place, write
+        from longitude.drawings.charts import write
 
-        require_place(Path(path))
         write(Path(path), [(subject.label, subject.words) for subject in self.subjects], self.drawings)
 
 

@@ -56,6 +56,7 @@ def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], dra
         parts: (title, (head, text) pairs) of each subject.
         drawings: The drawings, at least one.
     """
+    require_place(out)
     if out.suffix == ".html":
         from longitude.report.page import write_page
 

@@ -53,13 +53,8 @@ def encodings(config: Any) -> dict[str, Encoding]:
     return {}
 
 
-def rotations(config: Any) -> list[Rotation]:
-    """The rotation of each type of layers, as far as it is understood; an empty list if none rotates."""
-    return understood_rotations(config)[0]
-
-
-def understood_rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
-    """(what is understood, what is not: type of layers -> why)."""
+def rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
+    """(the rotation of each type of layers as far as it is understood, what is not: type of layers -> why)."""
     if not_rotary(config) or config.model_type.startswith("longitude"):
         return [], {}
     length = trained_length(config)
@@ -86,7 +81,7 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
 
     raw: config.json as it is written; its contradictions are noted.
     """
-    (rotating, unknown), (theirs, why) = understood_rotations(config), _understood(config)
+    (rotating, unknown), (theirs, why) = rotations(config), _understood(config)
     kinds = [*encodings(config)] or ["rotary"] * bool(rotating)
     if not kinds and not unknown:
         try:
@@ -207,8 +202,6 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if about["kind"] == ["learned"]:
         end = f"from {declared} on" if declared else "past the end of its table"
         yield "beyond", f"positions {end} do not exist"
-    if about["kind"] == ["alibi"]:
-        yield "beyond", "the bias goes on falling at every distance: nothing needs to be scaled"
 
 
 def _rotation_in_words(rotation: dict[str, Any], trained: Any) -> Iterator[tuple[str, str]]:
@@ -251,7 +244,7 @@ def drawings(config: Any) -> list[Drawing]:
     """Drawings of each rotation: wavelengths, and what schemes do to them. Without one, those of the encodings."""
     from longitude.drawings import encodings as drawn
 
-    rotating, length = rotations(config), trained_length(config) or 1024
+    (rotating, _), length = rotations(config), trained_length(config) or 1024
     if rotating:
         return [wavelengths(rotating), *(slowed(rotation) for rotation in rotating if rotation.window is None)]
     if not (modules := encodings(config)):
@@ -277,7 +270,7 @@ def clocks(config: Any, length: int | None) -> Iterator[Dials]:
         shape = Shape(length=trained_length(config) or Shape.length)
         pictures = [dial for spec in distinct.values() for dial in of_encoding(encoding(**spec), shape, length)]
     declared = declared_length(config) or 0
-    for rotation in rotations(config):
+    for rotation in rotations(config)[0]:
         if rotation.window is None:
             pictures += dials(rotation, length or (declared if declared > rotation.trained else None))
     if not pictures:

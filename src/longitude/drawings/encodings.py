@@ -26,6 +26,8 @@ SEEDS = 3
 UNTRAINED = " before training (seed 0)"
 AFTER = " after training at length 128"
 """Ends of titles of learned numbers."""
+OTHERS = "num_heads", "training"
+"""Attributes that the saved encoding and the one that is drawn need not share."""
 
 
 @torch.no_grad()
@@ -88,23 +90,17 @@ def _saved() -> dict[str, Any]:
 
 def trained(encoding: Encoding) -> Encoding | None:
     """An encoding of the same options with the learned numbers of the saved study, and as many heads; None if it has none."""
+
+    def options(of: Encoding) -> dict[str, Any]:
+        return {name: value for name, value in vars(of).items() if name[0] != "_" and name not in OTHERS}
+
     for name, numbers in _saved().items():
         weights = {key: torch.tensor(values) for key, values in numbers.items()}
         made = build(name, num_heads=next(iter(weights.values())).shape[-1])
-        alike = type(made) is type(encoding) and extra_of(made) == extra_of(encoding)
-        if alike:
+        if type(made) is type(encoding) and options(made) == options(encoding):
             made.load_state_dict(weights)
             return made
     return None
-
-
-def extra_of(encoding: Encoding) -> dict[str, Any]:
-    """Options of an encoding besides its heads."""
-    return {
-        name: value
-        for name, value in vars(encoding).items()
-        if name[0] != "_" and name not in ("num_heads", "training")
-    }
 
 
 def _terms(encoding: Encoding, kind: Any) -> list[Any]:

@@ -1,11 +1,10 @@
-"""Drawings of mixers: the keys of a query, one by one or in blocks, and the reach of a token."""
+"""Drawings of mixers: the keys of a query, and the reach of a token."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from longitude.attention.layers.hierarchical import HierarchicalAttention
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal
 from longitude.attention.mixer import Mixer, MixerInputs
@@ -28,41 +27,19 @@ def drawings(mixer: Mixer, shape: Shape) -> list[Drawing]:
     return [drawing for draw in (keys, influence) for drawing in draw(mixer, shape)]
 
 
-def block_sizes(mixer: HierarchicalAttention, query: int) -> np.ndarray:
-    """Size [query + 1] of the block of each token up to the query, as the mixer cuts its prefix."""
-    sizes, first = np.ones(query + 1), 0
-    prefix = max(0, query + 1 - mixer.window)
-    for level in reversed(range(prefix.bit_length())):
-        if prefix >> level & 1:
-            sizes[first : first + (1 << level)] = 1 << level
-            first += 1 << level
-    return sizes
-
-
 def keys(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
-    """Draw the visible keys of each query, in a window or in blocks."""
-    if isinstance(mixer, HierarchicalAttention):
-        span = min(shape.length, max(KEYS, 4 * mixer.window))
-        queries = evenly(range(span), QUERIES)
-        values = np.full((len(queries), span), np.nan)
-        for row, query in enumerate(queries):
-            values[row, : query + 1] = 1 + np.log2(block_sizes(mixer, query))
-        title = "In which blocks each query reads its keys"
-        what = "1: read one by one; 2, 3, 4: in blocks of 2, 4, 8 tokens, and so on."
-    elif isinstance(mixer, MultiHeadAttention) and type(mixer).mask_of is not MultiHeadAttention.mask_of:
-        mask = mixer.mask_of(MixerInputs(Causal()))
-        reach = mask.reach[1]
-        span = min(shape.length, KEYS if reach is not None and reach < KEYS // 2 else 2 * shape.length)
-        queries = evenly(range(span), QUERIES)
-        values = mask.allowed(torch.tensor(queries), torch.arange(span)).double().numpy()
-        what, title = "Full: attends to it.", "Which keys each query attends to"
-    else:
+    """Draw the visible keys of each query, if the mixer has a mask of its own."""
+    if not isinstance(mixer, MultiHeadAttention) or type(mixer).mask_of is MultiHeadAttention.mask_of:
         return
-    columns = evenly(range(span), KEYS)
+    mask = mixer.mask_of(MixerInputs(Causal()))
+    reach = mask.reach[1]
+    span = min(shape.length, KEYS if reach is not None and reach < KEYS // 2 else 2 * shape.length)
+    queries, columns = evenly(range(span), QUERIES), evenly(range(span), KEYS)
+    values = mask.allowed(torch.tensor(queries), torch.arange(span)).double().numpy()
     yield Grid(
         name="keys",
-        title=title,
-        caption=f"{what} Empty: the future. A cache keeps {mixer.growth} for N tokens.",
+        title="Which keys each query attends to",
+        caption=f"Full: attends to it. Empty: the future. A cache keeps {mixer.growth} for N tokens.",
         x="key",
         y="query",
         values=values[:, columns],

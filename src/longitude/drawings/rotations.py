@@ -120,12 +120,6 @@ def schemes(factor: float, original: int) -> dict[str, Scaling]:
 
 
 # ---- dials -----------------------------------------------------------------------------------------------------------
-def arcs(before: Tensor, after: Tensor, trained: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shares of its circle that each pair goes through: within the training length, and at a length with other frequencies."""
-    seen, asked = (offsets * theta.double() / (2 * math.pi) for offsets, theta in ((trained, before), (length, after)))
-    return seen.clamp(max=1).numpy(), asked.clamp(max=1).numpy()
-
-
 def dials(rotation: Rotation, asked: int | None = None) -> Iterator[Dials]:
     """A dial for each pair, without a scheme and with its own or, if it has none, `SHOWN`.
 
@@ -138,7 +132,8 @@ def dials(rotation: Rotation, asked: int | None = None) -> Iterator[Dials]:
         scheme = [(SHOWN, schemes(max(1.0, length / trained), trained)[SHOWN])]
     which = "" if rotation.layers == ALL else rotation.layers
     for place, (name, scaling) in enumerate([(PLAIN, None), *scheme], 1):
-        seen, needed = arcs(rotation.plain, rotation.after(scaling, length), trained, length)
+        reached = (trained, rotation.plain), (length, rotation.after(scaling, length))
+        seen, needed = ((n * theta.double() / (2 * math.pi)).clamp(max=1).numpy() for n, theta in reached)
         new = int((needed > seen * (1 + NEW)).sum())
         yield Dials(
             name=f"clocks-{which.replace(' ', '-')}{place}",
@@ -251,13 +246,13 @@ def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 def rotated(encoding: Encoding, q: Tensor, k: Tensor, offsets: np.ndarray, shape: Shape) -> np.ndarray:
     """Cosines of the first head's query at the newest position and a key [1, head_dim] at each offset before it."""
     newest = shape.length - 1
-    if compose(encoding).regions():  # by attention to one key alone, whose logsumexp is its score
-        q, k = (x.expand(len(offsets), 1, 1, -1) for x in (q, k))
+    if not compose(encoding).regions():
+        q_heads, k_heads = (x.expand(1, shape.heads, n, -1) for x, n in ((q, 1), (k, len(offsets))))
+        keys = encoding.rotate_keys(k_heads, newest - torch.from_numpy(offsets))[0, 0]
+        scores = keys @ encoding.rotate_queries(q_heads, torch.tensor([newest]))[0, 0, 0]
+    else:  # by attention to one key alone, whose logsumexp is its score
+        one_key = (x.expand(len(offsets), 1, 1, -1) for x in (q, k, k))
         at_q, at_k = ((newest - torch.from_numpy(o))[:, None] for o in (0 * offsets, offsets))
         places: dict[str, Any] = {"q_positions": at_q, "k_positions": at_k}
-        alone = attend(q, k, k, encoding=encoding, **places, scale=1.0, return_lse=True)
-        return (alone[1].flatten() / (q[0].norm() * k[0].norm())).numpy()
-    q_heads, k_heads = (x.expand(1, shape.heads, n, -1) for x, n in ((q, 1), (k, len(offsets))))
-    keys = encoding.rotate_keys(k_heads, newest - torch.from_numpy(offsets))[0, 0]
-    scores = keys @ encoding.rotate_queries(q_heads, torch.tensor([newest]))[0, 0, 0]
+        scores = attend(*one_key, encoding=encoding, **places, scale=1.0, return_lse=True)[1].flatten()
     return (scores / (q.norm() * k.norm())).numpy()

@@ -72,7 +72,6 @@ def subjects(
         elif name.partition(":")[0] not in {*ENCODINGS, *MIXERS} and (
             path.exists() or path.suffix == ".json" or "/" in name
         ):
-            _require_checkpoint(path)
             _require_allowed(options, ["clocks", *["length"] * clocks], f"the checkpoint {name}")
             yield _of_checkpoint(name, sizes.get("length"), clocks)
         else:
@@ -85,14 +84,6 @@ def _require_allowed(options: Mapping[str, Any], allowed: Sequence[str], subject
     for option, value in options.items():
         if value not in (None, False, (), []) and option not in allowed:
             raise UsageError(f"--{option.replace('_', '-')}", NEEDED[option], subject, "leave it out")
-
-
-def _require_checkpoint(path: Path) -> None:
-    """ValueError for a folder without config.json, and for a file that is not .json."""
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ValueError(f"{path}: expected the folder of a study, or of a checkpoint with config.json; it has neither")
-    if path.is_file() and path.suffix != ".json":
-        raise ValueError(f"{path}: expected a name, a folder or a config.json, got another file")
 
 
 def _of_study(path: Path, encoding: Sequence[str]) -> Iterator[Subject]:

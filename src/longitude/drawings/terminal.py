@@ -44,8 +44,8 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
     names = evenly([*drawing.lines], CURVES)
     frame: Any = drawing.frame
     frame = frame[frame["line"].isin(names)]
-    place_x = _logarithm if drawing.log_x else _same
-    place_y = np.log10 if drawing.log_y else _same
+    place_x = _logarithm if drawing.log_x else np.asarray
+    place_y = np.log10 if drawing.log_y else np.asarray
     levels = [*drawing.levels.values()]
     low, high = min([*frame["y"], *levels]), max([*frame["y"], *levels])
     low = low if drawing.floor is None else max(low, drawing.floor)
@@ -91,10 +91,6 @@ def hues_of(names: Sequence[str]) -> list[str]:
     """The color of each curve: the encoding's, as in figures, if no two curves would share one."""
     hues = [*map(hue_of, names)] if are_labels(names) else []
     return [COLORS[hue] for hue in (hues if len({*hues}) == len(names) else range(len(names)))]
-
-
-def _same(x: Any) -> Any:
-    return x
 
 
 def _logarithm(x: Any) -> Any:
