@@ -299,13 +299,14 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
         case Composed():
             return encoding
         case Encoding():
+            if torch.compiler.is_compiling():
+                return Composed([encoding])
             # Cached for decoding steps, not as a submodule, which would be a cycle. A copy has its original's and builds its own.
             key = encoding, ATTRIBUTES(encoding)
             known, composed = getattr(encoding, "_composed", (None, None))
             if composed is None or known is None or known[0] is not encoding or known[1] != key[1]:
                 composed = Composed([encoding])
-                if not torch.compiler.is_compiling():
-                    encoding.__dict__["_composed"] = key, composed
+                encoding.__dict__["_composed"] = key, composed
             return composed
         case None:
             return Composed([]) if torch.compiler.is_compiling() else _nothing()

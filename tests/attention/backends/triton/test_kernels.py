@@ -59,15 +59,17 @@ def test_same_answer_and_gradients(names, case):
     compare(run, *FEW(37, 37, names=names, mask=masks(37)[case]), tolerance=3e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda", reason="blocks are the chip's")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("queries", [64, 16])
 def test_squares_of_a_block(queries, monkeypatch):
-    """The table's gradient is summed along diagonals of one square, or of four on top of each other; of several blocks."""
+    """The table's gradient is summed along diagonals of one square, or of four on top of each other; of several blocks.
+
+    Each kernel pads the table for its own blocks: those of the gradient of keys are wider here, as on some chips.
+    """
     of_kernel = {"backward_queries": launch.Blocks(queries, 16, 4, 1)}
     monkeypatch.setattr(launch, "blocks_of", lambda kernel, x: of_kernel.get(kernel, launch.Blocks(16, 32, 4, 1)))
-    compare(run, *FEW(90, 101, names="t5", mask=lg.Window(50)), tolerance=3e-5)
+    compare(run, *FEW(35, 47, names="t5", mask=lg.Window(20)), tolerance=3e-5)
 
 
 @pytest.mark.slow

@@ -199,6 +199,7 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
 
     blocks = blocks_of("backward_queries", x)
     shared, tiles = _shared(x, blocks), batch * -(-rows // blocks.Q)
+    before = shared["last"] + 1 - keys  # of this kernel's blocks; those of backward_keys pad the table otherwise
     learned = learned and terms.table is not None
     programs = min(tiles, table_rows(x.q.device, heads)) if learned else tiles
     of_table = lse.new_zeros(heads, programs, shared["width"]) if learned else lse
@@ -222,7 +223,6 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
             )  # fmt: skip
     gradients = Terms()
     if learned:
-        before = shared["last"] + 1 - keys
         of_table = of_table.sum(1)[:, before : before + rows + keys - 1].contiguous()
         gradients = Terms(table=of_table * LOG2 if curved else of_table)
     if curved:
