@@ -4,8 +4,9 @@ from functools import cache
 
 import longitude as lg
 from longitude.bench.cases import AttentionShape, built
-from longitude.positions.base import Encoding, OffsetBias, SinkLogits, Temperature
+from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed
+from longitude.positions.terms import OffsetBias, SinkLogits, Temperature
 
 TINY = AttentionShape(1, 8, 8, 64, 16)
 

@@ -30,7 +30,6 @@ TINY = 1e-9
 BOUNDS = {
     "FoPE.max_length": ([6], [7]),
     "LogN.trained_length": ([1], [2]),
-    "Learned.row_offset": ([-1], [0]),
     "rope_dim": ([-1], [0]),
     "seed": ([1.5], [-1, 0]),
     "deviation": ([-TINY], [0]),

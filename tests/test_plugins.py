@@ -25,7 +25,8 @@ from tests.support import printed
 MINE = '''"""Position as the root of the distance."""
 
 import longitude as lg
-from longitude.positions.base import Encoding, OffsetBias
+from longitude.positions.base import Encoding
+from longitude.positions.terms import OffsetBias
 from longitude.study.tasks.base import register_task
 from longitude.study.tasks.written import CopyDecoder
 

@@ -17,19 +17,11 @@ from longitude import plugins
 from longitude.attention.mixer import MIXERS
 from longitude.attention.operation import explain
 from longitude.native import load
-from longitude.positions.base import (
-    ENCODINGS,
-    Encoding,
-    OffsetBias,
-    OffsetVectors,
-    PairBias,
-    SinkLogits,
-    Temperature,
-    list_encodings,
-)
+from longitude.positions.base import ENCODINGS, Encoding, list_encodings
 from longitude.positions.composed import compose
 from longitude.positions.samplers import SAMPLERS
 from longitude.positions.scaling import SCHEMES
+from longitude.positions.terms import OffsetBias, OffsetVectors, PairBias, SinkLogits, Temperature
 from longitude.registry import options_of
 from longitude.runs.provenance import machine, versions
 from longitude.testing.examples import SHAPES, example

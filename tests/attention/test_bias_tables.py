@@ -10,7 +10,7 @@ import torch
 import longitude as lg
 from longitude.attention import bias_tables
 from longitude.attention.bias_tables import bias_of
-from longitude.positions.base import OffsetBias
+from longitude.positions.terms import OffsetBias
 
 FIXED = {
     "alibi": partial(lg.ALiBi, 4),

@@ -173,6 +173,12 @@ Q2 = Q[:, :, :2]
 SHORT = {"encoding": lg.FoX(16, 4), "context": {"forgotten": torch.zeros(2, 4, 3)}}
 REFUSED = {
     "no list": ((Q.tolist(), Q, Q), {}, ("q", "list")),
+    "no heads": ((Q[:, 0], Q, Q), {}, ("q", "[2, 5, 8]")),
+    "integers": ((Q.long(), Q, Q), {}, ("q", "torch.int64")),
+    "heads": ((Q[:, :3], Q[:, :2], Q[:, :2]), {}, ("3", "2")),
+    "widths": ((Q, Q[..., 1:], Q), {}, ("[2, 4, 5, 8]", "[2, 4, 5, 7]")),
+    "dtypes": ((Q, Q.double(), Q), {}, ("torch.float32", "torch.float64")),
+    "devices": ((Q, Q.to("meta"), Q), {}, ("meta",)),
     "lengths": ((Q, Q, Q[:, :, :4]), {}, ("[2, 4, 5, 8]", "[2, 4, 4, 8]")),
     "empty": ((Q[:, :, :0], Q, Q), {}, ("[2, 4, 0, 8]",)),
     "scale": ((Q, Q, Q), {"scale": "big"}, ("scale", "None", "head_dim", "-0.5")),

@@ -192,7 +192,7 @@ PARTS = (  # law, of what is right, and of what breaks it
     ("far_positions", "encoding", f"{ENCODINGS}:Broken:rate=0.25", f"{ENCODINGS}:InTheModelsDtype"),
     ("memory", "mixer", f"{MIXERS}:Decay", f"{MIXERS}:KeepsEverything"),
     ("state_dict", "mixer", "mamba", None),
-    ("batch_invariance", "mixer", "window:size=8", None),
+    ("causality", "mixer", "window:size=8", None),
 )
 
 

@@ -61,12 +61,12 @@ def test_odd_width_drops_the_last_cosine(layout: str) -> None:
 
 # ---- learned ---------------------------------------------------------------------------------------------------------
 def test_learned_rows() -> None:
-    encoding = lg.Learned(10, 4, row_offset=2)
-    assert encoding.table.shape == (12, 4)
+    encoding = lg.Learned(10, 4)
+    assert encoding.table.shape == (10, 4)
     start = lg.Learned(1000, 1000).table.detach()
     assert float(start.mean()) == pytest.approx(0, abs=2e-4) and float(start.std()) == pytest.approx(0.02, rel=0.005)
     x, positions = torch.randn(2, 3, 4), torch.tensor([[0, 1, 9], [5, 5, 0]])
-    torch.testing.assert_close(encoding.embed(x, positions), x + encoding.table[positions + 2])
+    torch.testing.assert_close(encoding.embed(x, positions), x + encoding.table[positions])
 
 
 # Beyond the table: Gehring et al. 2017 say nothing of it.
@@ -74,7 +74,7 @@ def columns(*rows: float, **options) -> lg.Learned:
     """A table of one column with these numbers."""
     encoding = lg.Learned(len(rows), 1, **options).double()
     with torch.no_grad():
-        encoding.table[encoding.row_offset :, 0] = torch.tensor(rows)
+        encoding.table[:, 0] = torch.tensor(rows)
     return encoding
 
 
@@ -83,10 +83,9 @@ def read(encoding: lg.Learned, *positions: int) -> torch.Tensor:
     return encoding.embed(torch.zeros(1, len(positions), 1).double(), torch.tensor(positions))[0, :, 0].detach()
 
 
-@pytest.mark.parametrize("row_offset", [0, 2])
-def test_interpolated_rows(row_offset: int) -> None:
-    encoding = columns(0, 10, 20, 30, beyond="interpolate", length=6, row_offset=row_offset)
-    assert encoding.max_length == 6 and encoding.table.shape == (4 + row_offset, 1)
+def test_interpolated_rows() -> None:
+    encoding = columns(0, 10, 20, 30, length=6)
+    assert encoding.max_length == 6 and encoding.table.shape == (4, 1)
     close(read(encoding, *range(6)), float64(0, 6, 12, 18, 24, 30))
     close(read(encoding, 5, 1, 1), float64(30, 6, 6))
     with refused("Learned", "0", "5", "6"):
@@ -94,40 +93,32 @@ def test_interpolated_rows(row_offset: int) -> None:
 
 
 def test_a_table_of_one_row_is_that_row_everywhere() -> None:
-    assert read(columns(7, beyond="interpolate", length=3), 0, 1, 2).tolist() == [7, 7, 7]
+    assert read(columns(7, length=3), 0, 1, 2).tolist() == [7, 7, 7]
 
 
 def test_interpolation_is_exact_for_whole_rows_and_a_long_table() -> None:
     """Rows that are read whole are the table's very numbers, where p (M-1)/(L-1) in floating point may fall short."""
-    encoding = lg.Learned(4096, 3, beyond="interpolate", length=8191)
+    encoding = lg.Learned(4096, 3, length=8191)
     assert torch.equal(encoding.embed(torch.zeros(1, 4096, 3), torch.arange(0, 8191, 2))[0], encoding.table)
 
 
 def test_interpolation_of_far_int32_positions_does_not_overflow() -> None:
     """Position times row is 2^33 here."""
-    encoding = lg.Learned(65_537, 1, beyond="interpolate", length=131_073)
+    encoding = lg.Learned(65_537, 1, length=131_073)
     assert torch.equal(encoding.codes(torch.tensor([131_072], dtype=torch.int32)), encoding.table[-1:])
 
 
 def test_interpolated_gradients() -> None:
-    encoding = lg.Learned(4, 3, row_offset=1, beyond="interpolate", length=9).double()
+    encoding = lg.Learned(4, 3, length=9).double()
     x, positions = torch.randn(2, 9, 3, dtype=torch.float64), torch.arange(9)
     assert torch.autograd.gradcheck(lambda table: encoding.embed(x, positions), [encoding.table])  # moves it in place
 
 
 def test_interpolation_is_not_in_the_models_bfloat16() -> None:
     """Between 256 and 260 bfloat16 has 258 alone; the embedding in float32 is a third of the way."""
-    low = columns(256, 260, beyond="interpolate", length=4).bfloat16()
+    low = columns(256, 260, length=4).bfloat16()
     got = low.embed(torch.zeros(1, 4, 1), torch.arange(4))[0, :, 0]
     assert got.tolist() == pytest.approx([256, 256 + 4 / 3, 256 + 8 / 3, 260], abs=1e-4)
-
-
-def test_clamped() -> None:
-    encoding = columns(1, 2, 3, beyond="clamp", row_offset=1)
-    assert encoding.max_length is None
-    assert read(encoding, 0, 1, 2, 3, 131_071).tolist() == [1, 2, 3, 3, 3]
-    with refused("positions", "0", "-1", "4"):
-        read(encoding, 4, -1)
 
 
 X, AT = torch.zeros(1, 2, 4), torch.tensor
@@ -136,10 +127,7 @@ test_wrong_options = refused_calls(
         (lambda: lg.Sinusoidal(4).embed(torch.zeros(1, 2, 6), torch.arange(2)), "[B, L, 4]", "[1, 2, 6]"),
         (lambda: lg.Sinusoidal(1, frequencies="tensor2tensor"), "dim", "2"),
         (lambda: lg.Sinusoidal(4).embed(X, AT([5])), "Sinusoidal", "[2]", "[1, 2]", "[1]"),
-        (lambda: lg.Learned(8, 4, length=9), "beyond='interpolate'", "length=9"),
-        (lambda: lg.Learned(8, 4, beyond="clamp", length=9), "beyond='clamp'"),
-        (lambda: lg.Learned(8, 4, beyond="interpolate"), "Learned", "None"),
-        (lambda: lg.Learned(8, 4, beyond="interpolate", length=8), "max_length=8"),
+        (lambda: lg.Learned(8, 4, length=8), "max_length=8"),
         (lambda: lg.Learned(8, 4).embed(X, AT([7, 8])), "Learned", "0", "7", "8"),
     ]
 )

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import longitude as lg
 from longitude import testing
-from longitude.positions.base import OffsetBias
 from longitude.positions.composed import compose
+from longitude.positions.terms import OffsetBias
 from tests.support import refused_calls
 
 

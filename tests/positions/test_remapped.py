@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.positions.base import RowBias
+from longitude.positions.terms import RowBias
 from tests.support import close, golden, heads, random, refused
 
 W, G, FACTOR, C = 5, 3, 4, 5  # chunks of C = 7 - 2

@@ -149,7 +149,7 @@ def test_each_layer_that_rotates_is_scaled():
         ("xpos", ()),
         ("sinusoidal:factor=2", ()),
         ("rope:scaling=linear,factor=2", ()),
-        ("learned:beyond=clamp", ()),
+        ("learned:max_length=16,length=32", ()),
         ("learned:max_length=32", ()),
         ("nope+attention:qk_norm=true", ()),  # a factor before a norm does nothing
     ],

@@ -217,7 +217,7 @@ broken(
     context=context_of(lambda x, carry, docs: (x, carry, None)),
 )
 broken("ForgetsCarry", "chunks", lg.FoX, context=context_of(lambda x, carry, docs: (x, None, docs)))
-broken("MixesRows", "batch_invariance", lg.FoX, context=context_of(lambda x, *rest: (x - x.mean(0), *rest)))
+broken("MixesRows", "packed_documents", lg.FoX, context=context_of(lambda x, *rest: (x - x.mean(0), *rest)))
 broken(
     "SeesTheFuture",
     "causality padding",

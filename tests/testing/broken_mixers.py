@@ -121,12 +121,12 @@ def with_cache(name, laws, base=Decay, layer=StateLayer, **members):
 
 # ---- what it reads ---------------------------------------------------------------------------------------------------
 broken("ReadsTheFuture", "causality", before=lambda self, x, s, i: (x + x.amax(1, keepdim=True), s, i))
-broken("MixesItsBatch", "batch_invariance nan_and_inf", before=lambda self, x, s, i: (x - x.mean(0), s, i))
+broken("MixesItsBatch", "packed_documents nan_and_inf", before=lambda self, x, s, i: (x - x.mean(0), s, i))
 broken("ForgetsItsState", "chunks", before=lambda self, x, s, i: (x, None, i))
 broken("CutsGradients", "gradients", before=lambda self, x, s, i: (x, s and tuple(part.detach() for part in s), i))
 broken(
     "IgnoresDocuments",
-    "packed_documents repeated_document_ids documents_across_calls",
+    "packed_documents documents_across_calls",
     before=lambda self, x, s, i: (x, s, i._replace(reset=None)),
 )
 broken("TakesNaNForZero", "nan_and_inf", before=lambda self, x, s, i: (x.nan_to_num(), s, i))
@@ -315,4 +315,4 @@ def masks_by_number(self, x, *, mask=Causal(), documents=None, **rest):  # noqa:
 
 broken("GivesWeightsOfNothing", "attention_weights", forward=weights_of_nothing)
 broken("WeighsTwice", "attention_weights", MultiHeadAttention, forward=weighs_twice)
-broken("MasksByNumber", "repeated_document_ids", MultiHeadAttention, forward=masks_by_number)
+broken("MasksByNumber", "packed_documents", MultiHeadAttention, forward=masks_by_number)

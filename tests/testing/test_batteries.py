@@ -18,7 +18,7 @@ from tests.testing.broken_mixers import Decay
 
 
 def test_check_takes_names_classes_functions_and_options() -> None:
-    laws = {"batch_invariance", "state_dict"}
+    laws = {"causality", "state_dict"}
     encodings = "alibi", lg.ALiBi, lambda: lg.ALiBi(4), testing.example("alibi")
     for kind in (*encodings, "attention", Decay, lambda dim: Decay(dim), mixers.example(Decay, mode="parallel")):
         battery = testing if kind in encodings else mixers

@@ -70,9 +70,7 @@ VARIANTS = {
     "axial_rope mixed": testing.example("axial_rope", mixed=True, layout="half"),
     "mrope interleaved": testing.example("mrope", sections=(2, 1, 1), arrangement="interleaved"),
     "sinusoidal odd": testing.example("sinusoidal", layout="half", frequencies="tensor2tensor"),
-    "learned offset": testing.example("learned", row_offset=2),
-    "learned interpolated": testing.example("learned", max_length=16, beyond="interpolate", length=600),
-    "learned clamped": testing.example("learned", max_length=16, beyond="clamp"),
+    "learned interpolated": testing.example("learned", max_length=16, length=600),
     "alibi one-sided": testing.example("alibi", future="one-sided"),
     "alibi slopes": testing.example("alibi", slopes=[0.1, 2.0, 0.0, 1.0]),
     "t5 bidirectional": testing.example("t5", num_buckets=8, max_distance=20, bidirectional=True),
@@ -163,10 +161,10 @@ WIDE = {
 TRACED = ("compile", "export", "compiled_training", "compiled_transforms")
 """What traces takes seconds: slow for all, as is NaN in documents, in every form on every backend."""
 IN_TURNS = (
-    "padding packed_documents repeated_document_ids documents_across_calls forms chunks gradients nan_and_inf dropout "
+    "padding packed_documents documents_across_calls forms chunks gradients nan_and_inf dropout "
     "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
     "shared_tables random_calls queries_without_keys prompt_lookup dtypes autograd_graph "
-    "batch_invariance cache_operations adapters offloading"
+    "cache_operations adapters offloading"
 ).split()
 TURNS = 20
 """Laws that take longest: each is quick for every 20th subject, and each subject meets every 20th of them."""
@@ -290,10 +288,8 @@ def test_laws_apply_where_they_should() -> None:
 
 # ---- each law is broken by a subject made for it -----------------------------------------------------------------------------
 RED = {testing: encoding.RED, mixers: mixer.RED}
-TRIED_ELSEWHERE = set(
-    "backends random_calls dropout autograd_graph memory queries_are_last queries_without_keys".split()
-)
-"""On broken backends, in test_laws_of_backends.py and tests/attention/test_memory.py; queries_are_last by what it compares."""
+TRIED_ELSEWHERE = set("backends random_calls dropout autograd_graph memory queries_without_keys".split())
+"""On broken backends, in test_laws_of_backends.py and tests/attention/backends/test_memory.py."""
 
 
 @pytest.mark.parametrize(

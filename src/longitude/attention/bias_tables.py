@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.positions.base import OffsetBias
 from longitude.positions.bias import FixedBias
-from longitude.positions.terms import require_shape
+from longitude.positions.terms import OffsetBias, require_shape
 
 LONGEST = 2**18  # most offsets of a call for which a table is cached
 

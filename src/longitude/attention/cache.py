@@ -16,10 +16,10 @@ from longitude.attention.documents import last_position
 from longitude.attention.length_dependent import later, newest
 from longitude.attention.mixer import of_this_mode
 from longitude.errors import UsageError
-from longitude.positions.base import Columns, Encoding, Transport
+from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit
-from longitude.positions.terms import require_shape
+from longitude.positions.terms import Transport, require_shape
 
 
 class CropsTogether:

@@ -18,9 +18,10 @@ from longitude.attention.spans import Cut, assembled, pieces
 from longitude.attention.terms import with_sinks
 from longitude.errors import UsageError
 from longitude.native.derivatives import readable, recomputed, tracing
-from longitude.positions.base import Region, RowBias, Transport
+from longitude.positions.base import Region
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, as_int, explicit, part_of, single_axis
+from longitude.positions.terms import RowBias, Transport
 
 Answer = tuple[Tensor, Any]
 

@@ -34,10 +34,10 @@ from longitude.attention.terms import (
 from longitude.errors import unknown
 from longitude.native import load
 from longitude.native.derivatives import in_forward_mode, transforms_active
-from longitude.positions.base import Columns, Encoding, OffsetBias
+from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed, by_name, compose
 from longitude.positions.coordinates import Positions
-from longitude.positions.terms import Softcap
+from longitude.positions.terms import OffsetBias, Softcap
 
 
 @overload

@@ -10,8 +10,7 @@ from torch import Tensor
 from longitude.attention.merge import with_logit
 from longitude.attention.request import Request
 from longitude.attention.terms import offsets, per_query_head
-from longitude.positions.base import OffsetVectors, Term, Transport
-from longitude.positions.terms import Softcap
+from longitude.positions.terms import OffsetVectors, Softcap, Term, Transport
 
 Transporter = Callable[[list[Transport], Tensor, Tensor, Request], Tensor]
 

@@ -18,9 +18,10 @@ from longitude.attention.masks import Mask, from_tensor, of_rows, require_mask
 from longitude.attention.pairs import AllowedPairs
 from longitude.attention.step import Step
 from longitude.errors import UsageError, check_positive
-from longitude.positions.base import Columns, Encoding, Region, Term
+from longitude.positions.base import Columns, Encoding, Region
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit, part_of
+from longitude.positions.terms import Term
 
 
 class Options(TypedDict, total=False):

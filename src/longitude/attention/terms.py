@@ -15,18 +15,10 @@ from longitude.attention.merge import with_logit
 from longitude.attention.pairs import visible_keys
 from longitude.attention.request import Request
 from longitude.errors import UsageError
-from longitude.positions.base import (
-    Columns,
-    Drift,
-    OffsetVectors,
-    SinkLogits,
-    Temperature,
-    Term,
-    Transport,
-)
+from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, single_axis
-from longitude.positions.terms import require_shape
+from longitude.positions.terms import Drift, OffsetVectors, SinkLogits, Temperature, Term, Transport, require_shape
 
 
 # ---- whether they fit ------------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ from longitude.attention.operation import attend
 from longitude.drawings.build import Shape
 from longitude.drawings.drawing import Drawing, Grid, Lines, floor_of, heads, middle, offsets_of
 from longitude.drawings.rotations import pairs_of, scores
-from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, Temperature, encoding as build
+from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.bias import FORBIDDEN, T5Bias, t5_bucket
 from longitude.positions.composed import Composed, compose
+from longitude.positions.terms import OffsetBias, OffsetVectors, PairBias, Temperature
 
 SEEDS = 3
 """Number of seeds for random queries."""

@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import Count, Positive, UsageError
+from longitude.errors import Positive, UsageError
 from longitude.positions.base import ENCODINGS, Encoding, register
 from longitude.positions.coordinates import canonical, explicit, require_positions, wide
 from longitude.positions.scaling.linear import Linear
 
 Layout = Literal["interleaved", "half"]
 SinusoidFrequencies = Literal["paper", "tensor2tensor"]
-Beyond = Literal["error", "clamp", "interpolate"]
 
 
 ENCODINGS.aliases["none"] = "nope"
@@ -114,20 +113,14 @@ class Sinusoidal(AtInput):
 class Learned(AtInput):
     """Learned absolute position embeddings: x_p + s P[p], with P [M, dim], M = max_length rows, s = embedding_scale.
 
-    The attribute max_length is the number of valid positions: M, or `length` with "interpolate", or None with "clamp". P starts
-    as N(0, 0.02^2).
+    The attribute max_length is the number of valid positions, M or `length`; others raise. P starts as N(0, 0.02^2).
 
     Args:
         max_length: M, the rows of the table.
         dim: width of x.
-        row_offset: number of unused rows before the row of position 0 (2 in BART).
-        beyond: what happens to positions of M or more.
-            "error": they raise. No other choice is correct without training, so it is the default.
-            "clamp": they share the last row, P[M - 1], and cannot be distinguished.
-            "interpolate": the table is stretched to `length` positions by linear interpolation between neighbouring rows:
-            position p reads row p (M-1)/(length-1), so that the last position reads the last row.
-        length: with "interpolate", the number of positions. It must be fixed beforehand: it moves every row except the first,
-            so keys cached with another length would be stale.
+        length: the number of positions to which the table is stretched, by linear interpolation between neighbouring rows:
+            position p reads row p (M-1)/(length-1), so that the last position reads the last row. It must be fixed beforehand:
+            it moves every row except the first, so keys cached with another length would be stale. None: M positions.
         embedding_scale: s, above 0: the factor by which the model multiplies its token embeddings. P gets the same factor, so
             that its rows learn at the pace of the embeddings they are added to. None: the model's factor; 1 without a model.
 
@@ -138,27 +131,14 @@ class Learned(AtInput):
     source = "Gehring et al. 2017, https://arxiv.org/abs/1705.03122"
     learned = True
 
-    def __init__(
-        self,
-        max_length: int,
-        dim: int,
-        row_offset: Count = 0,
-        beyond: Beyond = "error",
-        length: int | None = None,
-        embedding_scale: Positive | None = None,
-    ):
+    def __init__(self, max_length: int, dim: int, length: int | None = None, embedding_scale: Positive | None = None):
         super().__init__()
         embedding_scale = 1.0 if embedding_scale is None else embedding_scale
-        if (beyond == "interpolate") != (length is not None):
-            # No length by default: rows move with it, and keys cached at another length would be stale.
-            expected = "beyond='interpolate' with length, the number of positions; or neither"
-            raise UsageError("Learned", expected, f"beyond={beyond!r}, length={length!r}")
         if length is not None and length <= max_length:
-            raise UsageError("Learned", f"length above max_length={max_length}", length, "or leave out beyond")
-        self.rows, self.dim, self.row_offset, self.embedding_scale = max_length, dim, row_offset, embedding_scale
-        self.beyond, self.length = beyond, length
-        self.max_length = None if beyond == "clamp" else length or max_length
-        self.table = nn.Parameter(torch.empty(max_length + row_offset, dim))
+            raise UsageError("Learned", f"length above max_length={max_length}", length)
+        self.rows, self.dim, self.length, self.embedding_scale = max_length, dim, length, embedding_scale
+        self.max_length = length or max_length
+        self.table = nn.Parameter(torch.empty(max_length, dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -167,8 +147,8 @@ class Learned(AtInput):
     @classmethod
     def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
         """Options of a table stretched to more positions; None if some rows were not trained and so cannot be interpolated."""
-        whole = options["beyond"] == "error" and options["max_length"] == original
-        return {**options, "beyond": "interpolate", "length": length} if isinstance(scheme, Linear) and whole else None
+        whole = options["length"] is None and options["max_length"] == original
+        return {**options, "length": length} if isinstance(scheme, Linear) and whole else None
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         positions = self.positions_of(x, positions)
@@ -177,12 +157,12 @@ class Learned(AtInput):
 
     def codes(self, positions: Tensor) -> Tensor:
         """Rows of the table [..., dim] at valid positions [...], or interpolations between two rows."""
-        last = self.rows - 1
         if self.length is None:
-            return self.table[positions.clamp(max=last) + self.row_offset]
+            return self.table[positions]
+        last = self.rows - 1
         # The fractional row as quotient and remainder of integers, so that no rounding selects a neighboring row.
         stretched, run = positions.long() * last, self.length - 1
         below, rest = stretched // run, (stretched % run)[..., None]
         table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
-        low, high = (table[row.clamp(max=last) + self.row_offset] for row in (below, below + 1))
+        low, high = (table[row.clamp(max=last)] for row in (below, below + 1))
         return low + rest.to(table.dtype) / run * (high - low)

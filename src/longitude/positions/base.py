@@ -20,17 +20,7 @@ from torch import Tensor
 from longitude.errors import UsageError
 from longitude.positions.coordinates import Positions, canonical, explicit, floor_divide, require_positions, within
 from longitude.positions.linear import FullPrecision
-from longitude.positions.terms import (
-    Drift as Drift,
-    OffsetBias as OffsetBias,
-    OffsetVectors as OffsetVectors,
-    PairBias as PairBias,
-    RowBias as RowBias,
-    SinkLogits as SinkLogits,
-    Temperature as Temperature,
-    Term as Term,
-    Transport as Transport,
-)
+from longitude.positions.terms import OffsetBias, PairBias, Term
 from longitude.registry import Checked, Factory, Registry, options_of, resolve_options
 
 Result = TypeVar("Result")

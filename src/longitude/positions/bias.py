@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import Positive, UsageError, Within, check_declared, check_sizes
-from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, register
+from longitude.positions.base import Columns, Encoding, register
 from longitude.positions.coordinates import constants, wide
 from longitude.positions.formulas import NormalizedOffset
 from longitude.positions.linear import WideLinear, is_plain
+from longitude.positions.terms import OffsetBias, PairBias, Term
 
 FORBIDDEN = -(2.0**12)
 """Bias of a key on the other side of a one-sided head: finite, and exact in every dtype, float16 included. Relative to the

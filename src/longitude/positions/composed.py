@@ -13,19 +13,9 @@ from torch import Tensor, nn
 
 from longitude.errors import UsageError
 from longitude.native.derivatives import constant_in_graphs
-from longitude.positions.base import (
-    ENCODINGS,
-    Columns,
-    Encoding,
-    Region,
-    Result,
-    RowBias,
-    SinkLogits,
-    Temperature,
-    Term,
-    resolved,
-)
+from longitude.positions.base import ENCODINGS, Columns, Encoding, Region, Result, resolved
 from longitude.positions.coordinates import Positions, explicit
+from longitude.positions.terms import RowBias, SinkLogits, Temperature, Term
 
 COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "relative": all,

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from longitude.errors import UsageError
 from longitude.native.not_finite import lost_after, not_finite
-from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
+from longitude.positions.base import Columns, Encoding, register
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import require_width, wide
 from longitude.positions.formulas import Counted
+from longitude.positions.terms import Drift, RowBias, Term, Transport
 
 
 @register("cope")

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from longitude.errors import Positive, UsageError
 from longitude.native.derivatives import readable
-from longitude.positions.base import Columns, Encoding, OffsetVectors, Temperature, Term, register
+from longitude.positions.base import Columns, Encoding, register
 from longitude.positions.coordinates import require_width, wide
 from longitude.positions.linear import WideLinear
+from longitude.positions.terms import OffsetVectors, Temperature, Term
 
 
 @register("shaw")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from longitude.errors import Positive, Within
-from longitude.positions.base import Columns, Encoding, SinkLogits, Temperature, Term, register
+from longitude.positions.base import Columns, Encoding, register
 from longitude.positions.coordinates import floor_divide, wide
+from longitude.positions.terms import SinkLogits, Temperature, Term
 
 
 @register("ssmax")

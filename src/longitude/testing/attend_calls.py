@@ -24,8 +24,9 @@ from longitude.attention.masks import (
     Window,
 )
 from longitude.attention.operation import attend, refusal, requests
-from longitude.positions.base import Encoding, Term
+from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
+from longitude.positions.terms import Term
 from longitude.testing.fixtures import Named, differentiable, parameters_of, unchanged, with_gradients
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from longitude.attention.request import Request
 from longitude.native.derivatives import by_autograd
 from longitude.native.gpu import switched_off
-from longitude.positions.base import OffsetVectors, PairBias, RowBias
+from longitude.positions.terms import OffsetVectors, PairBias, RowBias
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NO_FORWARD_MODE = "it has no derivatives in forward mode"

@@ -14,7 +14,7 @@ from longitude.attention.backends.transport.backend import transport_window, tra
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
 from longitude.native.derivatives import exporting, recomputed
-from longitude.positions.base import Term, Transport
+from longitude.positions.terms import Term, Transport
 
 BLOCK_BYTES = 2**26
 

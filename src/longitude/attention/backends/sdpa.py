@@ -16,7 +16,7 @@ from longitude.attention.request import Request
 from longitude.attention.spans import by_spans, pieces, with_wide_values
 from longitude.attention.terms import drift_level, per_query_head
 from longitude.native.derivatives import exporting, in_forward_mode
-from longitude.positions.base import Drift, OffsetBias, PairBias
+from longitude.positions.terms import Drift, OffsetBias, PairBias
 
 SHORT_BYTES = 2**26  # of the largest dense bias
 

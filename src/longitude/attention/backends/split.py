@@ -30,7 +30,7 @@ from longitude.attention.pairs import tensors_of
 from longitude.attention.request import Request
 from longitude.attention.spans import Cut, assembled, steady
 from longitude.native.derivatives import readable
-from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, Term
+from longitude.positions.terms import Drift, OffsetBias, OffsetVectors, PairBias, Term
 
 
 def split(r: Request) -> tuple[Tensor, Tensor | None]:

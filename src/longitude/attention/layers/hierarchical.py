@@ -23,10 +23,11 @@ from longitude.attention.operation import raw_request, run
 from longitude.attention.state_mixer import StateInputs, StateMixer
 from longitude.errors import UsageError
 from longitude.native.derivatives import readable, with_zero_gradients
-from longitude.positions.base import Encoding, OffsetBias
+from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import as_int, single_axis, wide
 from longitude.positions.rotation import RotaryTable
+from longitude.positions.terms import OffsetBias
 
 if TYPE_CHECKING:
     from longitude.attention.cache import StateLayer

@@ -14,9 +14,10 @@ from longitude.attention.heads import ScoreOptions
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
 from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
 from longitude.errors import Count, Positive, UsageError, check_sizes, unknown
-from longitude.positions.base import Columns, Encoding, OffsetVectors, Term
+from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.linear import is_plain
+from longitude.positions.terms import OffsetVectors, Term
 
 ROUTES = ("auto", "expanded", "absorbed")
 

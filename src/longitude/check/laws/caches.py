@@ -21,10 +21,11 @@ from longitude.check.laws.rotation import SHIFT, ropes
 from longitude.check.recorder import apart, recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.stock_caches import OF_KEYS, kinds_of, without_rounding
-from longitude.positions.base import Temperature, encoding
+from longitude.positions.base import encoding
 from longitude.positions.layers import LayerPositions
 from longitude.positions.rotation import Layout
 from longitude.positions.scaling.base import Follows
+from longitude.positions.terms import Temperature
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
 
 MOST = 96

@@ -20,8 +20,9 @@ from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.compare import border_of, read
 from longitude.checkpoints.positions import last_position
 from longitude.models.stock_caches import OF_KEYS
-from longitude.positions.base import Temperature, encoding
+from longitude.positions.base import encoding
 from longitude.positions.scaling.base import Follows
+from longitude.positions.terms import Temperature
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 CURRENT, FORMER = OF_KEYS

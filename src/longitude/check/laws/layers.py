@@ -33,10 +33,11 @@ from longitude.checkpoints.compare import border_of, which_layers
 from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.declared import declared_length
 from longitude.checkpoints.positions import is_rotary
-from longitude.positions.base import Temperature, encoding
+from longitude.positions.base import encoding
 from longitude.positions.hugging_face import NotUnderstood
 from longitude.positions.layers import LayerPositions
 from longitude.positions.rotation import Layout
+from longitude.positions.terms import Temperature
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
 TOKENS = 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
@@ -150,12 +150,13 @@ def spellings(name: str) -> tuple[str, str]:
     return name.replace("_", "-"), name.replace("-", "_")
 
 
-def register_scheme(name: str, method: Method | None = None) -> Callable[[Scheme], Scheme]:
+def register_scheme(name: str, note: str = "", **how: bool) -> Callable[[Scheme], Scheme]:
     """Decorator that registers a subclass of Scaling for lg.Rotary; if it needs a factor alone, also for `longitude extend`.
 
     Args:
         name: name of the scheme in labels, configs, messages and `longitude extend`; - and _ are read alike.
-        method: its row in `METHODS`; by default one with the first line of the docstring as its note.
+        note: what `longitude extend` says of it; by default the first line of the docstring.
+        **how: other fields of its row in `METHODS`: searched, needs_training, raises_length, starts.
 
     Returns:
         A decorator that sets the name and returns the class.
@@ -167,8 +168,7 @@ def register_scheme(name: str, method: Method | None = None) -> Callable[[Scheme
     def add(scheme: Scheme) -> Scheme:
         scheme.name = name
         SCHEMES.aliases |= {spelled: name for spelled in spellings(name) if spelled != name}
-        row = method or Method(name, (scheme.__doc__ or "").partition("\n")[0])
-        METHODS[row.name] = row if row.make else replace(row, make=scheme.extending)
+        METHODS[name] = Method(name, note or (scheme.__doc__ or "").partition("\n")[0], scheme.extending, **how)
         return SCHEMES.register(name)(scheme)
 
     return add

@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from longitude.errors import Positive, UsageError
-from longitude.positions.scaling.base import (
-    METHODS,
-    Factor,
-    Method,
-    Scaling,
-    plain,
-    register_scheme,
-    rope_type,
-)
+from longitude.positions.scaling.base import METHODS, Factor, Method, Scaling, plain, register_scheme, rope_type
 
 UNROTATED = 1e30
 """Factor of "linear", which every family reads, that disables rotation: cos is 1, and sin vanishes in every dtype."""
@@ -25,11 +17,8 @@ UNROTATED = 1e30
 
 @register_scheme(
     "linear",
-    Method(
-        "linear",
-        "Adjacent positions come closer together than in training: fine-tune before use; short contexts cost as well.",
-        starts=True,
-    ),
+    "Adjacent positions come closer together than in training: fine-tune before use; short contexts cost as well.",
+    starts=True,
 )
 @rope_type("proportional", optional="factor")
 @rope_type("linear", "factor")  # the first, which `written` takes
@@ -67,11 +56,8 @@ def is_unrotated(scheme: Scaling | None) -> bool:
 
 @register_scheme(
     "base",
-    Method(
-        "base",
-        "Made for training on: without it, a larger base alone extends about as far as ntk.",
-        needs_training=True,
-    ),
+    "Made for training on: without it, a larger base alone extends about as far as ntk.",
+    needs_training=True,
 )
 @dataclass(frozen=True)
 class BaseChange(Scaling):
@@ -96,11 +82,8 @@ class BaseChange(Scaling):
 
 @register_scheme(
     "clipped",
-    Method(
-        "clipped",
-        "Published with training at the new length after it; the pairs that it fades are lost.",
-        needs_training=True,
-    ),
+    "Published with training at the new length after it; the pairs that it fades are lost.",
+    needs_training=True,
 )
 @dataclass(frozen=True)
 class Clipped(Scaling):

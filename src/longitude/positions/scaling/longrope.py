@@ -12,25 +12,14 @@ from torch import Tensor
 
 from longitude.errors import Positive, UsageError, check_positive
 from longitude.positions.coordinates import constants
-from longitude.positions.scaling.base import (
-    Factor,
-    Follow,
-    Follows,
-    Method,
-    plain,
-    register_scheme,
-    rope_type,
-)
+from longitude.positions.scaling.base import Factor, Follow, Follows, plain, register_scheme, rope_type
 
 
 @register_scheme(
     "longrope",
-    Method(
-        "longrope",
-        "Up to the original length the short factors are used, beyond it the long ones, with one attention factor for both: "
-        "a cache that crosses the border has keys rotated by the other factors.",
-        searched=True,
-    ),
+    "Up to the original length the short factors are used, beyond it the long ones, with one attention factor for both: "
+    "a cache that crosses the border has keys rotated by the other factors.",
+    searched=True,
 )
 @rope_type("longrope", "short_factor long_factor", "original_max_position_embeddings factor attention_factor")
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from longitude.positions.scaling.base import (
     Factor,
     Follow,
     Follows,
-    Method,
     Scaling,
     at_least,
     plain,
@@ -33,12 +32,9 @@ def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
 
 @register_scheme(
     "ntk",
-    Method(
-        "ntk",
-        "Fast pairs hardly change; near the new length some pairs still rotate further than in training: take a longer --to "
-        "than you need, or fine-tune.",
-        starts=True,
-    ),
+    "Fast pairs hardly change; near the new length some pairs still rotate further than in training: take a longer --to "
+    "than you need, or fine-tune.",
+    starts=True,
 )
 @dataclass(frozen=True)
 class NTK(Scaling):
@@ -66,12 +62,9 @@ class NTK(Scaling):
 
 @register_scheme(
     "dynamic",
-    Method(
-        "dynamic",
-        "Unchanged up to the original length, which max_position_embeddings must keep. Beyond it every token changes the "
-        "frequencies, and keys cached before were rotated by others: cached decoding drifts from a whole pass.",
-        raises_length=False,
-    ),
+    "Unchanged up to the original length, which max_position_embeddings must keep. Beyond it every token changes the "
+    "frequencies, and keys cached before were rotated by others: cached decoding drifts from a whole pass.",
+    raises_length=False,
 )
 @rope_type("dynamic", "factor")
 @dataclass(frozen=True)

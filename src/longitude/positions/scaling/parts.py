@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude.errors import Positive, UsageError, Within
-from longitude.positions.scaling.base import (
-    Factor,
-    Method,
-    Scaling,
-    plain,
-    register_scheme,
-    rope_type,
-)
+from longitude.positions.scaling.base import Factor, Scaling, plain, register_scheme, rope_type
 
 
 def blend(theta: Tensor, factor: float, gamma: Tensor) -> Tensor:
@@ -27,11 +20,8 @@ def blend(theta: Tensor, factor: float, gamma: Tensor) -> Tensor:
 
 @register_scheme(
     "llama3",
-    Method(
-        "llama3",
-        "Published with training at the new length after it; pairs that rotate more than 4 times stay as they are.",
-        starts=True,
-    ),
+    "Published with training at the new length after it; pairs that rotate more than 4 times stay as they are.",
+    starts=True,
 )
 @rope_type("llama3", "factor low_freq_factor high_freq_factor", "original_max_position_embeddings")
 @dataclass(frozen=True)
@@ -70,7 +60,8 @@ class Llama3(Scaling):
 
 @register_scheme(
     "ntk-by-parts",
-    Method("ntk-by-parts", "The frequencies of YaRN without its attention factor, which is written as 1.", starts=True),
+    "The frequencies of YaRN without its attention factor, which is written as 1.",
+    starts=True,
 )
 @dataclass(frozen=True)
 class NTKByParts(Scaling):
@@ -146,11 +137,8 @@ class NTKByParts(Scaling):
 
 @register_scheme(
     "yarn",
-    Method(
-        "yarn",
-        "Static: short contexts are rotated otherwise, too. Keep the original checkpoint for them.",
-        starts=True,
-    ),
+    "Static: short contexts are rotated otherwise, too. Keep the original checkpoint for them.",
+    starts=True,
 )
 @rope_type(
     "yarn",

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from longitude.attention import bias_tables
 from longitude.attention.backends import BACKENDS
-from longitude.attention.masks import Causal, Mask, Pairs, Window
-from longitude.positions.base import SinkLogits
+from longitude.attention.masks import Causal, Mask, Pairs
 from longitude.positions.composed import compose
+from longitude.positions.terms import SinkLogits
 from longitude.testing.attend_calls import Call, calls_with_every_mask, documents_of, masks
 from longitude.testing.battery.compilers import require_one_table
 from longitude.testing.engine import DoesNotApply, LawBroken, Measurement
@@ -77,21 +77,6 @@ def backends(
                         with torch.no_grad():
                             got, want = case.answer(name)["output"], truth["output"]
                             close(f"{here}, without gradients", got, want, PRECISIONS[dtype])
-
-
-@ENCODING_LAWS.law(threshold=1e-9)
-@torch.no_grad()
-def queries_are_last(build: Example) -> None:
-    """With fewer queries than keys, and no positions of queries given, queries are the last."""
-    length = 9
-    encoding, tensors = build(), heads_and_tokens(length, length)
-    for positions in ({}, {"k_positions": 4}, {"k_positions": torch.arange(length) * 2 + 1}):
-        for mask in (Causal(), Window(3)):
-            case = Call(encoding, tensors, mask, options=positions)
-            whole = case.forward(tensors, "auto")
-            for rows in (1, 4):
-                last = case.forward({**tensors, "q": tensors["q"][:, :, -rows:]}, "auto")
-                close(f"the last {rows} queries alone, {positions}", last, whole[:, :, -rows:])
 
 
 # ---- what a call leaves behind ---------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
 from longitude.attention.operation import attend
-from longitude.positions.base import Encoding, Transport
+from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
+from longitude.positions.terms import Transport
 from longitude.testing.engine import DoesNotApply, LawBroken, Measurement
 from longitude.testing.examples import DIM, ENCODING_LAWS, Example, MixerExample, shared_law
 from longitude.testing.fixtures import LayerStack, Named, close, heads_and_tokens, learned_of, numbers

@@ -161,18 +161,7 @@ def _require_gradients(what: str, net: LayerStack, x: Tensor, *rest: Any) -> Non
         raise LawBroken(f"{what}: no gradient, not even of zeros, for {', '.join(missing)}")
 
 
-# ---- batches and order -----------------------------------------------------------------------------------------------
-@shared_law(threshold=1e-10, needs=CACHES)
-def batch_invariance(build: MixerExample) -> None:
-    """A row of a batch = the row alone, with a cache too; forward and gradients."""
-    net, x = LayerStack(build), numbers(3, 21, DIM)
-    together, *alone = (net.answer(rows, 0) for rows in (x, *x.split(1)))
-    for name in together:
-        of_input = name in ("output", "gradient of x")
-        want = torch.cat([a[name] for a in alone]) if of_input else torch.stack([a[name] for a in alone]).sum(0)
-        close(f"batch and rows alone, {name}", together[name], want)
-    with torch.no_grad():
-        close("a batch in chunks", net.in_chunks(x, (0, 4, 5, 21)), together["output"])
+# ---- order -----------------------------------------------------------------------------------------------
 
 
 @shared_law(threshold=1e-12)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
-from longitude.testing.examples import DIM, MIXER_LAWS, MixerExample, shared_law
+from longitude.testing.examples import DIM, MixerExample, shared_law
 from longitude.testing.fixtures import LayerStack, close, numbers, random_cuts
 
 NOISE = 50.0
@@ -20,32 +20,17 @@ def packed_documents(
 ) -> None:
     """Documents packed into one row = documents alone, forward and gradients, also where padding follows.
 
-    Also with a cache, cut anywhere, so that a document continues across calls, with positions given to each call or to the
-    first alone. rows: the lengths of each row's documents; first_call: tokens of a first call, in the middle of a document
-    that follows a longer one in every row.
+    Ids come back (0 1 0 1): each run is a document. Also with a cache, cut anywhere, so that a document continues across calls,
+    with positions given to each call or to the first alone. rows: the lengths of each row's documents; first_call: tokens of a
+    first call, in the middle of a document that follows a longer one in every row.
     """
     batch = _Streams(len(rows), max(map(sum, rows)) + 2)
     for row, lengths in enumerate(rows):
         for document, length in enumerate(lengths):
-            batch.put(row, sum(lengths[:document]), length, document)
+            batch.put(row, sum(lengths[:document]), length, document % 2)
     for name, options in build.forms((5,)).items():
         batch.same_as_alone(f"{name}: packed and alone".removeprefix(": "), LayerStack(build, **options))
     batch.same_in_chunks("packed", LayerStack(build), first_call)
-
-
-@MIXER_LAWS.law(threshold=1e-10, needs=CACHES)
-def repeated_document_ids(build: MixerExample) -> None:
-    """Document ids that return (0 0 1 1 0 0) name new documents: each run gives the same as alone.
-
-    Also with padding between two documents; forward and gradients; and with a cache, cut anywhere.
-    """
-    batch = _Streams(2, 23)
-    for row, runs in enumerate((((0, 6, 0), (6, 2, 1), (8, 12, 0), (20, 3, 1)), ((2, 7, 3), (9, 2, 0), (13, 10, 3)))):
-        for start, length, document in runs:
-            batch.put(row, start, length, document)
-    net = LayerStack(build)
-    batch.same_as_alone("ids that come back", net)
-    batch.same_in_chunks("ids that come back", net, first_call=21)
 
 
 @shared_law(threshold=1e-9, needs=CACHES)

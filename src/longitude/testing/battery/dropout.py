@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
-from longitude.positions.base import OffsetVectors
+from longitude.positions.terms import OffsetVectors
 from longitude.testing.attend_calls import Call, calls_with_every_mask
 from longitude.testing.engine import DoesNotApply, LawBroken
 from longitude.testing.examples import DIM, ENCODING_LAWS, MIXER_LAWS, SHAPES, Example, MixerExample, seeded

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from longitude.attention.masks import Band, Causal, NoMask, Pairs
-from longitude.positions.base import Drift, Encoding, OffsetBias, OffsetVectors, PairBias, Temperature, Term, Transport
+from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.coordinates import explicit
+from longitude.positions.terms import Drift, OffsetBias, OffsetVectors, PairBias, Temperature, Term, Transport
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import DoesNotApply, LawBroken
 from longitude.testing.examples import DIM, ENCODING_LAWS, SHAPES, Example

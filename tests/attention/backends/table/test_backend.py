@@ -6,8 +6,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import longitude as lg
 from longitude import testing
-from longitude.positions.base import OffsetBias, OffsetVectors
 from longitude.positions.composed import compose
+from longitude.positions.terms import OffsetBias, OffsetVectors
 from longitude.testing.attend_calls import Call, masks
 from longitude.testing.examples import SHAPES
 from longitude.testing.fixtures import heads_and_tokens

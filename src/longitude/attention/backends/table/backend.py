@@ -28,9 +28,9 @@ from longitude.attention.terms import drift_level
 from longitude.errors import UsageError
 from longitude.native.derivatives import exporting, recorded
 from longitude.native.tensors import in_memory, needs_operator
-from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias
 from longitude.positions.coordinates import Positions, explicit
 from longitude.positions.formulas import Counted, NormalizedOffset
+from longitude.positions.terms import Drift, OffsetBias, OffsetVectors, PairBias, RowBias
 
 FEW_KEYS = 2**20
 """Elements of the keys up to which a decoding step is left to torch's function."""

@@ -33,7 +33,7 @@ from longitude.attention.spans import by_spans
 from longitude.attention.terms import drift_level, per_query_head
 from longitude.native.derivatives import exporting, in_forward_mode, recomputed
 from longitude.native.tensors import needs_operator
-from longitude.positions.base import Drift, Transport
+from longitude.positions.terms import Drift, Transport
 
 
 def chunk_product(w: Tensor, b: Tensor) -> Tensor:

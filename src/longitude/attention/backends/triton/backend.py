@@ -18,9 +18,9 @@ from longitude.attention.terms import drift_level
 from longitude.native.derivatives import exporting
 from longitude.native.gpu import why_no_triton, why_not_on
 from longitude.native.tensors import needs_operator
-from longitude.positions.base import Drift, OffsetBias, PairBias
 from longitude.positions.coordinates import explicit
 from longitude.positions.formulas import NormalizedOffset
+from longitude.positions.terms import Drift, OffsetBias, PairBias
 
 OLDEST = (8, 0)
 """Compute capability."""
