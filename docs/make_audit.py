@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from longitude.report.table import markdown
-from longitude.serving.config import FACTS, Config
+from longitude.serving.config import Config
 from longitude.serving.effective import alone_of, judged
-from longitude.serving.findings import corrected, findings, wrong
-from longitude.serving.line import ENGINES, lines_in
+from longitude.serving.findings import findings, wrong
+from longitude.serving.line import FACTS, lines_in
+from longitude.serving.write import corrected
 
 TABLE = Path(__file__).with_name("audit.csv")
 PAGE = TABLE.with_suffix(".md")
@@ -52,14 +53,14 @@ def verdict_of(row: dict[str, str]) -> tuple[str, str, str]:
 
 
 def engine_of(row: dict[str, str]) -> str:
-    return ENGINES[lines_in(row["line"])[0].engine]
+    return lines_in(row["line"])[0].name
 
 
 def page(rows: list[dict[str, str]], day: str) -> str:
     """The page."""
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in (WRONG, RIGHT, OPEN)}
     models = len({row["model"] for row in rows})
-    versions = ", ".join(f"{ENGINES[name]} {facts.version}" for name, facts in FACTS.items() if facts.version)
+    versions = ", ".join(f"{facts.name} {facts.version}" for facts in FACTS.values() if facts.version)
     parts = [
         "# Published long-context lines, audited",
         "Look up what a published line does with positions in a current engine, before you copy it. Each line was judged by the "

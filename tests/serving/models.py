@@ -57,6 +57,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
                             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "rope_theta": 1000000.0},
     },
+    "gemma3_4b": {
+        "model_type": "gemma3", "vision_config": {},
+        "text_config": {"model_type": "gemma3_text", **SIZES, "max_position_embeddings": 131072, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    },
     "gemma3": {
         "model_type": "gemma3_text", "max_position_embeddings": 32768, "sliding_window": 512,
         "layer_types": ["sliding_attention", "full_attention"],

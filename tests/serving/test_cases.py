@@ -5,7 +5,7 @@ import json
 import pytest
 
 from longitude.serving.check import check_lines, wrong
-from longitude.serving.findings import corrected
+from longitude.serving.write import corrected
 from tests.serving.models import F2, FLAT, Y2, Y4, model
 
 VLLM, SGLANG = "vllm serve m ", "python -m sglang.launch_server --model-path m "
@@ -34,6 +34,7 @@ LINEAR2 = {
     "max_position_embeddings": 4096,
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
 }
+LINEAR16 = {"rope_scaling": {"rope_type": "linear", "factor": 16.0}}
 WHOLE = {"max_position_embeddings": 131072, "rope_parameters": {**FLAT, "rope_theta": 1000000}}
 PLUS = {"max_position_embeddings": 131072, "rope_parameters": FLAT}
 THREADS = {

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from longitude.serving.check import as_json, opened, screen
-from longitude.serving.effective import alone_of, judged
+from longitude.serving.check import as_json, screen
+from longitude.serving.effective import judged, opened
 from longitude.serving.findings import findings
 from longitude.serving.line import lines_in
 from tests.serving.models import model
@@ -53,8 +53,7 @@ def drawn(draw: random.Random) -> dict:
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "gemma3", "gpt_oss"])
 def test_values_of_other_types(name) -> None:
-    raw, config = opened(str(model(name)))
-    alone, _ = alone_of(raw, config)
+    config, alone, _ = opened(str(model(name)))
     draw = random.Random(0)
     for _ in range(100):
         keys = drawn(draw)
@@ -70,8 +69,7 @@ def test_values_of_other_types(name) -> None:
 
 
 def test_random_words_of_llama_cpp() -> None:
-    raw, config = opened(str(model("qwen3")))
-    alone, _ = alone_of(raw, config)
+    config, alone, _ = opened(str(model("qwen3")))
     draw = random.Random(0)
     flags = (
         "-c --rope-scaling --rope-scale --rope-freq-scale --rope-freq-base --yarn-orig-ctx -np --override-kv".split()

@@ -2,18 +2,20 @@
 # ruff: noqa: E501 - a line or a config is a line here
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from longitude.serving.check import check_lines
+from longitude.serving.check import as_json, check_lines
 from longitude.serving.config import Config
-from longitude.serving.effective import alone_of, judged
+from longitude.serving.effective import alone_of, judged, opened
 from longitude.serving.findings import findings, wrong
 from longitude.serving.line import lines_in
+from longitude.serving.write import corrected
 from tests.checkpoints.published import PUBLISHED
-from tests.serving.models import FLAT, ORIGINAL, Y4, model
-from tests.serving.test_cases import LLAMA, LONG, PLUS, SGLANG, VLLM, WHOLE, rules, sglang, vllm
+from tests.serving.models import DEEPSEEK, FLAT, ORIGINAL, Y4, model
+from tests.serving.test_cases import LINEAR16, LLAMA, LONG, PLUS, SGLANG, VLLM, WHOLE, rules, sglang, vllm
 
 LINEAR = {"rope_type": "linear", "factor": 4, "rope_theta": 1000000}
 MSCALE = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768, "rope_theta": 1000000, "attention_factor": 1.0}
@@ -30,6 +32,7 @@ MUST_FIND = {
     "no effect, nested in a text model": ("qwen3", vllm({"text_config": {"rope_parameters": FLAT}}, 131072, before=LONG), {"no effect", "too long", "no scaling"}),
     "no effect, a base beside the dict": ("qwen3", vllm({"rope_theta": 5000000}), {"no effect"}),
     "no effect, dynamic in vLLM": ("qwen3", vllm({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1000000}}, 131072), {"no effect", "too long", "no scaling"}),
+    "no effect, beside the scaling of training": ("gemma3_4b", vllm(LINEAR16, 262144, before=LONG), {"no effect"}),
     "lost base": ("qwen3_moe", vllm(PLUS, 131072), {"base lost"}),
     "lost share": ("phi", vllm({"rope_parameters": {**FLAT, ORIGINAL: 2048, "rope_theta": 10000.0}, "max_position_embeddings": 8192}, 8192), {"keys lost"}),
     "lost layer types": ("gemma3", vllm(FULL_ONLY, 131072), {"keys lost"}),
@@ -92,6 +95,7 @@ RIGHT = {
     "llama3 as it is": ("llama3", VLLM),
     "ministral as it is": ("ministral", VLLM),
     "deepseek as it is": ("deepseek", VLLM + "--max-model-len 131072"),
+    "deepseek, the same by another name": ("deepseek", vllm({"rope_scaling": {**DEEPSEEK, "rope_type": "deepseek_yarn", "type": "deepseek_yarn", "rope_theta": 10000}}, 131072)),
     "deepseek in SGLang": ("deepseek", SGLANG + "--context-length 131072"),
     "gemma3 as it is": ("gemma3", LLAMA + "-c 32768"),
     "mistral": ("mistral", VLLM + "--max-model-len 32k --kv-cache-dtype fp8"),
@@ -380,6 +384,46 @@ def test_extend_prints_a_line_that_check_finds_right(engine, command) -> None:
     [(case, _, _)] = check_lines(str(model("qwen3")), line)
     assert case.rope is not None and case.rope.scaling is not None and case.rope.scaling.name == "yarn"
     assert case.rope.base == 1000000 and (case.tokens == 131072 or engine == "mlx")
+
+
+@pytest.mark.parametrize(
+    ("line", "suffix", "begins"),
+    [
+        (
+            'HF=$T vllm serve "$MODEL" --dir ~/m --max-model-len 131072 > log 2>&1',
+            "",
+            "HF=$T vllm serve $MODEL --dir ~/m ",
+        ),
+        ('{"model": "m", "max_model_len": 131072}', ".json", "vllm serve --model m "),
+        (
+            "image: vllm/vllm-openai\nargs: [--model, m, --max-model-len, 131072]\n",
+            ".yaml",
+            "docker run --gpus all vllm/vllm-openai --model m ",
+        ),
+    ],
+)
+def test_a_corrected_line_is_one_to_paste(line, suffix, begins) -> None:
+    config, alone, _ = opened(str(model("qwen3")))
+    remedy, _ = corrected(judged(lines_in(line, suffix)[0], config, alone))
+    assert remedy is not None and remedy.startswith(begins + "--hf-overrides '{")
+
+
+def test_a_corrected_line_keeps_the_scheme_of_training() -> None:
+    """Llama 3.1 and gpt-oss: no key of the scheme is lost, and nothing is scaled twice."""
+    for name, length in (("llama3", 262144), ("gpt_oss", 262144), ("ministral", 524288)):
+        line = vllm({"rope_parameters": FLAT, "max_position_embeddings": length}, length)
+        [(case, rows, _)] = check_lines(str(model(name)), line)
+        assert wrong(rows)
+        remedy, why = corrected(case)
+        assert remedy is not None, why
+        [(again, _, _)] = check_lines(str(model(name)), remedy)
+        trained, used = case.alone[case.full or None].scaling, again.scaling
+        assert trained is not None and used == replace(trained, factor=length / trained.original_max_length)
+
+
+def test_no_length_where_the_engine_stops() -> None:
+    [(case, rows, note)] = check_lines(str(model("qwen3")), VLLM + "--rope-theta 5 --max-model-len 65536")
+    assert as_json(case, rows, note)["lengths"]["vLLM"] is None
 
 
 def test_extend_has_no_line_where_none_is_right(command) -> None:

@@ -13,7 +13,7 @@ from longitude.positions.scaling import DynamicNTK, LongRoPE, NTKByParts, YaRN
 from longitude.positions.scaling.linear import is_unrotated
 from longitude.serving.config import Config, Stops
 from longitude.serving.effective import alone_of
-from longitude.serving.line import ENGINES
+from longitude.serving.line import FACTS
 from longitude.serving.write import written
 
 FILE = "serve.md"
@@ -64,9 +64,9 @@ def of_original(plan: ExtendPlan) -> list[Line]:
     for engine in ("vllm", "sglang", "llama.cpp", "transformers"):
         try:
             command = written(engine, plan.source.name, config, plan.inner[SCHEMAS[0]], plan.length, alone)
-            lines.append(Line(ENGINES[engine], command))
+            lines.append(Line(FACTS[engine].name, command))
         except Stops as stop:
-            lines.append(Line(ENGINES[engine], "", f"none with the original weights: {stop.what}"))
+            lines.append(Line(FACTS[engine].name, "", f"none with the original weights: {stop.what}"))
     return [_if_any(plan, line) for line in lines]
 
 

@@ -7,20 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.text import Text
-from transformers import PreTrainedConfig
 
-from longitude.checkpoints.declared import require_numbers
-from longitude.errors import UsageError, one_line_of
+from longitude.errors import UsageError
 from longitude.positions.config_keys import WINDOWED
 from longitude.positions.hugging_face import RopeConfig
 from longitude.report.table import table
 from longitude.runs.files import read_json
-from longitude.runs.quiet import quiet
 from longitude.serving.config import Config, Stops, rope
-from longitude.serving.effective import Case, alone_of, judged
-from longitude.serving.findings import Finding, corrected, findings, wrong
+from longitude.serving.effective import Case, judged, opened
+from longitude.serving.findings import Finding, findings, wrong
 from longitude.serving.line import lines_of
-from longitude.serving.llama_cpp import config_of
+from longitude.serving.write import corrected
 
 RECIPES = (".yaml", ".yml", ".service", ".sh", ".md", ".txt")
 """Endings of files with lines; a Dockerfile and JSON of arguments have lines, too."""
@@ -49,32 +46,10 @@ def check_lines(model: str | None, text: str) -> list[tuple[Case, list[Finding],
         name = model or line.model
         if name is None:
             raise UsageError("check", "a line that names its model", "none", "check config.json --serve FILE")
-        raw, config = opened(name)
-        alone, note = alone_of(raw, config)
+        config, alone, note = opened(name)
         case = judged(line, config, alone)
         results.append((case, findings(case), note))
     return results
-
-
-def opened(name: str) -> tuple[dict[str, Any], Config]:
-    """(content of config.json, the config) of a folder, a file or a name in the local cache; no content for a GGUF file."""
-    place = Path(name).expanduser()
-    if place.suffix == ".gguf":
-        return {}, config_of(place)
-    file = place if place.suffix == ".json" else place / "config.json"
-    raw = read_json(file, links=True)
-    if raw is None and place.suffix != ".json" and not place.exists():
-        try:
-            with quiet():
-                raw = PreTrainedConfig.get_config_dict(name, local_files_only=True)[0]
-        except (OSError, ValueError) as error:
-            raise UsageError(
-                name, "a folder with a config.json, or a name in the local cache", one_line_of(error)[:80]
-            ) from None
-    if not raw:
-        raise UsageError(str(file), "a config.json", "none")
-    require_numbers(raw)  # before a class makes lists of them
-    return raw, Config.of(raw)
 
 
 # ---- output ------------------------------------------------------------------------------------------------------------
@@ -120,7 +95,9 @@ def sides(case: Case) -> Iterator[tuple[str | None, dict[str, dict[str, str]]]]:
 
 
 def lengths(case: Case) -> dict[str, int | None]:
-    return {"checkpoint": case.before.declared, case.line.name: case.tokens, "meant": case.meant.length}
+    """Tokens of the longest request; None for an engine that stops, and if that is not known."""
+    served = None if case.stops else case.tokens or None
+    return {"checkpoint": case.before.declared, case.line.name: served, "meant": case.meant.length}
 
 
 def as_json(case: Case, rows: list[Finding], note: str | None) -> dict[str, Any]:
@@ -150,6 +127,7 @@ def screen(case: Case, rows: list[Finding], note: str | None) -> Iterator[Any]:
     yield f"\n{known(case)}"
     yield from [note] if note else []
     tokens = {name: "-" if length is None else f"{length:,}" for name, length in lengths(case).items()}
+    tokens |= {case.line.name: "stops"} if case.stops else {}
     for label, columns in sides(case):
         names = [name for name in columns if columns[name] or name == case.line.name]
         head = table(label or "all layers", *names, words=1)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
-import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from longitude.checkpoints.declared import class_of, text_part
+from longitude.errors import UsageError, unknown
 from longitude.positions.config_keys import BASES, FULL, KEYS, LENGTHS, ORIGINAL, SCHEMAS, SHARES, WINDOWED, value_of
 from longitude.positions.hugging_face import RopeConfig, read_ropes, share_of
-from longitude.serving.line import EatenQuotes, NotLiteral
+from longitude.serving.line import TELLING, Facts, Line
 
-ROPE, LENGTH = SCHEMAS[0], LENGTHS[0]
+ROPE, LENGTH, BASE = SCHEMAS[0], LENGTHS[0], BASES[0]
 TEXT = "text_config"
 RENAMED = {
     "telechat3-yarn": "yarn",
@@ -25,43 +27,7 @@ RENAMED = {
     "mrope": "default",
 }
 """Names of types that engines accept and transformers does not, and the scheme of which each is a form."""
-
-
 Parameters = dict[str, Any]
-
-
-class Facts(NamedTuple):
-    """What was read of an engine: its entry in engines.toml."""
-
-    known: str
-    sources: dict[str, str]
-    version: str = ""
-    limit: str = ""
-    bases: dict[str, float] = {}
-    unscaled: dict[str, str] = {}
-    unclear: dict[str, str] = {}
-
-    def follow(self, parameters: Parameters, config: Config) -> Parameters | None:
-        """Flat rope parameters with the base that an engine fills in; None for a class that takes no scaling.
-
-        Stops for text in place of numbers, NotKnown for a class that was not followed.
-        """
-        plain = {BASES[0]: self.bases.get(config.kind, 10_000.0)} | parameters
-        if config.kind in self.unscaled:
-            return None
-        if config.kind in self.unclear and plain.get("rope_type", "default") != "default":
-            raise NotKnown(self.unclear[config.kind])
-        for key in (BASES[0], "factor", ORIGINAL):
-            if isinstance(plain.get(key), str):
-                raise Stops(
-                    f"TypeError: {key} is text, {plain[key]!r}, and a number is needed", self.sources["get_rope"]
-                )
-        return plain
-
-
-FACTS = {
-    name: Facts(**entry) for name, entry in tomllib.loads(Path(__file__).with_name("engines.toml").read_text()).items()
-}
 
 
 class Stops(Exception):
@@ -172,6 +138,7 @@ def alias(key: str) -> str:
     return ROPE if key == SCHEMAS[1] else key
 
 
+# ---- how overrides are put in ----------------------------------------------------------------------------------------
 def merge(target: dict[str, Any], updates: Mapping[str, Any]) -> None:
     """Dicts into dicts, at any depth; other values replace."""
     for key, value in updates.items():
@@ -179,6 +146,52 @@ def merge(target: dict[str, Any], updates: Mapping[str, Any]) -> None:
             merge(inner, value)
         else:
             target[alias(key)] = copy.deepcopy(value)
+
+
+def update(target: dict[str, Any], updates: Mapping[str, Any]) -> None:
+    """Every key is replaced whole."""
+    target.update({alias(key): value for key, value in updates.items()})
+
+
+def replace(target: dict[str, Any], updates: Mapping[str, Any]) -> None:
+    """The dict itself is replaced."""
+    target.clear()
+    update(target, updates)
+
+
+def overridden(config: Config, keys: Parameters, of_part: Callable[..., None], of_rope: Callable[..., None]) -> Config:
+    """A config with keys set on the parent. of_part, of_rope: how dicts get into configs inside it and into rope parameters."""
+    after = config.copy()
+    for key, value in copy.deepcopy(keys).items():
+        current = after.parent.get(alias(key))
+        put = of_part if key.endswith("_config") else of_rope if alias(key) == ROPE else None
+        if put is not None and isinstance(value, dict) and isinstance(current, dict):
+            put(current, value)
+        else:
+            after.parent[alias(key)] = value
+    return after
+
+
+def with_base(parameters: Parameters, config: Config, facts: Facts) -> Parameters | None:
+    """Flat rope parameters with the base that an engine fills in; None for a class that takes no scaling.
+
+    Stops for text in place of numbers, NotKnown for a class that was not followed.
+    """
+    if config.kind in facts.unscaled:
+        return None
+    plain = {BASE: facts.bases.get(config.kind, 10_000.0)} | parameters
+    if config.kind in facts.unclear and plain.get("rope_type", "default") != "default":
+        raise NotKnown(facts.unclear[config.kind])
+    for key in (BASE, "factor", ORIGINAL):
+        if isinstance(plain.get(key), str):
+            raise Stops(f"TypeError: {key} is text, {plain[key]!r}, and a number is needed", facts.sources["get_rope"])
+    return plain
+
+
+def require_float(parameters: Parameters, source: str) -> None:
+    """Stops for a whole factor, with which vLLM and SGLang cannot compute linear scaling."""
+    if isinstance(factor := parameters.get("factor"), int):
+        raise Stops(f"TypeError: factor {factor} must be {factor}.0", source)
 
 
 def rope(parameters: Mapping[str, Any], declared: int | None, **changes: Any) -> RopeConfig:
@@ -200,6 +213,21 @@ def rope(parameters: Mapping[str, Any], declared: int | None, **changes: Any) ->
     return read
 
 
+def flags_of(config: Config, parameters: Parameters, length: int, facts: Facts, multiplies: bool) -> dict[str, Any]:
+    """Flags of vLLM and SGLang for `length` tokens. multiplies: whether the engine multiplies the declared length itself."""
+    keys = {ROPE: _with_floats(parameters)} | ({} if multiplies else {LENGTH: length})
+    return {facts.flag("keys"): {TEXT: keys} if config.nested else keys, facts.flag("length"): str(length)}
+
+
+def _with_floats(parameters: Parameters) -> Parameters:
+    """Rope parameters with every factor a float, which linear scaling needs in vLLM and SGLang."""
+    whole: Parameters = {
+        key: _with_floats(value) if isinstance(value, dict) else value for key, value in parameters.items()
+    }
+    return whole | ({"factor": float(whole["factor"])} if whole.get("factor") is not None else {})
+
+
+# ---- what a line changes -----------------------------------------------------------------------------------------------
 @dataclass
 class Overrides:
     """What a line changes.
@@ -209,6 +237,7 @@ class Overrides:
         length: The length in tokens that it asks for; None for the engine's default.
         lifted: Whether a variable of the environment lifts the engine's limit.
         flags: Other values, by flag.
+        file: Keys of a GGUF file that it overrides, without the architecture's name.
         draft: The draft model, if there is one: its options.
         stops: Errors with which the engine ends before it reads a config.
         unknown: Reasons why something cannot be judged.
@@ -218,19 +247,10 @@ class Overrides:
     length: int | None = None
     lifted: bool = False
     flags: dict[str, Any] = field(default_factory=dict)
+    file: dict[str, Any] = field(default_factory=dict)
     draft: dict[str, Any] | None = None
     stops: list[Stops] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def noting(self, facts: Facts) -> Iterator[None]:
-        """Context in which quotes that a shell took stop the engine, and a variable cannot be judged."""
-        try:
-            yield
-        except EatenQuotes as error:
-            self.stops.append(Stops(str(error), facts.sources.get("parse", "")))
-        except NotLiteral as error:
-            self.unknown.append(str(error))
 
     @property
     def schemes(self) -> list[tuple[tuple[str, ...], Parameters]]:
@@ -238,7 +258,7 @@ class Overrides:
         return [*_schemes(self.keys, ())]
 
 
-def _schemes(keys: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+def _schemes(keys: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Parameters]]:
     for key, value in keys.items():
         if not isinstance(value, dict):
             continue
@@ -268,3 +288,144 @@ class Served(NamedTuple):
     limit: float | None = None
     refused: Stops | None = None
     wanted: int | None = None
+
+
+def too_long(facts: Facts, asked: Overrides, limit: float) -> Stops:
+    """The error of vLLM and SGLang for a length beyond what the config allows."""
+    what = f"{facts.flag('length')} {asked.length} is greater than the derived length {limit:g}: ValueError"
+    return Stops(f"{what}, unless {facts.limit}=1 or {LENGTH} is raised beside the scaling", facts.sources["length"])
+
+
+def parse(line: Line) -> Overrides:
+    """What the flags of a line change, by their kinds in engines.toml."""
+    facts, dotted = line.facts, dict[str, Any]()
+    asked = Overrides(lifted=line.lifts(facts.limit))
+    for flag, value in named(line):
+        name, _, path = flag.partition(".")
+        try:
+            if path:
+                put(dotted, path, literal(value, flag), facts)
+            else:
+                _read(asked, facts, name, value)
+        except EatenQuotes as error:
+            asked.stops.append(Stops(str(error), facts.sources.get("parse", "")))
+        except NotLiteral as error:
+            asked.unknown.append(str(error))
+    if dotted:  # they are put together at the end, and the last JSON wins whole (vllm/utils/argparse_utils.py:396-505)
+        asked.keys = dotted
+    return asked
+
+
+def _read(asked: Overrides, facts: Facts, flag: str, value: str | None) -> None:
+    kind, key = facts.flags[flag], flag.strip("-").replace("-", "_")
+    if kind == "removed":
+        asked.stops.append(Stops(f"{flag} {facts.removed}", facts.sources["removed"]))
+        if value and value.startswith("{"):
+            asked.keys |= {key: json_of(value, flag)}  # what is meant
+    elif kind == "switch":
+        asked.flags[flag] = True
+    elif kind == "file":
+        asked.unknown.append(f"flags in {value} are not read here")
+    elif kind == "length":
+        fits = facts.limit and literal(value, flag) in ("auto", "-1")  # the memory, later
+        asked.length = None if fits else tokens(literal(value, flag), flag, facts.units) or None
+    elif kind == "keys":
+        asked.keys = json_of(literal(value, flag), flag)
+    elif kind == "draft":
+        asked.draft = json_of(literal(value, flag), flag)
+    elif kind == "model":
+        asked.draft = {"model": value}
+    elif kind == "key":
+        asked.keys[key] = _json_or_text(literal(value, flag))
+    else:
+        asked.flags.pop(flag, None)  # the last one comes last
+        asked.flags[flag] = literal(value, flag) if kind in ("scheme", "metadata") else number(value, flag, kind)
+
+
+def named(line: Line) -> Iterator[tuple[str, str | None]]:
+    """The (flag, value) of flags about positions, by their whole names.
+
+    UsageError for a flag that is nearly one of them, or is one of another engine.
+    """
+    known, aliases = line.facts.flags, line.facts.aliases
+    valid = [flag for flag, kind in known.items() if kind != "removed"]
+    for flag, value in line.flags:
+        name, _, path = aliases.get(flag, flag).partition(".")
+        name = name.replace("_", "-")
+        begun = [full for full in known if len(name) > 8 and full.startswith(name)]
+        if whole := name if name in known else next(iter(begun), None):
+            yield f"{whole}.{path}" if path else whole, value
+        elif name in TELLING or (name.startswith("--") and get_close_matches(name, known, n=1, cutoff=0.88)):
+            raise unknown(f"flag of {line.name}", flag, valid, f"its flags about positions: {', '.join(valid)}.")
+
+
+def put(target: dict[str, Any], path: str, value: str, facts: Facts) -> None:
+    """A dotted flag: JSON, else a number with a unit, else text (vllm/utils/argparse_utils.py:464-490)."""
+    *outer, last = path.split(".")
+    for key in outer:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise UsageError(facts.flag("keys"), f"one value or more keys for {key!r}", "both")
+    is_number = re.fullmatch(r"\d+[kmgKMG]", value)
+    target[last] = tokens(value, path, facts.units) if is_number else _json_or_text(value)
+
+
+class NotLiteral(ValueError):
+    """A value is a variable, which cannot be judged."""
+
+
+class EatenQuotes(ValueError):
+    """JSON whose quotes a shell has taken."""
+
+
+def literal(value: str | None, flag: str) -> str:
+    """The value of a flag. UsageError if it has none; NotLiteral if a shell would put another in its place."""
+    if value is None:
+        raise UsageError(flag, "a value", "none")
+    if re.search(r"\$[\w({]|\{\{|`", value):
+        raise NotLiteral(f"{flag} has a variable, {value[:60]!r}, and nothing is expanded here: write its value")
+    return value
+
+
+def tokens(text: str, flag: str, units: Mapping[str, int]) -> int:
+    """A number of tokens with a unit; before decimal ones it may have a point. UsageError for other text."""
+    parts = re.fullmatch(r"(\d+(\.\d+)?)([A-Za-z]*)", text)
+    unit = units.get(parts[3], 0 if parts[3] else 1) if parts else 0
+    if parts is None or unit == 0 or (parts[2] and (unit == 1 or unit % 10)):
+        known = f", such as 131072 or 128k (units: {', '.join(units)})" if units else ", such as 131072"
+        raise UsageError(flag, f"a number of tokens{known}", text[:40])
+    return int(float(parts[1]) * unit)
+
+
+def number(value: str | None, flag: str, kind: str) -> float:
+    """A number. UsageError for other text, and for one that is not finite."""
+    text, expected = literal(value, flag), "a number" if kind == "number" else "a whole number, such as 131072"
+    try:
+        parsed = float(text) if kind == "number" else int(text)
+    except ValueError:
+        raise UsageError(flag, expected, text[:40]) from None
+    if not math.isfinite(parsed):
+        raise UsageError(flag, "a finite number", text[:40])
+    return parsed
+
+
+def json_of(value: str, flag: str) -> dict[str, Any]:
+    """The object of a flag. EatenQuotes if a shell took its quotes; UsageError for other text that is no JSON object."""
+    try:
+        keys = json.loads(value)
+    except RecursionError:
+        raise UsageError(flag, "a JSON object", "one that is nested too deeply") from None
+    except ValueError as error:
+        if value.lstrip().startswith("{") and '"' not in value and "'" not in value and ":" in value:
+            raise EatenQuotes(f"{flag} has JSON without quotes, {value[:50]!r}: the shell took them") from None
+        raise UsageError(flag, "a JSON object", f"{value[:40]!r} ({error})", "put it in single quotes") from None
+    if not isinstance(keys, dict):
+        raise UsageError(flag, "a JSON object", value[:40])
+    return keys
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value

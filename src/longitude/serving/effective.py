@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
+from longitude.checkpoints import declared
 from longitude.checkpoints.compare import read
 from longitude.checkpoints.declared import by_type, text_part
-from longitude.errors import UsageError
-from longitude.positions.config_keys import BASES, BY_LAYER, SHARES
+from longitude.errors import UsageError, one_line_of
+from longitude.positions.config_keys import BY_LAYER, COMMON, KEYS, SHARES
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import YaRN, rope_frequencies
+from longitude.runs.files import read_json
+from longitude.runs.quiet import quiet
 from longitude.serving import llama_cpp, mlx, sglang, transformers, vllm
 from longitude.serving.config import (
-    FACTS,
+    BASE,
     LENGTH,
     ORIGINAL,
     RENAMED,
@@ -28,28 +32,21 @@ from longitude.serving.config import (
     Parameters,
     Served,
     Stops,
+    parse,
     rope,
-)
-from longitude.serving.line import Line
+)  # fmt: skip
+from longitude.serving.line import Facts, Line
 
 ENGINES: dict[str, Any] = {
     "vllm": vllm, "sglang": sglang, "llama.cpp": llama_cpp, "transformers": transformers, "mlx": mlx,
 }  # fmt: skip
-"""The file of each engine: parse, apply, rotation, served, line, and its sources."""
+"""The file of each engine: apply, rotation, served, line, and parse if flags are more than their kinds."""
 FEW = 12
 Ropes = dict[str | None, RopeConfig]
-SCHEME = ("rope_type", "type", "factor", ORIGINAL, "attention_factor", "attn_factor", "beta_fast", "beta_slow", "mscale",
-          "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")  # fmt: skip
+SCHEME = {"type", "rope_type", *(key for keys in KEYS.values() for key in keys)} - {*COMMON[1:], "alpha", LENGTH}
 """Keys of rope parameters that belong to a scheme; the others are the model's."""
-NUMBERS = {*SCHEME, BASES[0]} - {
-    "rope_type",
-    "type",
-    "truncate",
-    "short_factor",
-    "long_factor",
-    "mscale",
-    "mscale_all_dim",
-}
+NUMBERS = (BASE, "factor", ORIGINAL, "attention_factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor",
+           "high_freq_factor")  # fmt: skip
 
 
 @dataclass
@@ -73,9 +70,9 @@ class Meant:
         """Whether the line asks for a scaling."""
         kind = self.scheme.get("rope_type", self.scheme.get("type"))
         factor = self.scheme.get("factor")
-        return kind not in (None, "default", "none") or (
-            kind is None and isinstance(factor, int | float) and factor != 1
-        )
+        if kind is None:
+            return isinstance(factor, int | float) and factor != 1
+        return kind not in ("default", "none")
 
 
 @dataclass
@@ -105,10 +102,12 @@ class Case:
     unknown: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.engine: ModuleType = ENGINES[self.line.engine]
-        self.facts = FACTS[self.line.engine]
         self.full = self.before.full
         self.meant = meant_of(self)
+
+    @property
+    def facts(self) -> Facts:
+        return self.line.facts
 
     @property
     def rope(self) -> RopeConfig | None:
@@ -121,18 +120,24 @@ class Case:
         return self.rope and self.rope.scaling
 
     @property
+    def trained(self) -> Any:
+        """The scheme of the checkpoint in these layers; None without one."""
+        alone = self.alone.get(self.full, self.alone.get(None))
+        return alone and alone.scaling
+
+    @property
     def yarn(self) -> YaRN | None:
         return self.scaling if isinstance(self.scaling, YaRN) else None
 
     @property
-    def own(self) -> Parameters:
+    def saved(self) -> Parameters:
         """Rope parameters of the checkpoint for layers of full attention."""
         return self.before.flat
 
     @property
     def is_plain(self) -> bool:
         """Whether the checkpoint has no scaling."""
-        return self.own.get("rope_type", "default") == "default"
+        return self.saved.get("rope_type", "default") == "default"
 
     @property
     def declared(self) -> int:
@@ -155,6 +160,28 @@ class Case:
         return (self.served.limit if self.served else None) or 0
 
 
+def opened(name: str) -> tuple[Config, Ropes, str | None]:
+    """`alone_of` with the config of a folder, a config.json, a GGUF file or a name in the local cache."""
+    place = Path(name).expanduser()
+    if place.suffix == ".gguf":
+        config = llama_cpp.config_of(place)
+        return config, *alone_of({}, config)
+    file = place if place.suffix == ".json" else place / "config.json"
+    raw = read_json(file, links=True)
+    if raw is None and place.suffix != ".json" and not place.exists():
+        try:
+            with quiet():
+                raw = PreTrainedConfig.get_config_dict(name, local_files_only=True)[0]
+        except (OSError, ValueError) as error:
+            expected = "a folder with a config.json, or a name in the local cache"
+            raise UsageError(name, expected, one_line_of(error)[:80]) from None
+    if not raw:
+        raise UsageError(str(file), "a config.json", "none")
+    declared.require_numbers(raw)  # before a class makes lists of them
+    config = Config.of(raw)
+    return config, *alone_of(raw, config)
+
+
 def alone_of(raw: Mapping[str, Any], config: Config) -> tuple[Ropes, str | None]:
     """Rotations of a checkpoint as its class computes them; by its keys, with the reason, if its class cannot be tried."""
     try:
@@ -164,7 +191,7 @@ def alone_of(raw: Mapping[str, Any], config: Config) -> tuple[Ropes, str | None]
         why = None  # a GGUF file, of which the keys are all there is
     except NotUnderstood as error:
         why = f"read by its keys alone: {error}"
-    if not any(BASES[0] in parameters for parameters in config.by_type.values()):
+    if not any(BASE in parameters for parameters in config.by_type.values()):
         return {}, why  # nothing rotates
     try:
         return {label: rope(parameters, config.declared) for label, parameters in config.by_type.items()}, why
@@ -185,27 +212,13 @@ def _of_few_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def judged(line: Line, config: Config, alone: Ropes) -> Case:
     """What the engine of a line makes of a config."""
-    engine = ENGINES[line.engine]
-    asked = engine.parse(line)
+    asked = getattr(ENGINES[line.engine], "parse", parse)(line)
     require_numbers(asked)
     case = Case(line, asked, config, alone, stops=[*asked.stops], unknown=[*asked.unknown])
     case.unknown += [f"{word} stands for flags that are not seen here: write them" for word in line.unseen]
-    if asked.stops:
-        return case
-
-    def rotations() -> None:
-        case.after = after = engine.apply(config, asked)
-        for label, parameters in after.by_type.items() if alone else ():
-            case.used[label] = _displayed(engine.rotation(parameters, after, asked.length), config, alone, label)
-
-    def lengths() -> None:
-        if case.after is not None:
-            case.served = served = engine.served(case.after, asked)
-            case.stops += [served.refused] if served.refused else []
-
-    for part in (rotations, lengths):
+    for step in () if asked.stops else (_rotate, _serve):
         try:
-            part()
+            step(case)
         except Stops as stop:
             case.stops.append(stop)
         except NotKnown as reason:
@@ -220,72 +233,72 @@ def judged(line: Line, config: Config, alone: Ropes) -> Case:
     return case
 
 
-def _displayed(used: RopeConfig, config: Config, alone: Ropes, label: str | None) -> RopeConfig:
+def _rotate(case: Case) -> None:
+    engine = ENGINES[case.line.engine]
+    case.after = after = engine.apply(case.before, case.asked)
+    for label, parameters in after.by_type.items() if case.alone else ():
+        case.used[label] = _displayed(engine.rotation(parameters, after, case.asked.length), case, label)
+
+
+def _serve(case: Case) -> None:
+    if case.after is not None:
+        case.served = served = ENGINES[case.line.engine].served(case.after, case.asked)
+        case.stops += [served.refused] if served.refused else []
+
+
+def _displayed(used: RopeConfig, case: Case, label: str | None) -> RopeConfig:
     """With what a class takes from elsewhere than rope parameters: a share, a temperature, layers without rotation."""
     if getattr(used.scaling, "factor", None) == 1:
         used = used._replace(scaling=None)
-    other = alone.get(label, next(iter(alone.values()), None))
-    if other is None:
-        return used
-    keys = config.by_type.get(label, {})
-    used = used._replace(
-        rotates=other.rotates, temperature=other.temperature, unrotated_temperature=other.unrotated_temperature
-    )
-    return used if SHARES[0] in keys else used._replace(partial_rotary_factor=other.partial_rotary_factor)
+    alone = case.alone.get(label, next(iter(case.alone.values())))
+    fields = ["rotates", "temperature", "unrotated_temperature"]
+    fields += ["partial_rotary_factor"] * (SHARES[0] not in case.before.by_type.get(label, {}))
+    return used._replace(**{name: getattr(alone, name) for name in fields})
 
 
 # ---- what is meant ---------------------------------------------------------------------------------------------------
 def meant_of(case: Case) -> Meant:
     """The most likely meaning: the scheme and the length that the line has, with what the checkpoint has for all else."""
-    asked, own, declared = case.asked, case.own, case.before.declared
+    asked, saved, declared = case.asked, case.saved, case.before.declared
     dicts = [scheme for path, scheme in asked.schemes if path[-1] not in case.before.by_type or path[-1] == case.full]
     scheme = {key: value for key, value in (dicts[0] if dicts else {}).items() if value is not None}
-    own_kind = own.get("rope_type", "default")
-    trained = own.get(ORIGINAL) if own_kind != "default" else declared
-    of_line = scheme.get(ORIGINAL) if own_kind == "default" else None
-    original = of_line if isinstance(of_line, int) and of_line <= (declared or of_line) else trained
+    original, of_line = declared if case.is_plain else saved.get(ORIGINAL), scheme.get(ORIGINAL)
+    if case.is_plain and isinstance(of_line, int) and of_line <= (declared or of_line):
+        original = of_line
     length = asked.length or longest(asked.keys, declared)
-    kind = scheme.get("rope_type", scheme.get("type"))
-    kind = RENAMED.get(kind, kind) if isinstance(kind, str) else None
-    factor = scheme.get("factor")
-    factor = float(factor) if isinstance(factor, int | float | str) and _is_number(factor) else None
-    if factor is not None and 0 < factor < 1:
-        factor = 1 / factor
     meant = Meant(length, dict(case.before.parameters), scheme, original)
-    base = scheme.get("rope_theta", asked.keys.get(BASES[0]))
+    base = scheme.get(BASE, asked.keys.get(BASE))
     if not meant.scales:
-        if base is not None and (not scheme.get("factor")):
-            meant.parameters = _with(case, {**own, BASES[0]: base})
-        elif length and declared and length > declared and own_kind == "default":
-            meant.parameters = _with(case, {**own, **_yarn(length / declared, declared)})
+        if base is not None and not scheme.get("factor"):
+            meant.parameters = _with(case, {**saved, BASE: base})
+        elif length and declared and length > declared and case.is_plain:
+            meant.parameters = _with(case, saved | _scaled("yarn", length / declared, declared))
         return meant
-    if original is None:
-        return meant
-    if length is None and factor and own_kind == "default":
+    kind, factor = scheme.get("rope_type", scheme.get("type")), scheme.get("factor")
+    kind = RENAMED.get(kind, kind) if isinstance(kind, str) else "yarn"
+    factor = float(factor) if isinstance(factor, int | float | str) and _is_number(factor) else 0.0
+    if 0 < factor < 1:
+        factor = 1 / factor
+    if length is None and factor and original and case.is_plain:
         length = round(factor * original)
-    if length is None or length <= (declared or 0):
+    if original is None or length is None or length <= (declared or 0):
         return meant  # nothing needs to be scaled, or not otherwise than it was in training
     meant.length = length
-    if own_kind != "default":  # nothing is scaled twice: the scheme of training, as far as is asked for
-        scheme = {"rope_type": own_kind}
-        kind, factor = own_kind, length / original
-    if length is not None and (factor is None or factor * original < 0.99 * length):
-        factor = math.ceil(1000 * length / original) / 1000
-    if factor is None or factor <= 1:
-        return meant
-    known = {key: value for key, value in scheme.items() if key in SCHEME and key not in ("type", "attn_factor")}
-    extended = {key: value for key, value in own.items() if key not in SCHEME} | known
-    extended |= {"rope_type": kind or "yarn", "factor": factor}
-    if extended["rope_type"] in ("yarn", "llama3", "longrope"):
-        extended[ORIGINAL] = original
-    else:
-        extended.pop(ORIGINAL, None)
-    meant.parameters = _with(case, extended)
+    if not case.is_plain:  # nothing is scaled twice: the scheme of training, as far as is asked for
+        scheme, kind, factor = saved, saved["rope_type"], length / original
+    if factor * original < 0.99 * length:
+        factor = length / original
+    if factor > 1:
+        kept = {key: value for key, value in saved.items() if key not in SCHEME and key != ORIGINAL}
+        kept |= {key: value for key, value in scheme.items() if key in SCHEME - {"type", ORIGINAL}}
+        meant.parameters = _with(case, kept | _scaled(kind, factor, original))
     return meant
 
 
-def _yarn(factor: float, original: int) -> Parameters:
-    return {"rope_type": "yarn", "factor": math.ceil(1000 * factor) / 1000, ORIGINAL: original}
+def _scaled(kind: str, factor: float, original: int) -> Parameters:
+    """A scheme with a factor of few digits that is not below the one that is needed."""
+    needs_original = {ORIGINAL: original} if kind in ("yarn", "llama3", "longrope") else {}
+    return {"rope_type": kind, "factor": math.ceil(1000 * factor - 1e-6) / 1000, **needs_original}
 
 
 def _with(case: Case, parameters: Parameters) -> Parameters:
@@ -302,26 +315,20 @@ def _is_number(value: Any) -> bool:
 
 def require_numbers(asked: Overrides) -> None:
     """UsageError for overridden numbers that no engine could use; text is left to the engine."""
-    lengths = [
-        (key, part[LENGTH])
-        for key, part in [("", asked.keys), *asked.keys.items()]
-        if isinstance(part, dict) and LENGTH in part
-    ]
-    numbers = [(LENGTH, length) for _, length in lengths]
-    numbers += [(key, value) for _, scheme in asked.schemes for key, value in scheme.items() if key in NUMBERS]
+    parts = [asked.keys, *(part for part in asked.keys.values() if isinstance(part, dict))]
+    numbers = [(LENGTH, part.get(LENGTH)) for part in parts]
+    numbers += [(key, scheme.get(key)) for _, scheme in asked.schemes for key in NUMBERS]
     for key, value in numbers:
         if value is not None and not isinstance(value, str) and (isinstance(value, bool) or not _is_number(value)):
-            raise UsageError(
-                "an override", f"{key} to be a number above 0, and none beyond any model", repr(value)[:40]
-            )
+            expected = f"{key} to be a number above 0, and none beyond any model"
+            raise UsageError("an override", expected, repr(value)[:40])
 
 
 def longest(keys: Mapping[str, Any], declared: int | None) -> int | None:
     """A length beyond the declared one among overridden keys, at any depth."""
-    found = [value for key, value in keys.items() if key in (LENGTH, "max_model_len") and _is_number(value or "-")]
-    found += [inner for value in keys.values() if isinstance(value, dict) and (inner := longest(value, declared))]
-    longer = [int(float(length)) for length in found if float(length) > (declared or 0)]
-    return max(longer, default=None)
+    lengths = [value for key, value in keys.items() if key in (LENGTH, "max_model_len") and _is_number(value)]
+    lengths += [inner for value in keys.values() if isinstance(value, dict) and (inner := longest(value, declared))]
+    return max((int(float(length)) for length in lengths if float(length) > (declared or 0)), default=None)
 
 
 # ---- what a rotation can carry -----------------------------------------------------------------------------------------

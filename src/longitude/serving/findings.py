@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from longitude.positions.config_keys import ALL_KEYS, BASES, SCHEMAS, SHARES
+from longitude.positions.config_keys import ALL_KEYS, SCHEMAS, SHARES
 from longitude.positions.scaling import Linear, Llama3, YaRN
-from longitude.serving.config import LENGTH, ORIGINAL, RENAMED, TEXT, Stops, merge
-from longitude.serving.effective import Case, judged, longest, new_angles
-from longitude.serving.line import joined, lines_in
+from longitude.serving.config import BASE, LENGTH, ORIGINAL, RENAMED, TEXT
+from longitude.serving.effective import Case, longest, new_angles
 
 Verdict = Literal["wrong", "unknown", "costs", "remark"]
 MEASURED = (
@@ -80,15 +79,25 @@ def no_effect(case: Case) -> Iterator[str]:
     kind, factor = case.before.kind, case.meant.scheme.get("factor")
     if not case.alone and case.asked.schemes:
         yield "no effect: no layer of the model rotates its queries and keys"
-    if case.rope is None or case.scaling is not None:
+    if case.rope is None or (case.scaling is not None and not _keeps_old(case)):
         return
     if kind in case.facts.unscaled and not (case.is_plain and not case.meant.scales):
         yield f"no effect: the class of {kind} takes no scaling ({case.facts.unscaled[kind]})"
     elif case.meant.scales and (case.longer or not (factor == 1 or (factor is None and _fits(case)))):
-        yield f"no effect: the text model keeps its plain rotation; {_why(case)}"
-    base = case.asked.keys.get(BASES[0])
+        rotation = "scaling of training" if case.scaling else "plain rotation"
+        yield f"no effect: the text model keeps its {rotation}; {_why(case)}"
+    base = case.asked.keys.get(BASE)
     if isinstance(base, int | float) and case.rope.base != base:
         yield f"no effect: rope_theta {base:,.0f} is set beside rope_parameters, whose {case.rope.base:,.0f} is used"
+
+
+def _keeps_old(case: Case) -> bool:
+    """Whether the engine uses the scaling of the checkpoint, and the line asks for another."""
+    kind, factor = case.meant.scheme.get("rope_type", case.meant.scheme.get("type")), case.meant.scheme.get("factor")
+    asked = {"rope_type": RENAMED.get(str(kind), kind), "factor": factor}
+    other = any(value not in (None, case.saved.get(key)) for key, value in asked.items())
+    numbers = [(type(scheme), getattr(scheme, "factor", None)) for scheme in (case.trained, case.scaling)]
+    return case.meant.scales and other and numbers[0] == numbers[1]
 
 
 def _fits(case: Case) -> bool:
@@ -108,18 +117,19 @@ def _why(case: Case) -> str:
         ("type" in scheme and "rope_type" not in scheme,
          'the key "type" does not replace the "rope_type" of the checkpoint: write rope_type'),
         (scheme.get("rope_type") == "dynamic", "dynamic with the original length of the config leaves the base unchanged"),
-        (True, "its rope_type is default"),
+        (case.scaling is None, "its rope_type is default"),
+        (True, "no key of the dict reaches it"),
     )  # fmt: skip
     return next(reason for holds, reason in reasons if holds)
 
 
 def base_lost(case: Case) -> Iterator[str]:
-    own, scheme = case.own.get(BASES[0]), case.meant.scheme
-    replaced = any(BASES[0] not in flat for _, flat in case.asked.schemes)
-    if case.rope is not None and own not in (None, case.rope.base) and (case.meant.scales or replaced):
-        named = scheme.get(BASES[0]) == case.rope.base
+    saved, scheme = case.saved.get(BASE), case.meant.scheme
+    replaced = any(BASE not in flat for _, flat in case.asked.schemes)
+    if case.rope is not None and saved not in (None, case.rope.base) and (case.meant.scales or replaced):
+        named = scheme.get(BASE) == case.rope.base
         how = "the line gives another base" if named else "the dict has none, and the engine fills in its own"
-        yield f"base lost: {case.rope.base:,.0f} in place of the checkpoint's {own:,.0f}; {how}"
+        yield f"base lost: {case.rope.base:,.0f} in place of the checkpoint's {saved:,.0f}; {how}"
 
 
 def keys_lost(case: Case) -> Iterator[str]:
@@ -143,11 +153,10 @@ def keys_lost(case: Case) -> Iterator[str]:
 # ---- other numbers than meant ------------------------------------------------------------------------------------------
 def other_scheme(case: Case) -> Iterator[str]:
     """Linear scaling that nobody named, or another scheme than that of training."""
-    trained = case.alone.get(case.full, case.alone.get(None))
     unnamed = case.line.engine == "llama.cpp" and case.is_plain and "rope_type" not in case.meant.scheme
     if isinstance(case.scaling, Linear) and unnamed:
         yield "a scale without --rope-scaling is linear: every frequency is divided, for short texts, too"
-    known = trained and trained.scaling
+    known = case.trained
     if known and case.meant.scales and case.scaling is not None:
         originals = [getattr(scheme, "original_max_length", None) for scheme in (known, case.scaling)]
         if type(known) is not type(case.scaling) or originals[0] != originals[1]:
@@ -181,10 +190,10 @@ def attention_factor(case: Case) -> Iterator[str]:
     """A factor of cos and sin other than transformers computes for the same keys."""
     if (scaling := case.yarn) is None:
         return
-    source = {**case.own, **case.meant.scheme} if case.meant.scales else case.own
+    source = {**case.saved, **case.meant.scheme} if case.meant.scales else case.saved
     keys = {key: source[key] for key in ("attention_factor", "mscale", "mscale_all_dim") if source.get(key)}
     wanted, used = YaRN(scaling.factor, scaling.original_max_length, **keys).factors()[0], scaling.factors()[0]
-    extra = case.meant.scheme.get("attn_factor") or case.asked.flags.get("rope.scaling.attn_factor")
+    extra = case.meant.scheme.get("attn_factor") or case.asked.file.get("rope.scaling.attn_factor")
     if keys and not extra and not math.isclose(wanted, used, rel_tol=1e-3):
         yield f"{', '.join(keys)} not read: cos and sin are multiplied by {used:.4g} in place of {wanted:.4g}"
     if "--yarn-attn-factor" in case.asked.flags:
@@ -204,7 +213,7 @@ def beyond(case: Case) -> Iterator[str]:
 
 def unscaled(case: Case) -> Iterator[str]:
     """A length beyond the declared one, and a plain rotation."""
-    if case.rope is not None and case.scaling is None and case.longer and case.rope.base <= case.own.get(BASES[0], 0):
+    if case.rope is not None and case.scaling is None and case.longer and case.rope.base <= case.saved.get(BASE, 0):
         yield f"{case.tokens:,} tokens with no scaling, and {case.declared:,} are declared{new_angles(case)}"
 
 
@@ -232,7 +241,7 @@ def cut(case: Case) -> Iterator[str]:
 def unread(case: Case) -> Iterator[str]:
     """Keys that nothing reads, and misspelt ones."""
     if "max_model_len" in case.asked.keys:
-        yield f"max_model_len among the overrides sets no length: use {case.engine.LENGTH_FLAG}"
+        yield f"max_model_len among the overrides sets no length: use {case.facts.flag('length')}"
     for _, scheme in case.asked.schemes:
         for key in scheme.keys() - ALL_KEYS - {"attn_factor", "extrapolation_factor", "max_trained_positions"}:
             if near := get_close_matches(key, ALL_KEYS, n=1, cutoff=0.8):
@@ -295,38 +304,3 @@ RULES = (
     Rule("remark", "remark", remarks),
 )
 """Rules in the order of harm."""
-
-
-# ---- the corrected line ------------------------------------------------------------------------------------------------
-def corrected(case: Case) -> tuple[str | None, str]:
-    """(the line to paste, or None; why there is none)."""
-    engine, length, parameters = case.engine, case.meant.length or case.before.declared, case.meant.parameters
-    add: dict[str, Any] = {}
-    try:
-        if parameters != case.before.parameters and length:
-            add = engine.line(case.before, parameters, length)
-        elif engine.LENGTH_FLAG and case.asked.length:
-            add = {engine.LENGTH_FLAG: str(min(case.asked.length, case.before.declared or case.asked.length))}
-    except Stops as stop:
-        return None, f"{stop.what} ({stop.source})"
-    flag = getattr(engine, "JSON_FLAG", None)
-    if flag and (others := _others(case.asked.keys)):
-        merge(others, add.get(flag, {}))
-        add |= {flag: others}
-    line = joined(case.line, engine.REPLACED, add)
-    try:
-        again = findings(judged(lines_in(line)[0], case.before, case.alone))
-    except ValueError as error:  # numbers that no engine could use
-        return None, str(error)
-    if faults := [finding.text for finding in again if finding.verdict == "wrong"]:
-        return None, faults[0]
-    return line, ""
-
-
-def _others(keys: dict[str, Any]) -> dict[str, Any]:
-    """Overridden keys that are not about positions."""
-    about = (*SCHEMAS, *BASES, *SHARES, LENGTH, "max_model_len")
-    kept = {
-        key: _others(value) if isinstance(value, dict) else value for key, value in keys.items() if key not in about
-    }
-    return {key: value for key, value in kept.items() if value != {}}

@@ -1,8 +1,7 @@
-"""How llama.cpp applies flags, computes rotations and decides the slot of a request. Versions and files: engines.toml."""
+"""How llama.cpp applies flags, computes rotations and decides the slot of a request. Versions, flags and files: engines.toml."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,36 +12,42 @@ from longitude.errors import UsageError
 from longitude.positions.config_keys import WINDOWED
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import YaRN
-from longitude.serving.config import FACTS, LENGTH, ORIGINAL, ROPE, Config, NotKnown, Overrides, Served, Stops, rope
-from longitude.serving.line import Line, literal, named
+from longitude.serving import config as rules
+from longitude.serving.config import (
+    BASE,
+    LENGTH,
+    ORIGINAL,
+    ROPE,
+    Config,
+    NotKnown,
+    Overrides,
+    Parameters,
+    Served,
+    Stops,
+    rope,
+)
+from longitude.serving.line import FACTS, Line
 
 ENGINE = FACTS["llama.cpp"]
-LENGTH_FLAG, KIND, SCALE, INVERSE, BASE = (
-    "--ctx-size",
-    "--rope-scaling",
-    "--rope-scale",
-    "--rope-freq-scale",
-    "--rope-freq-base",
-)
-KEYS = {"--yarn-orig-ctx": ORIGINAL, "--yarn-beta-fast": "beta_fast", "--yarn-beta-slow": "beta_slow"}
-REPLACED = (
-    LENGTH_FLAG,
-    "-c",
-    KIND,
-    SCALE,
-    INVERSE,
-    BASE,
-    *KEYS,
-    "--yarn-ext-factor",
-    "--yarn-attn-factor",
-    "--override-kv",
-)
-REMOVED = ("--ctx-size-draft", "-cd")
+SCALE, INVERSE, YARN_FACTOR = "--rope-scale", "--rope-freq-scale", "rope.scaling.attn_factor"
+KEYS = {
+    "--rope-scaling": "rope_type",
+    SCALE: "factor",
+    "--rope-freq-base": BASE,
+    "--yarn-orig-ctx": ORIGINAL,
+    "--yarn-beta-fast": "beta_fast",
+    "--yarn-beta-slow": "beta_slow",
+}
+"""Flags, and the keys of rope parameters that they stand for."""
+METADATA = {
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.freq_base": BASE,
+    "rope.scaling.original_context_length": ORIGINAL,
+}
+"""Keys of the file, which --override-kv replaces, and those that they stand for."""
 LOGGED = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "ministral3", "deepseek2", "mistral3")
 """Model types whose mscale the converter writes as yarn_log_multiplier, which they read (src/llama-model.cpp:1406-1432)."""
-INTS = (LENGTH_FLAG, "--yarn-orig-ctx", "--parallel", "--kv-unified-per-slot")
-FLAGS = (*REPLACED, "--parallel", "--kv-unified", "--kv-unified-per-slot", *REMOVED)
-ALIASES = {"-c": LENGTH_FLAG, "-np": "--parallel", "-kvu": "--kv-unified"}
 RENAMED = {
     "mistral": "llama",
     "mixtral": "llama",
@@ -54,58 +59,31 @@ RENAMED = {
 
 
 def parse(line: Line) -> Overrides:
-    """The flags of a line (common/arg.cpp); those about rotation also as the keys of config.json that they stand for."""
-    asked, flags = Overrides(), dict[str, Any]()
-    for flag, value in named(line, FLAGS, ALIASES):
-        with asked.noting(ENGINE):
-            if flag in REMOVED:
-                asked.stops.append(
-                    Stops(f"{flag} was removed: a draft has the length of its target", ENGINE.sources["parse"])
-                )
-            elif flag == "--kv-unified":
-                flags[flag] = True
-            elif flag == "--override-kv":
-                flags |= dict(_overridden(literal(value, flag)))
-            else:
-                if flag in (SCALE, INVERSE):  # the last one wins
-                    flags = {name: number for name, number in flags.items() if name not in (SCALE, INVERSE)}
-                flags[flag] = _value(literal(value, flag), flag)
+    """The flags of a line; those about rotation also as the keys of config.json that they stand for."""
+    asked = rules.parse(line)
+    flags = asked.flags
+    if flags.get("--rope-scaling", "none") not in ("none", "linear", "yarn"):
+        raise UsageError("--rope-scaling", "none, linear or yarn", flags["--rope-scaling"][:40])
+    for flag in (SCALE, INVERSE, "--rope-freq-base"):
+        if flags.get(flag, 1) <= 0:
+            raise UsageError(flag, "a number above 0", flags[flag])
+    if INVERSE in flags and [flag for flag in flags if flag in (SCALE, INVERSE)][-1] == INVERSE:  # the last one wins
+        flags[SCALE] = 1 / flags[INVERSE]
+    asked.file = dict(_overridden(flags.pop("--override-kv", "")))
     if unsplit := next((word for word in line.options if re.match(r"--[\w-]+=", word)), None):
         what = f"{unsplit.partition('=')[0]}=...: invalid argument, the value is a word of its own"
-        asked.stops.append(Stops(what, "common/arg.cpp:827"))
-    scheme = {key: flags[flag] for flag, key in KEYS.items() if flag in flags}
-    if (factor := flags.get(SCALE, 1 / flags[INVERSE] if INVERSE in flags else None)) is not None:
-        scheme["factor"] = factor
-    if flags.get(KIND, "none") != "none":
-        scheme["rope_type"] = flags[KIND]
-    if BASE in flags:
-        scheme["rope_theta"] = flags[BASE]
-    asked.flags, asked.length, asked.keys = flags, flags.get(LENGTH_FLAG) or None, {ROPE: scheme} if scheme else {}
+        asked.stops.append(Stops(what, ENGINE.sources["split"]))
+    scheme = {key: flags[flag] for flag, key in KEYS.items() if flags.get(flag, "none") != "none"}
+    asked.keys = {ROPE: scheme} if scheme else {}
     asked.draft = {} if re.search(r"--spec-type|--model-draft|-md\b", " ".join(line.options)) else None
     return asked
 
 
-def _value(text: str, flag: str) -> Any:
-    if flag == KIND:
-        if text not in ("none", "linear", "yarn"):
-            raise UsageError(flag, "none, linear or yarn", text[:40])
-        return text
-    try:
-        number = int(text) if flag in INTS else float(text)
-    except ValueError:
-        raise UsageError(flag, "a whole number, such as 131072" if flag in INTS else "a number", text[:40]) from None
-    if not math.isfinite(number) or (number <= 0 and flag in (SCALE, INVERSE, BASE)):
-        raise UsageError(flag, "a number above 0", text[:40])
-    return number
-
-
 def _overridden(text: str) -> Iterator[tuple[str, Any]]:
     """(key after the architecture, value) of --override-kv KEY=TYPE:VALUE[,...] (common/arg.cpp:2935)."""
-    for entry in text.split(","):
-        parts = re.fullmatch(
-            r"[\w-]+\.([\w.]+)=(?:(int):(-?\d+)|(float):(-?[\d.]+(?:e-?\d+)?)|(?:bool|str):(.*))", entry
-        )
-        if parts is None:
+    for entry in filter(None, text.split(",")):
+        value = r"(?:(int):(-?\d+)|(float):(-?[\d.]+(?:e-?\d+)?)|(?:bool|str):(.*))"
+        if (parts := re.fullmatch(rf"[\w-]+\.([\w.]+)={value}", entry)) is None:
             raise UsageError("--override-kv", "ARCHITECTURE.KEY=TYPE:VALUE", entry[:60])
         yield parts[1], int(parts[3]) if parts[2] else float(parts[5]) if parts[4] else parts[6]
 
@@ -116,45 +94,40 @@ def apply(config: Config, asked: Overrides) -> Config:
     A config.json is taken as the converter writes it (conversion/base.py:1462-1510): attention_factor is lost, and betas are for
     Grok and Mistral 3 alone.
     """
-    after, flags = config.copy(), asked.flags
-    after.text[LENGTH] = train = flags.get("context_length", config.declared)
+    after = config.copy()
+    after.text[LENGTH] = train = asked.file.get("context_length", config.declared)
+    by_flags = asked.keys.get(ROPE, {})
+    by_file = {key: asked.file[name] for name, key in METADATA.items() if asked.file.get(name)}
     for label, parameters in after.by_type.items():
         if label in WINDOWED:
             continue  # flags do not reach windowed layers (src/llama-model.cpp:2329)
-        of_file = dict(parameters)
-        if config.kind in LOGGED and of_file.get("rope_type") in ("yarn", "deepseek_yarn"):
+        if config.kind in LOGGED and parameters.get("rope_type") in ("yarn", "deepseek_yarn"):
             if asked.schemes:
                 raise NotKnown("what flags do beside the file's yarn_log_multiplier was not followed")
             continue
-        kind = of_file.get("rope_type", "default")
-        kind = flags.get(KIND, flags.get("rope.scaling.type", "linear" if kind == "default" else kind))
-        factor = flags.get("rope.scaling.factor", of_file.get("factor") or 1.0)
-        factor = flags.get(SCALE, 1 / flags[INVERSE] if INVERSE in flags else factor)
+        if parameters.get("rope_type", "default") == "default":
+            parameters["rope_type"] = "linear"  # of factor 1
+        if config.kind not in BETAS:  # which two architectures alone have in their files
+            parameters |= dict.fromkeys(("beta_fast", "beta_slow"))
+        parameters |= (
+            by_file | by_flags | ({"rope_type": "none"} if asked.flags.get("--rope-scaling") == "none" else {})
+        )
+        kind, factor = parameters["rope_type"], parameters.get("factor") or 1.0
         if kind == "none" or (factor == 1 and kind in ("linear", "yarn")):
             kind = "default"
-        if kind in ("default", "linear", "yarn"):
-            parameters |= dict.fromkeys(
-                (*KEYS.values(), "attention_factor", "mscale", "mscale_all_dim", "factor", "type")
-            )
         parameters["rope_type"] = kind
-        parameters["rope_theta"] = flags.get(BASE, flags.get("rope.freq_base", of_file.get("rope_theta")))
-        if kind in ("linear", "yarn"):
-            parameters["factor"] = factor
+        if kind in ("default", "linear", "yarn"):
+            parameters |= dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim", "type"))
+            parameters["factor"] = None if kind == "default" else factor
+        elif by_flags:
+            raise NotKnown(f"what flags do beside a file with {kind} was not followed")
         if kind == "yarn":
-            originals = (
-                flags.get("--yarn-orig-ctx"),
-                flags.get("rope.scaling.original_context_length"),
-                of_file.get(ORIGINAL),
-            )
-            parameters[ORIGINAL] = next(filter(None, originals), train)
-            for flag, key in list(KEYS.items())[1:]:  # betas of the file are for two architectures alone
-                parameters[key] = flags.get(flag, of_file.get(key) if config.kind in BETAS else None)
-            grown = YaRN(max(1.0, factor), 2).factors()[0]
-            parameters["attention_factor"] = grown * flags.get("rope.scaling.attn_factor", 1.0)
+            grown = YaRN(max(1.0, factor), 2).factors()[0] * asked.file.get(YARN_FACTOR, 1.0)
+            parameters |= {ORIGINAL: parameters.get(ORIGINAL) or train, "attention_factor": grown}
     return after
 
 
-def rotation(parameters: dict[str, Any], config: Config, length: int | None) -> RopeConfig:
+def rotation(parameters: Parameters, config: Config, length: int | None) -> RopeConfig:
     """A rotation of llama.cpp; `apply` has put the numbers in."""
     if (factor := parameters.get("factor")) is not None and factor < 1:
         faster = f"a scale of {factor:g} makes frequencies {1 / factor:g} times as fast, and the context shorter"
@@ -168,7 +141,7 @@ def served(config: Config, asked: Overrides) -> Served:
     """The slot of a request: tools/server/server-context.cpp:4008 cuts it to the training length, which YaRN's flags raise."""
     flags, flat = asked.flags, config.flat
     limit: float = config.lengths((LENGTH,))[0]
-    if flags.get(KIND) == flat.get("rope_type") == "yarn" and flags.keys() & {SCALE, INVERSE}:  # llama.cpp#28030
+    if flags.get("--rope-scaling") == flat.get("rope_type") == "yarn" and SCALE in flags:  # llama.cpp#28030
         limit = round(flat[ORIGINAL] * flat["factor"])
     context, slots = asked.length or int(limit), flags.get("--parallel", -1)
     per_slot = context if flags.get("--kv-unified") or slots < 1 else context // slots
@@ -176,34 +149,28 @@ def served(config: Config, asked: Overrides) -> Served:
     return Served(int(min(per_slot, limit)), None, limit, wanted=per_slot)
 
 
-def line(config: Config, parameters: dict[str, Any], length: int) -> dict[str, Any]:
+def line(config: Config, parameters: Parameters, length: int) -> dict[str, Any]:
     """Flags that serve `length` tokens of a file of the original weights. Stops if none do."""
-    kind, own = parameters.get("rope_type"), config.flat
+    kind, kind_of_file = parameters.get("rope_type"), config.flat.get("rope_type")
     if kind is None or any(parameters.get(key) for key in ("mscale", "mscale_all_dim")) or "deepseek" in config.kind:
-        raise Stops(
-            "its file has more about positions than flags; convert the new folder", "src/llama-model.cpp:1406,2329"
-        )
-    if (
-        kind not in ("default", "linear", "yarn")
-        or parameters.get("truncate") is False
-        or own.get("rope_type") != "default"
-    ):
-        raise Stops(f"no flags turn {own.get('rope_type')} into {kind}; convert the new folder", "common/arg.cpp:2334")
-    flags, overridden = {"-c": str(length)}, [f"context_length=int:{length}"]
-    if kind == "default":
-        flags[BASE] = f"{parameters['rope_theta']:.17g}"
-    else:
-        flags |= {KIND: kind, SCALE: f"{parameters['factor']:.12g}"}
-    if kind == "yarn":  # which raises the length itself
-        flags["--yarn-orig-ctx"], overridden = str(parameters[ORIGINAL]), []
-        usual = {"beta_fast": 32, "beta_slow": 1}
-        betas = {flag: parameters.get(key) or usual[key] for flag, key in list(KEYS.items())[1:]}
-        flags |= {flag: f"{beta:g}" for (flag, beta), same in zip(betas.items(), usual.values()) if beta != same}
-        missing = (parameters.get("attention_factor") or 0) / YaRN(float(parameters["factor"]), 2).factors()[0]
-        overridden += [f"rope.scaling.attn_factor=float:{missing:.10g}"] * (missing not in (0, 1))
+        why = "its file has more about positions than flags; convert the new folder"
+        raise Stops(why, "src/llama-model.cpp:1406,2329")
+    if (kind not in ("default", "linear", "yarn") or parameters.get("truncate") is False) or kind_of_file != "default":
+        raise Stops(f"no flags turn {kind_of_file} into {kind}; convert the new folder", "common/arg.cpp:2334")
     plain = {name.replace("-", "").replace("_", ""): name for name in (*NEIGHBOURS, *HALVES)}
-    known = RENAMED.get(config.kind) or plain.get(config.kind.replace("-", "").replace("_", "")) or "ARCH"
-    return flags | ({"--override-kv": ",".join(f"{known}.{entry}" for entry in overridden)} if overridden else {})
+    name = RENAMED.get(config.kind) or plain.get(config.kind.replace("-", "").replace("_", "")) or "ARCH"
+    flags, overridden = {"-c": str(length)}, f"{name}.context_length=int:{length}"
+    if kind == "default":
+        return flags | {"--rope-freq-base": f"{parameters[BASE]:.17g}", "--override-kv": overridden}
+    flags |= {"--rope-scaling": kind, SCALE: f"{parameters['factor']:.12g}"}
+    if kind == "linear":
+        return flags | {"--override-kv": overridden}
+    flags["--yarn-orig-ctx"] = str(parameters[ORIGINAL])  # YaRN raises the length itself
+    for flag, key, usual in (("--yarn-beta-fast", "beta_fast", 32), ("--yarn-beta-slow", "beta_slow", 1)):
+        if (parameters.get(key) or usual) != usual:
+            flags[flag] = f"{parameters[key]:g}"
+    missing = (parameters.get("attention_factor") or 0) / YaRN(float(parameters["factor"]), 2).factors()[0]
+    return flags | ({} if missing in (0, 1) else {"--override-kv": f"{name}.{YARN_FACTOR}=float:{missing:.10g}"})
 
 
 def config_of(path: Path) -> Config:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any
 
 from transformers import CONFIG_MAPPING, __version__
@@ -12,27 +11,22 @@ from longitude.errors import one_line_of
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling.base import ROPE_TYPES
 from longitude.runs.quiet import quiet
-from longitude.serving.config import FACTS, LENGTH, ROPE, TEXT, Config, NotKnown, Overrides, Served, Stops, rope
-from longitude.serving.line import Line, literal
+from longitude.serving.config import (
+    BASE,
+    LENGTH,
+    ROPE,
+    TEXT,
+    Config,
+    NotKnown,
+    Overrides,
+    Parameters,
+    Served,
+    Stops,
+    rope,
+)
+from longitude.serving.line import FACTS
 
 ENGINE = FACTS["transformers"] = FACTS["transformers"]._replace(version=__version__)
-LENGTH_FLAG = ""
-KEYS = ("rope_parameters", "rope_scaling", "rope_theta", TEXT, LENGTH)
-FLAGS = REPLACED = tuple(f"--{key.replace('_', '-')}" for key in KEYS)
-
-
-def parse(line: Line) -> Overrides:
-    """The arguments of from_pretrained; `transformers serve` has none about positions (cli/serve.py:44-117)."""
-    asked = Overrides()
-    for flag, value in line.flags:
-        if flag in FLAGS and value is not None:
-            key = flag[2:].replace("-", "_")
-            with asked.noting(ENGINE):
-                try:
-                    asked.keys[key] = json.loads(literal(value, flag))  # as line.py writes the arguments of a call
-                except (json.JSONDecodeError, RecursionError):
-                    asked.keys[key] = value
-    return asked
 
 
 def apply(config: Config, asked: Overrides) -> Config:
@@ -50,9 +44,9 @@ def apply(config: Config, asked: Overrides) -> Config:
     return Config(inner if text is made else {**whole, TEXT: inner}, inner, config.share, config.raw)
 
 
-def rotation(parameters: dict[str, Any], config: Config, length: int | None) -> RopeConfig:
+def rotation(parameters: Parameters, config: Config, length: int | None) -> RopeConfig:
     """ROPE_INIT_FUNCTIONS of transformers, whose schemes are those of longitude.positions.scaling."""
-    if parameters.get("rope_theta") is None:
+    if parameters.get(BASE) is None:
         raise Stops("TypeError: rope_theta is None, and no table can be computed", ENGINE.sources["base"])
     if (kind := parameters.get("rope_type", "default")) not in ROPE_TYPES:
         raise Stops(f"KeyError {kind!r}: transformers has no such type", ENGINE.sources["get_rope"])
@@ -64,7 +58,7 @@ def served(config: Config, asked: Overrides) -> Served:
     return Served(config.declared)
 
 
-def line(config: Config, parameters: dict[str, Any], length: int) -> dict[str, Any]:
+def line(config: Config, parameters: Parameters, length: int) -> dict[str, Any]:
     """Arguments of from_pretrained, in Python."""
     dynamic = Config({}, {ROPE: parameters}).flat.get("rope_type") == "dynamic"  # which counts from the declared length
     keys: dict[str, Any] = {ROPE: parameters} | ({} if dynamic else {LENGTH: length})
