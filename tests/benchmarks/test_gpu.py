@@ -66,6 +66,7 @@ def test_verdicts_are_of_the_worst_row():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_cell_runs_interpreted(tmp_path):
     pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
     parts = "--parts checks attention rotation decode".split()
