@@ -163,11 +163,11 @@ def toy(family: str) -> Any:
     return AutoModelForImageTextToText.from_config(config).eval()
 
 
-def shape_of(default: Any, own: dict[str, Any]) -> dict[str, Any]:
+def shape_of(default: Any, changes: dict[str, Any]) -> dict[str, Any]:
     """The options of a small config, of those that a default one has."""
     has = {*default.to_dict(), *type(default).attribute_map}
-    options = SHAPE | {key: value for key, value in OPTIONS.items() if key in has} | own
-    if getattr(default, "sliding_window", None) is None and "sliding_window" not in own:  # its class may read none
+    options = SHAPE | {key: value for key, value in OPTIONS.items() if key in has} | changes
+    if getattr(default, "sliding_window", None) is None and "sliding_window" not in changes:  # its class may read none
         options.pop("sliding_window", None)
     return {key: value for key, value in options.items() if value is not None}
 
@@ -241,9 +241,9 @@ def positions_of(model: Any) -> Positions:
 def read_as(model: Any) -> str:
     """What is read of the positions of a model's config, confirmed by its class."""
     with suppress(ValueError):
-        found = read(model.config)
-        if not found.problems():
-            return "rotary" if found.ropes else "no rotation"
+        reading = read(model.config)
+        if not reading.problems():
+            return "rotary" if reading.ropes else "no rotation"
     if has_alibi(model.config):
         return "ALiBi"
     return "not understood" if last_position(model) is None else "learned table"
@@ -264,17 +264,22 @@ def extended(model: Any) -> str:
         return "written" if out.exists() else REFUSED["ALiBi biases"]
 
 
-def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -> str:
+def page(results_of: dict[str, dict[str, Result]], positions: dict[str, Positions]) -> str:
     """A table of what fails, what is not tried, and how many are read and extended."""
-    broken = [(family, one) for family, results in found.items() for one in results.values() if one.status == "failed"]
+    broken = [
+        (family, result)
+        for family, results in results_of.items()
+        for result in results.values()
+        if result.status == "failed"
+    ]
     failing = {family for family, _ in broken}
     reasons = explained()
     lines = [
         "# Families",
         "",
         f"Look up whether a model class of transformers {transformers.__version__} has a position bug. We ran `longitude check` "
-        f"on {len(found)} architectures with small random weights: {len(found) - len(failing)} pass, {len(failing)} have the "
-        "defects below. For your own model:",
+        f"on {len(results_of)} architectures with small random weights: {len(results_of) - len(failing)} pass, "
+        f"{len(failing)} have the defects below. For your own model:",
         "",
         *("```bash", "longitude check my-model --quick    # its class with small random weights: seconds", "```"),
         "",
@@ -283,11 +288,11 @@ def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -
         "| family | law | measured | threshold | what the class does |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for family, one in broken:
-        measured = "raises" if one.measured is None else f"{one.measured:.2g}"
-        reason = reasons.get((family, one.law), one.reason)
-        lines.append(f"| `{family}` | `{one.law}` | {measured} | {one.threshold:.2g} | {reason} |")
-    chosen = [family for family, results in found.items() if "equal scores" in results["cached_decoding"].reason]
+    for family, result in broken:
+        measured = "raises" if result.measured is None else f"{result.measured:.2g}"
+        reason = reasons.get((family, result.law), result.reason)
+        lines.append(f"| `{family}` | `{result.law}` | {measured} | {result.threshold:.2g} | {reason} |")
+    chosen = [family for family, results in results_of.items() if "equal scores" in results["cached_decoding"].reason]
     lines += [
         "",
         "[families.csv](families.csv) has what each law measured for every family. `tests/docs/test_families.py` shows each "
@@ -309,8 +314,8 @@ def page(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -
 
 def of_positions(positions: dict[str, Positions]) -> list[str]:
     """The section of what is read and extended."""
-    written = sum(one.extended == "written" for one in positions.values())
-    unread = [f"`{family}`" for family, one in positions.items() if one.read == "not understood"]
+    written = sum(position.extended == "written" for position in positions.values())
+    unread = [f"`{family}`" for family, position in positions.items() if position.read == "not understood"]
     return [
         "",
         "## Read and extended",
@@ -323,11 +328,14 @@ def of_positions(positions: dict[str, Positions]) -> list[str]:
     ]
 
 
-def matrix(found: dict[str, dict[str, Result]], positions: dict[str, Positions]) -> str:
+def matrix(results_of: dict[str, dict[str, Result]], positions: dict[str, Positions]) -> str:
     """A row for each family: read and extended, and what each law measured, "-" if it does not apply."""
     rows = [["family", "read", "extended", *laws()]]
-    for family, results in found.items():
-        cells = {one.law: one.status if one.measured is None else f"{one.measured:.2g}" for one in results.values()}
+    for family, results in results_of.items():
+        cells = {
+            result.law: result.status if result.measured is None else f"{result.measured:.2g}"
+            for result in results.values()
+        }
         cells = {law: "-" if results[law].status == "not applicable" else cell for law, cell in cells.items()}
         of = positions[family]
         rows.append(
@@ -345,25 +353,28 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    found, positions = {}, {}
+    results_of, positions = {}, {}
     for family in sys.argv[1:] or FAMILIES:
-        found[family] = check(toy(family))
+        results_of[family] = check(toy(family))
         positions[family] = positions_of(toy(family))
         if sys.argv[1:]:
             print(f"{family}: {positions[family]}")
-        for result in found[family].values():
+        for result in results_of[family].values():
             if result.status == "failed" or sys.argv[1:]:
                 print(f"{family}: {result.law} {result.status} {result.measured} {result.reason}", flush=True)
     broken = {
-        (family, one.law) for family, results in found.items() for one in results.values() if one.status == "failed"
+        (family, result.law)
+        for family, results in results_of.items()
+        for result in results.values()
+        if result.status == "failed"
     }
-    print(f"{len(found)} families, {len(laws())} laws, {len(broken)} broken")
+    print(f"{len(results_of)} families, {len(laws())} laws, {len(broken)} broken")
     if not sys.argv[1:]:
-        MATRIX.write_text(matrix(found, positions), encoding="utf-8")
+        MATRIX.write_text(matrix(results_of, positions), encoding="utf-8")
     if unknown := sorted(broken - {*explained()}):
         sys.exit(f"not explained: {unknown}; show it in unmodified transformers, or correct the law")
     if not sys.argv[1:]:
-        PAGE.write_text(page(found, positions), encoding="utf-8")
+        PAGE.write_text(page(results_of, positions), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ INTERFACES = (
     "study.criterion.Finding", "statistics.estimates.Comparison", "statistics.estimates.Estimate", "report.figure.Figure",
     "recurrent.base.RecurrentMixer", "registry.Registry", "attention.mixer.MixerInputs",
     "attention.request.Request", "attention.operation.Verdict", "testing.engine.Measurement", "attention.documents.Packed",
-    "checkpoints.source.Source", "measure.windows.Reader", "extend.plan.Target",
+    "checkpoints.load.Source", "measure.windows.Reader", "extend.plan.Target",
     "checkpoints.load.Checkpoint", "extend.plan.ExtendPlan", "extend.extend.Extension", "testing.engine.Result",
     "testing.engine.Law", "testing.examples.Example", "positions.layers.LayerPositions", "recurrent.mamba3.Mamba3State",
     "positions.scaling.base.Frequencies", "extend.search.SearchResult", "extend.short_contexts.ShortContextLoss",

@@ -30,9 +30,11 @@ def renamed(state, names):
     rules = [(re.compile(re.escape(old).replace(r"\{n\}", r"(\d+)")), new) for old, new in names.items()]
     out = {}
     for name, tensor in state.items():
-        found = [(match, new) for rule, new in rules if (match := rule.match(name))]
+        matches = [(match, new) for rule, new in rules if (match := rule.match(name))]
         out[
-            found[0][1].replace("{n}", "".join(found[0][0].groups())) + name[found[0][0].end() :] if found else name
+            matches[0][1].replace("{n}", "".join(matches[0][0].groups())) + name[matches[0][0].end() :]
+            if matches
+            else name
         ] = tensor
     return out
 

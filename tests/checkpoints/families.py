@@ -105,8 +105,10 @@ def toy_config(family: str, scheme: str = "default") -> Any:
         kind = type(kind().get_text_config(decoder=True))
     more = OWN.get(kind.model_type, {}) | MORE.get(kind.model_type, {})
     has = {*vars(kind()), *kind.attribute_map}
-    options = SHAPE | {"max_position_embeddings": DECLARED} | {key: each for key, each in OPTIONS.items() if key in has}
-    options = {key: each for key, each in (options | more).items() if each is not None}
+    options = (
+        SHAPE | {"max_position_embeddings": DECLARED} | {key: value for key, value in OPTIONS.items() if key in has}
+    )
+    options = {key: value for key, value in (options | more).items() if value is not None}
     config = kind(**copy.deepcopy(options))
     if scheme == "default" or not getattr(config, "rope_parameters", None):
         return config
@@ -115,15 +117,15 @@ def toy_config(family: str, scheme: str = "default") -> Any:
 
 def with_scheme(config: Any, scheme: dict[str, Any]) -> dict[str, Any]:
     """Rope parameters of a config with a scheme in each dict of them."""
-    own = copy.deepcopy(config.rope_parameters)
-    for inner in [each for each in own.values() if isinstance(each, dict)] or [own]:
+    parameters = copy.deepcopy(config.rope_parameters)
+    for inner in [entry for entry in parameters.values() if isinstance(entry, dict)] or [parameters]:
         for key in inner.keys() - KEPT - ({ORIGINAL} if "llama_4_scaling_beta" in inner else set()):
             del inner[key]
         inner |= scheme
         if inner.get("rope_type") == "longrope":
-            pairs = next(len(one.frequencies) for one in measured(config) if one is not None)
+            pairs = next(len(rotation.frequencies) for rotation in measured(config) if rotation is not None)
             inner |= {"short_factor": [1 + k / 8 for k in range(pairs)], "long_factor": [1.5**k for k in range(pairs)]}
-    return own
+    return parameters
 
 
 def toy(config: Any) -> Any:
@@ -154,13 +156,13 @@ def without_kernels(module: Any) -> None:
     """Zeros stand for a recurrence whose kernels need a GPU."""
     forward = module.forward
 
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         try:
-            return forward(*given, **named)
+            return forward(*arguments, **named)
         except RuntimeError as error:
             if "active drivers" not in str(error):
                 raise
-            return torch.zeros_like(given[0] if given else named["hidden_states"])
+            return torch.zeros_like(arguments[0] if arguments else named["hidden_states"])
 
     module.forward = call
 
@@ -186,7 +188,7 @@ class Measured(NamedTuple):
 _SEEN: list[tuple[Any, Tensor, Tensor]] = []
 
 
-def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *given: Any, **named: Any) -> Any:
+def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **named: Any) -> Any:
     _SEEN.append((module, query.detach().double(), key.detach().double()))
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
@@ -210,7 +212,7 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, eager_mask)
 def tables(model: Any, change: Any) -> Any:
     """change: of cos and sin that a rotary module made."""
 
-    def hook(module: Any, given: Any, out: Any) -> Any:
+    def hook(module: Any, arguments: Any, out: Any) -> Any:
         if isinstance(out, Tensor):
             return torch.complex(*change(out.real, out.imag))
         return change(*out)
@@ -219,8 +221,8 @@ def tables(model: Any, change: Any) -> Any:
     try:
         yield
     finally:
-        for each in hooks:
-            each.remove()
+        for handle in hooks:
+            handle.remove()
 
 
 def queries_and_keys(model: Any, *positions: int) -> list[tuple[Tensor, Tensor]]:
@@ -249,12 +251,12 @@ def measured(config: Any, length: int = 0) -> list[Measured | None]:
 
     positions = [(at, max(length - 1, at)) for at in (0, 1, *(() if length else FAR))]
     with tables(model, noted):
-        after = [queries_and_keys(model, *each) for each in positions]
+        after = [queries_and_keys(model, *places) for places in positions]
     if not after[0]:
         raise Unseen("its attention is its own")
     with tables(model, lambda cos, sin: (torch.ones_like(cos), torch.zeros_like(sin))):
-        before = [queries_and_keys(model, *each) for each in positions]
-    found = []
+        before = [queries_and_keys(model, *places) for places in positions]
+    rotations = []
     for layer in range(len(after[0])):
         queries, keys = (turned([x[layer][n] for x in before], [x[layer][n] for x in after]) for n in (0, 1))
         if (queries is None) != (keys is None):
@@ -265,10 +267,10 @@ def measured(config: Any, length: int = 0) -> list[Measured | None]:
             )
             if abs(queries.factor - 1) < 1e-3:
                 queries = queries._replace(of_tables=tuple(factors))
-        found.append(queries)
+        rotations.append(queries)
     del model, before, after
     gc.collect()  # of modules whose forward was replaced, which hold themselves
-    return found
+    return rotations
 
 
 def turned(before: list[Tensor], after: list[Tensor]) -> Measured | None:
@@ -281,13 +283,13 @@ def turned(before: list[Tensor], after: list[Tensor]) -> Measured | None:
     if not changed:
         return None
     width, first, last = after[0].shape[-1], changed[0], changed[-1] + 1
-    found = []
+    candidates = []
     for start, end, halves in product({0, first, first - first % 2}, {width, last, last + last % 2}, (True, False)):
         if (end - start) % 2 == 0:
             pairs = [tuple(as_pairs(x[:, start:end], halves) for x in both) for both in zip(before, after, strict=True)]
             angle, off = between(*pairs[1])
-            found.append((off > ROUNDED, end - start, off, angle, pairs))
-    wrong, _, off, angle, pairs = min(found, key=lambda each: each[:2])
+            candidates.append((off > ROUNDED, end - start, off, angle, pairs))
+    wrong, _, off, angle, pairs = min(candidates, key=lambda candidate: candidate[:2])
     if wrong:
         raise Unseen(f"no pairs of its queries turn alike (by {off:.1e})")
     for distance, both in zip(FAR, pairs[2:]):
@@ -322,96 +324,102 @@ def dependences(config: Any, tokens: int) -> dict[int, Tensor]:
     for weight in model.parameters():  # so small that no softmax gives a key nothing
         torch.nn.init.normal_(weight, std=0.1)
 
-    def called(module: Any, given: Any, named: Any, out: Any) -> None:
+    def called(module: Any, arguments: Any, named: Any, out: Any) -> None:
         if "attention" in type(module).__name__.lower() and hasattr(module, "layer_idx"):
-            calls.setdefault(module.layer_idx, (module, given, named))
+            calls.setdefault(module.layer_idx, (module, arguments, named))
 
     hooks = [module.register_forward_hook(called, with_kwargs=True) for module in model.modules()]
     with torch.no_grad():
         model(input_ids=torch.randint(3, 90, (1, tokens)), use_cache=False)
-        for each in hooks:
-            each.remove()
+        for handle in hooks:
+            handle.remove()
         return {at: dependence(*call) for at, call in calls.items()}
 
 
-def dependence(module: Any, given: Any, named: Any) -> Tensor:
+def dependence(module: Any, arguments: Any, named: Any) -> Tensor:
     """Of one attention, called again with one token changed after another."""
-    x = given[0] if given else named["hidden_states"]
+    x = arguments[0] if arguments else named["hidden_states"]
 
     def output(x: Tensor) -> Tensor:
-        out = module(x, *given[1:], **named) if given else module(**{**named, "hidden_states": x})
+        out = module(x, *arguments[1:], **named) if arguments else module(**{**named, "hidden_states": x})
         return (out if isinstance(out, Tensor) else out[0]).reshape(x.shape[1], -1)
 
     changed = [x + torch.randn_like(x) * (torch.arange(x.shape[1]) == at)[:, None] for at in range(x.shape[1])]
-    return torch.stack([(output(each) - output(x)).abs().amax(-1) > 1e-12 for each in changed], 1)
+    return torch.stack([(output(variant) - output(x)).abs().amax(-1) > 1e-12 for variant in changed], 1)
 
 
 # ---- against what is read --------------------------------------------------------------------------------------------
-def apart(one: LayerRope | None, own: Measured | None, length: int) -> str | None:
+def apart(reading: LayerRope | None, rotation: Measured | None, length: int) -> str | None:
     """How what is read of a layer differs from what was measured."""
-    if one is None or own is None:
-        return None if one is None and own is None else f"it is {'not ' * (one is None)}rotated as it is read"
+    if reading is None or rotation is None:
+        return (
+            None if reading is None and rotation is None else f"it is {'not ' * (reading is None)}rotated as it is read"
+        )
     options = {
-        key: each for key, each in one.rope.options(one.head_dim).items() if key not in ("sections", "arrangement")
+        key: option
+        for key, option in reading.rope.options(reading.head_dim).items()
+        if key not in ("sections", "arrangement")
     }
-    want = rope_frequencies(one.head_dim, **options, length=length or None)
-    pairs = max(len(want.inverse), len(own.frequencies))
-    ours, theirs = (torch.nn.functional.pad(x.double(), (0, pairs - len(x))) for x in (want.inverse, own.frequencies))
-    off = ((theirs - ours).abs() - own.slack).clamp(min=0) / ours.where(ours > 0, 1)
+    want = rope_frequencies(reading.head_dim, **options, length=length or None)
+    pairs = max(len(want.inverse), len(rotation.frequencies))
+    ours, theirs = (
+        torch.nn.functional.pad(x.double(), (0, pairs - len(x))) for x in (want.inverse, rotation.frequencies)
+    )
+    off = ((theirs - ours).abs() - rotation.slack).clamp(min=0) / ours.where(ours > 0, 1)
     if off.max() > EQUAL:
         return f"frequencies are {float(off.max()):.1e} apart"
-    if any(abs(factor / want.attention_factor - 1) <= EQUAL for factor in (own.factor, *own.of_tables)):
+    if any(abs(factor / want.attention_factor - 1) <= EQUAL for factor in (rotation.factor, *rotation.of_tables)):
         return None
-    return f"read factor {want.attention_factor:.7g}, measured {own.factor:.7g}"
+    return f"read factor {want.attention_factor:.7g}, measured {rotation.factor:.7g}"
 
 
 def compared(config: Any, small: Any = None) -> tuple[str, str]:
     """("equal", ""), ("refused", why, with its keys), ("unknown", why) or ("unequal", where). small: what is measured."""
     try:
-        found = read(config)
+        reading = read(config)
     except NotUnderstood as error:
         return "refused", f"{', '.join(error.keys)}: {error}"
     except ValueError as error:
         return "refused", str(error)
-    if found.layers is None or found.attends is None:
-        return "unknown", "; ".join(found.notes)
-    scalings = [one.rope.scaling for one in found.layers if one is not None]
+    if reading.layers is None or reading.attends is None:
+        return "unknown", "; ".join(reading.notes)
+    scalings = [layer.rope.scaling for layer in reading.layers if layer is not None]
     borders = {scaling.original_max_length for scaling in scalings if isinstance(scaling, Follows)}
-    attending, problems = [n for n, yes in enumerate(found.attends) if yes], found.problems()
+    attending, problems = [n for n, yes in enumerate(reading.attends) if yes], reading.problems()
     for length in (2, *(2 * border for border in borders)) if borders else (0,):
         try:
-            each = measured(class_of(config) if small is None else small, length)
+            rotations = measured(class_of(config) if small is None else small, length)
         except Unseen as error:
             return (
                 ("unknown", "; ".join(problems) or f"not measured: {error}") if attending or problems else ("equal", "")
             )
-        if len(each) != len(attending):  # one list of layers gone through again and again (HRM) is asked once
-            layers = [found.layers[n] for n in attending]
-            if any(one != layers[0] for one in layers):
-                return "unknown", f"not measured: {len(each)} attentions were seen, in {len(attending)} layers"
-            each = (each * len(attending))[: len(attending)]
-        for layer, own in zip(attending, each, strict=True):
-            if (words := apart(found.layers[layer], own, length)) and not (length > 2 and found.notes):
-                return "unequal", f"layer {layer}: {words}, at length {length}"
+        if len(rotations) != len(attending):  # one list of layers gone through again and again (HRM) is asked once
+            layers = [reading.layers[n] for n in attending]
+            if any(layer != layers[0] for layer in layers):
+                return "unknown", f"not measured: {len(rotations)} attentions were seen, in {len(attending)} layers"
+            rotations = (rotations * len(attending))[: len(attending)]
+        for layer, rotation in zip(attending, rotations, strict=True):
+            if (difference := apart(reading.layers[layer], rotation, length)) and not (length > 2 and reading.notes):
+                return "unequal", f"layer {layer}: {difference}, at length {length}"
     return ("unknown", "; ".join(problems)) if problems else ("equal", "")
 
 
 def swept(family: str, schemes: Iterable[str] | None = None) -> dict[str, tuple[str, str]]:
     """By scheme; all by default."""
-    found: dict[str, tuple[str, str]] = {}
+    results: dict[str, tuple[str, str]] = {}
     for scheme in schemes or SCHEMES:
         try:
             config = toy_config(family, scheme)
         except (Unseen, StopIteration) as error:
-            found[scheme] = "unknown", f"no lists of factors as long as its pairs ({error})"
+            results[scheme] = "unknown", f"no lists of factors as long as its pairs ({error})"
             continue
         except Exception as error:
-            found[scheme] = "refused", f"by its class: {' '.join(str(error).split())[:160]}"
+            results[scheme] = "refused", f"by its class: {' '.join(str(error).split())[:160]}"
             continue
         if scheme != "default" and not getattr(config, "rope_parameters", None):
             break
-        found[scheme] = compared(config)
-    return found
+        results[scheme] = compared(config)
+    return results
 
 
 # ---- published configs -----------------------------------------------------------------------------------------------
@@ -437,18 +445,18 @@ POSITION = (
 
 def small(raw: dict[str, Any]) -> Any:
     """The class's config of a published one, with its layers and its rotated widths, and everything else as small as a toy."""
-    theirs, given = class_of(raw), dict(text_part(raw))
-    has, heads = {*theirs.to_dict(), *type(theirs).attribute_map}, given.get("num_attention_heads")
-    more = {key: each for key, each in {**OPTIONS, **SMALL}.items() if key in has and key not in POSITION}
-    if heads and given.get("head_dim") is None and read(raw).ropes:  # then their width is that of the model over them
-        more["hidden_size"] = 2 * (given["hidden_size"] // heads)
+    theirs, written = class_of(raw), dict(text_part(raw))
+    has, heads = {*theirs.to_dict(), *type(theirs).attribute_map}, written.get("num_attention_heads")
+    more = {key: value for key, value in {**OPTIONS, **SMALL}.items() if key in has and key not in POSITION}
+    if heads and written.get("head_dim") is None and read(raw).ropes:  # then their width is that of the model over them
+        more["hidden_size"] = 2 * (written["hidden_size"] // heads)
     if "num_key_value_heads" in has:
         more["num_key_value_heads"] = (
-            2 if "kv_lora_rank" in has or given.get("num_key_value_heads") in (None, heads) else 1
+            2 if "kv_lora_rank" in has or written.get("num_key_value_heads") in (None, heads) else 1
         )
     if "mamba_d_head" in has:
         more |= {"mamba_n_heads": 4, "mamba_d_head": more["hidden_size"] // 2, "mamba_d_ssm": 2 * more["hidden_size"]}
-    return type(theirs)(**{key: each for key, each in (given | more).items() if key != "model_type"})
+    return type(theirs)(**{key: value for key, value in (written | more).items() if key != "model_type"})
 
 
 def of_published(name: str) -> tuple[str, str]:

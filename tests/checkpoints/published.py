@@ -74,8 +74,6 @@ QWEN3_VL = of("qwen3_vl_text", 32, 36, 262144, 5000000, num_key_value_heads=8, h
 PUBLISHED: dict[str, Config] = {
     # ---- Llama, and what took its code ----
     "Llama 1 7B": of("llama", 32, 32, 2048),
-    "Llama 2 7B": of("llama", 32, 32, 4096, 10000.0, rope_scaling=None),
-    "Llama 3 8B": of("llama", 32, 32, 8192, 500000.0, num_key_value_heads=8),
     "Llama 3.1 8B": of("llama", 32, 32, 131072, 500000.0, num_key_value_heads=8, **llama3(8.0)),
     "Llama 3.2 1B": of("llama", 32, 16, 131072, 500000.0, 64, head_dim=64, num_key_value_heads=8, **llama3(32.0)),
     "Llama 4 Scout": of(
@@ -94,12 +92,10 @@ PUBLISHED: dict[str, Config] = {
     ),
     # ---- Mistral ----
     "Mistral 7B v0.1": of("mistral", 32, 32, 32768, 10000.0, num_key_value_heads=8, sliding_window=4096),
-    "Mistral Nemo": of("mistral", 32, 40, 131072, 1000000.0, 160, head_dim=128, num_key_value_heads=8, sliding_window=None),
     "Ministral 3 3B": of("ministral3", 32, 26, 262144, None, 96, head_dim=128, num_key_value_heads=8, rope_parameters={
         "type": "yarn", "rope_type": "yarn", "factor": 16.0, ORIGINAL: 16384, "rope_theta": 1000000.0, **BETAS, **ONE,
         "llama_4_scaling_beta": 0.1,
     }),
-    "Mixtral 8x7B": of("mixtral", 32, 32, 32768, 1000000.0, num_key_value_heads=8, sliding_window=None),
     # ---- Qwen ----
     "Qwen1.5 7B": of("qwen2", 32, 32, 32768, 1000000.0, use_sliding_window=False, sliding_window=32768, max_window_layers=28),
     "Qwen2.5 7B, YaRN": of("qwen2", 28, 28, 32768, 1000000.0, num_key_value_heads=4, **yarn(4.0, 32768)),
@@ -107,10 +103,7 @@ PUBLISHED: dict[str, Config] = {
         "qwen2", 28, 28, 1010000, 10000000.0, num_key_value_heads=4, use_sliding_window=False,
         dual_chunk_attention_config={"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144},
     ),
-    "Qwen2 57B-A14B": of("qwen2_moe", 28, 28, 131072, 1000000.0, num_key_value_heads=4, use_sliding_window=False),
-    "Qwen3 8B": of("qwen3", 32, 36, 40960, 1000000, head_dim=128, num_key_value_heads=8, rope_scaling=None),
     "Qwen3 8B, YaRN": of("qwen3", 32, 36, 131072, 1000000, head_dim=128, num_key_value_heads=8, **yarn(4.0, 32768)),
-    "Qwen3 30B-A3B": of("qwen3_moe", 32, 48, 262144, 10000000, 64, head_dim=128, num_key_value_heads=4),
     "Qwen3-Next 80B-A3B": of(
         "qwen3_next", 16, 48, 262144, 10000000, head_dim=256, num_key_value_heads=2, partial_rotary_factor=0.25,
         full_attention_interval=4,
@@ -123,13 +116,11 @@ PUBLISHED: dict[str, Config] = {
         },
     ),
     "Qwen2-VL 7B": of("qwen2_vl_text", 28, 28, 32768, 1000000.0, num_key_value_heads=4, use_sliding_window=False, **VISION),
-    "Qwen2.5-VL 7B": of("qwen2_5_vl_text", 28, 28, 128000, 1000000.0, num_key_value_heads=4, use_sliding_window=False, **VISION),
     "Qwen3-VL 8B": QWEN3_VL | {
         "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
     },
     "Qwen3-VL without mrope_interleaved": QWEN3_VL | {"rope_scaling": {"mrope_section": [24, 20, 20], "rope_type": "default"}},
     # ---- Gemma ----
-    "Gemma 7B": of("gemma", 16, 28, 8192, 10000.0, 192, head_dim=256),
     "Gemma 2 9B": of("gemma2", 16, 42, 8192, 10000.0, 224, head_dim=256, num_key_value_heads=8, **WINDOW),
     "Gemma 3 1B": of(
         "gemma3_text", 4, 26, 32768, 1000000, 288, head_dim=256, num_key_value_heads=1, rope_local_base_freq=10000,
@@ -151,12 +142,9 @@ PUBLISHED: dict[str, Config] = {
         },
     ),
     # ---- Phi ----
-    "Phi-1.5": of("phi", 32, 24, 2048, 10000.0, 64, partial_rotary_factor=0.5),
     "Phi-2": of("phi", 32, 32, 2048, 10000.0, 80, partial_rotary_factor=0.4),
-    "Phi-3 mini 4k": of("phi3", 32, 32, 4096, 10000.0, 96, sliding_window=2047, original_max_position_embeddings=4096),
     "Phi-3 mini 128k": of("phi3", 32, 32, 131072, 10000.0, 96, original_max_position_embeddings=4096, **longrope(48, 60.0)),
     "Phi-3.5 MoE": PHI_35_MOE,
-    "Phi-4": of("phi3", 40, 40, 16384, 250000, num_key_value_heads=10, original_max_position_embeddings=16384, rope_scaling=None),
     "Phi-4 mini": of(
         "phi3", 24, 32, 131072, 10000.0, num_key_value_heads=8, partial_rotary_factor=0.75, original_max_position_embeddings=4096,
         **longrope(48, 40.0),
@@ -173,31 +161,22 @@ PUBLISHED: dict[str, Config] = {
     "Kimi K2 by its own name": KIMI_K2 | {"model_type": "kimi_k2"},
     "Kimi Linear 48B": latent("kimi_linear", 32, 27, 1048576, 10000.0, q_lora_rank=None, mla_use_nope=True),
     "GLM-4 9B": of("glm", 32, 40, 131072, 10000.0, head_dim=128, num_key_value_heads=2, partial_rotary_factor=0.5),
-    "GLM-4 9B 0414": of("glm4", 32, 40, 32768, 10000.0, head_dim=128, num_key_value_heads=2, partial_rotary_factor=0.5),
-    "GLM-4.5": of("glm4_moe", 96, 92, 131072, 1000000, 53, head_dim=128, num_key_value_heads=8, partial_rotary_factor=0.5),
     # ---- others that rotate ----
     "gpt-oss 20B": of(
         "gpt_oss", 64, 24, 131072, 150000, 45, head_dim=64, num_key_value_heads=8, sliding_window=128,
         layer_types=["sliding_attention", "full_attention"] * 12, initial_context_length=4096,
         **yarn(32.0, 4096, beta_fast=32.0, beta_slow=1.0, truncate=False),
     ),
-    "OLMo 7B": of("olmo", 32, 32, 2048, 10000.0),
-    "OLMo 2 7B": of("olmo2", 32, 32, 4096, 500000),
     "OLMo 3 7B": OLMO_3,
-    "OLMoE 1B-7B": of("olmoe", 16, 16, 4096, 10000.0),
     "Falcon 7B": of("falcon", 71, 32, 2048, None, 64, alibi=False),
     "Falcon-H1 1.5B": of("falcon_h1", 8, 24, 131072, 100000000000.0, 256, head_dim=128, num_key_value_heads=2),
     "GPT-NeoX 20B": of("gpt_neox", 64, 44, 2048, None, 96, rotary_pct=0.25, rotary_emb_base=10000),
     "GPT-J 6B": {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 28, "n_positions": 2048, "rotary_dim": 64},
-    "Command R": of("cohere", 64, 40, 131072, 8000000.0),
     "Command R7B": of("cohere2", 32, 32, 8192, 50000, head_dim=128, num_key_value_heads=8, sliding_window_pattern=4, **WINDOW),
-    "Granite 3 8B": of("granite", 32, 40, 131072, 10000000.0, num_key_value_heads=8, attention_multiplier=0.0078125),
     "Granite 4 tiny": of(
         "granitemoehybrid", 12, 40, 131072, 10000, num_key_value_heads=4, position_embedding_type="nope",
         layer_types=[*["mamba"] * 9, "attention"] * 4,
     ),
-    "StableLM 2 1.6B": of("stablelm", 32, 24, 4096, 10000, 64, partial_rotary_factor=0.25),
-    "StarCoder2 7B": of("starcoder2", 36, 32, 16384, 1000000, num_key_value_heads=4, **WINDOW),
     "InternLM2 7B": of(
         "internlm2", 32, 32, 32768, 1000000, num_key_value_heads=8, rope_scaling={"type": "dynamic", "factor": 2.0},
     ),
@@ -210,7 +189,6 @@ PUBLISHED: dict[str, Config] = {
         "minicpm3", 40, 62, 32768, 10000.0, 64, num_key_value_heads=40, kv_lora_rank=256, q_lora_rank=768, qk_nope_head_dim=64,
         qk_rope_head_dim=32, v_head_dim=64, **longrope(16, 9.0, original_max_position_embeddings=32768),
     ),
-    "ERNIE 4.5 0.3B": of("ernie4_5", 16, 18, 131072, 500000, 64, head_dim=128, num_key_value_heads=2),
     "Hunyuan A13B": of("hunyuan_v1_moe", 32, 32, 32768, 10000.0, head_dim=128, num_key_value_heads=8, rope_scaling={
         "alpha": 1000.0, **BETAS, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "type": "dynamic",
     }),
@@ -219,7 +197,6 @@ PUBLISHED: dict[str, Config] = {
         "exaone4", 40, 64, 131072, 1000000, head_dim=128, num_key_value_heads=8, layer_types=THREE_WINDOWS * 16, **WINDOW,
         **llama3(16.0),
     ),
-    "Nemotron 4 8B": of("nemotron", 32, 32, 4096, 10000, head_dim=128, num_key_value_heads=8, partial_rotary_factor=0.5),
     "Nemotron-H 8B": of("nemotron_h", 32, 52, 8192, head_dim=128, num_key_value_heads=8, rope_theta=10000),
     "Bamba 9B": of(
         "bamba", 32, 32, 4096, 10000.0, num_key_value_heads=8, partial_rotary_factor=0.5, attn_layer_indices=[9, 18, 27],
@@ -228,10 +205,7 @@ PUBLISHED: dict[str, Config] = {
         "zamba2", 32, 38, 4096, 10000, 64, use_mem_rope=True,
         layers_block_type=["hybrid" if n in (5, 11, 17, 23, 29, 35) else "linear_attention" for n in range(38)],
     ),
-    "Persimmon 8B": of("persimmon", 64, 36, 16384, 25000.0, 64, partial_rotary_factor=0.5),
-    "Seed-OSS 36B": of("seed_oss", 80, 64, 524288, 10000000.0, 64, head_dim=128, num_key_value_heads=8),
     "MiniMax M2": of("minimax_m2", 48, 62, 196608, 5000000, 64, head_dim=128, num_key_value_heads=8, rotary_dim=64),
-    "Apertus 8B": of("apertus", 32, 32, 65536, 12000000, num_key_value_heads=8, **llama3(8.0)),
     "AFM 4.5B": of("arcee", 20, 36, 65536, 10000.0, num_key_value_heads=4, **yarn(20.0, 4096, **BETAS, mscale=1.0)),
     "dots.llm1": of(
         "dots1", 32, 62, 32768, 10000000, head_dim=128, num_key_value_heads=32, n_routed_experts=128, n_shared_experts=2,
@@ -241,7 +215,6 @@ PUBLISHED: dict[str, Config] = {
         "lfm2", 32, 16, 128000, 1000000.0, 64, num_key_value_heads=8,
         layer_types=["full_attention" if n in (2, 5, 8, 10, 12, 14) else "conv" for n in range(16)],
     ),
-    "BitNet b1.58 2B": of("bitnet", 20, 30, 4096, 500000.0, num_key_value_heads=5),
     "RecurrentGemma 2B": of("recurrent_gemma", 10, 26, 8192, 10000.0, 256, num_key_value_heads=1, partial_rotary_factor=0.5),
     # ---- no rotation ----
     "GPT-2": {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024},

@@ -73,8 +73,8 @@ def in_steps(model, ids):
     """Logits by a cache: some tokens at once, then one by one."""
     with torch.no_grad():
         out = model(ids[:, :4], use_cache=True)
-        each = [out.logits]
+        parts = [out.logits]
         for token in ids[:, 4:].split(1, 1):
             out = model(token, cache=out.cache)
-            each.append(out.logits)
-    return torch.cat(each, 1)
+            parts.append(out.logits)
+    return torch.cat(parts, 1)

@@ -105,11 +105,11 @@ def test_broken_file(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     try:
         config = config_of(tmp_path)
-        found = [*contradictions(raw, config), *remarks(raw, config)]
+        sentences = [*contradictions(raw, config), *remarks(raw, config)]
     except ValueError as error:
-        found = [str(error)]
-    assert any(key in sentence for sentence in found), found
-    assert all("\n" not in sentence for sentence in found)
+        sentences = [str(error)]
+    assert any(key in sentence for sentence in sentences), sentences
+    assert all("\n" not in sentence for sentence in sentences)
 
 
 @pytest.mark.one_in(4)
@@ -117,11 +117,11 @@ def test_broken_file(name, tmp_path):
 def test_broken_dict(name):
     """By from_hugging_face: refused with the key, or read as the class reads it with a warning that names the key."""
     change, key = BROKEN[name]
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             lg.from_hugging_face(LLAMA | change)
-            said = [str(each.message) for each in found]
+            said = [str(warning.message) for warning in caught]
         except ValueError as error:
             said = [str(error)]
     assert any(key in sentence for sentence in said), said

@@ -16,7 +16,7 @@ from tests.checkpoints.families import FAMILIES, dependences, of_published, swep
 from tests.checkpoints.published import PUBLISHED
 from tests.support import refused
 
-QUICK = ("llama", "gemma3_text", "cohere2", "lfm2")
+QUICK = ("llama", "gemma3_text")
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +51,13 @@ def test_every_query_depends_on_the_keys_that_its_layer_has_in_sight(family):
     with suppress(Exception):  # a refusal of ours, or of toys by their class
         layers = lg.checkpoints.layers_from_hugging_face(config := toy_config(family), "half")
     assert layers or family not in QUICK
-    if family in UNSEEN or not any(one.attends for one in layers):
+    if family in UNSEEN or not any(layer.attends for layer in layers):
         return
-    found, at = dependences(config, TOKENS), torch.arange(TOKENS)
-    for n, one in enumerate(layers):
-        if one.attends:
-            first = at - (one.window or TOKENS) + 1 if one.chunk is None else at // one.chunk * one.chunk
-            assert torch.equal(found[n], (at >= first[:, None]) & (at <= at[:, None])), n
+    measured, at = dependences(config, TOKENS), torch.arange(TOKENS)
+    for n, layer in enumerate(layers):
+        if layer.attends:
+            first = at - (layer.window or TOKENS) + 1 if layer.chunk is None else at // layer.chunk * layer.chunk
+            assert torch.equal(measured[n], (at >= first[:, None]) & (at <= at[:, None])), n
 
 
 SPARSE = {
@@ -69,7 +69,7 @@ SPARSE = {
 MINIMAX = {"layer_types": ["full_attention", "minimax_m3_sparse"] * 3, "index_n_heads": 2, "index_block_size": 4}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("family", SPARSE)
 def test_attention_that_is_not_over_all_keys_in_sight_is_no_layer_of_ours(family):
     """Its class is named; its rotation is read all the same."""
@@ -101,7 +101,7 @@ def test_a_llama_with_other_attention_is_not_read_as_llama(change, monkeypatch):
             hidden_states = mixed.transpose(1, 2)
         if change == "values":
             self.v_proj.register_forward_hook(
-                lambda module, given, out: out * torch.arange(out.shape[1], device=out.device)[:, None]
+                lambda module, inputs, out: out * torch.arange(out.shape[1], device=out.device)[:, None]
             )
         return call(self, hidden_states, position_embeddings, attention_mask, **more)
 

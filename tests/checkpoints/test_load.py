@@ -7,8 +7,7 @@ import torch
 from transformers import T5Config, ViTConfig
 
 from longitude.check import check
-from longitude.checkpoints.load import load, require_shards
-from longitude.checkpoints.source import open_source
+from longitude.checkpoints.load import load, open_source, require_shards
 from longitude.hf import set_positions
 from tests.support import edit_config, refused
 
@@ -34,17 +33,17 @@ def refusal(path, **options) -> str:
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2", "bloom", "ours"])
 def test_it_loads_what_was_saved(checkpoints, name):
-    found = load(checkpoints[name])
-    assert not found.model.training and found.path == str(checkpoints[name]) and found.unused == ()
-    assert found.model.dtype == torch.float32
+    loaded = load(checkpoints[name])
+    assert not loaded.model.training and loaded.path == str(checkpoints[name]) and loaded.unused == ()
+    assert loaded.model.dtype == torch.float32
     text = "äöü  a\n\t\U0001f600"
-    assert found.tokenizer(text).input_ids == list(text.encode())
-    assert found.tokenizer.decode(list(text.encode())) == text
+    assert loaded.tokenizer(text).input_ids == list(text.encode())
+    assert loaded.tokenizer.decode(list(text.encode())) == text
     assert load(checkpoints[name], dtype="float64").model.dtype == torch.float64
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "message_part"),
     [
         (shutil.rmtree, "no such folder"),
         (lambda folder: (folder / "config.json").write_text("{}"), "model_type"),
@@ -62,9 +61,9 @@ def test_it_loads_what_was_saved(checkpoints, name):
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer cannot be loaded"),
     ],
 )
-def test_broken_files(spoil, words, llama):
+def test_broken_files(spoil, message_part, llama):
     spoil(llama)
-    assert words in refusal(llama)
+    assert message_part in refusal(llama)
 
 
 def test_weights_that_are_not_whole(llama):
@@ -89,7 +88,7 @@ def test_weights_that_are_not_the_models(llama):
 
 
 @pytest.mark.parametrize(
-    ("rope", "words"),
+    ("rope", "message_part"),
     [
         ({"rope_type": "yarm", "factor": 4.0}, "did you mean 'yarn'"),
         ({"rope_type": "yarn", "factor": "4"}, "factor to be a finite number of 1 or more, got '4'"),
@@ -97,10 +96,10 @@ def test_weights_that_are_not_the_models(llama):
         ({"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 4}, "short_factor of 4 numbers"),
     ],
 )
-def test_the_config_is_to_blame_and_not_the_weights(llama, rope, words, capfd):
+def test_the_config_is_to_blame_and_not_the_weights(llama, rope, message_part, capfd):
     edit_config(llama, rope_parameters={"rope_theta": 1e4} | rope)
     message = refusal(llama)
-    assert "config.json: " in message and words in message and "weights" not in message
+    assert "config.json: " in message and message_part in message and "weights" not in message
     assert capfd.readouterr().err == ""
 
 
@@ -109,11 +108,11 @@ def test_encodings_in_the_place_of_a_rotation(llama):
     model = load(llama).model
     set_positions(model, "kerple_log")
     model.save_pretrained(llama)
-    found = load(llama)
+    loaded = load(llama)
     ids = torch.arange(20)[None]
-    torch.testing.assert_close(found.model(ids).logits, model(ids).logits)
-    assert found.unused == ()
-    assert not [result for result in check(found).values() if result.status == "failed"]
+    torch.testing.assert_close(loaded.model(ids).logits, model(ids).logits)
+    assert loaded.unused == ()
+    assert not [result for result in check(loaded).values() if result.status == "failed"]
     with refused("attn_implementation", "'longitude'", "'sdpa'"):
         load(llama, attn_implementation="sdpa")
 

@@ -152,6 +152,6 @@ def test_left_padding_and_gradients_are_equal():
     model(ids, labels=ids).loss.backward()
     ours(ids, labels=ids).loss.backward()
     names = {"self_attn.kv_b_proj": "mixer.kv_up", "self_attn.q_a_layernorm": "mixer.q_norm", "mlp.up_proj": "mlp.up"}
-    for name, own in names.items():
-        wanted, got = (m.model.layers[0].get_submodule(n).weight.grad for m, n in ((model, name), (ours, own)))
+    for name, ours_name in names.items():
+        wanted, got = (m.model.layers[0].get_submodule(n).weight.grad for m, n in ((model, name), (ours, ours_name)))
         assert_close(got, wanted, rtol=1e-3, atol=1e-5)

@@ -105,11 +105,11 @@ def test_rwkv6_is_the_authors_formula(tmp_path, ids):
     sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "intermediate_size": HIDDEN}
     more = {"embedding_scale": 1.0, "tie_word_embeddings": False, "pad_token_id": None}
     ours = lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, **more, **rwkv_block(mixer, num_attention_heads=HEADS)))
-    own = renamed(state, NAMES)
-    for name in own:  # theirs moves a token towards the one before by mu, ours weighs the token itself
+    weights = renamed(state, NAMES)
+    for name in weights:  # theirs moves a token towards the one before by mu, ours weighs the token itself
         if ".mlp.time_mix" in name:
-            own[name] = 1 - own[name]
-    ours.eval().double().load_state_dict(own)
+            weights[name] = 1 - weights[name]
+    ours.eval().double().load_state_dict(weights)
     want = torch.stack([authors_logits(state, row) for row in ids])
     assert want.abs().max() > 0.3
     close(logits(ours, ids), want)

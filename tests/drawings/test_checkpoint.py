@@ -155,27 +155,6 @@ def test_a_config_of_which_nothing_is_understood_is_shown_all_the_same(tmp_path,
     assert checkpoint.drawings(config) == []
 
 
-@pytest.mark.parametrize("scheme", ["", "rope_parameters", "rope_scaling"])
-def test_a_file_without_a_class_is_read_by_its_keys_and_says_so(scheme, tmp_path, command):
-    """Kimi K2's, whose code comes with it: pairs from 20 on turn less than once; other verbs refuse it."""
-    yarn = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
-    sizes = {"hidden_size": 7168, "num_attention_heads": 64, "num_hidden_layers": 61, "qk_rope_head_dim": 64}
-    keys = {"model_type": "kimi_k2", **sizes, "max_position_embeddings": 131072, "rope_theta": 50000.0}
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(keys | {"auto_map": {"AutoConfig": "a.B"}} | ({scheme: yarn} if scheme else {})))
-    about = checkpoint.facts(str(tmp_path), checkpoint.read(str(tmp_path)))
-    [rotation] = about["rotations"]
-    assert about["kind"] == ["rotary"] and about["trained"] == (4096 if scheme else 131072)
-    assert (rotation["base"], rotation["pairs"], rotation["turned"]) == (50000.0, 32, 20 if scheme else 30)
-    assert (rotation["scheme"] or {}).get("factor") == (32.0 if scheme else None)
-    assert [note for note in about["notes"] if "'kimi_k2'" in note]
-    file.write_text(json.dumps(keys | {"rope_parameters": yarn | {"strange": 1}}))
-    assert any("strange" in note for note in checkpoint.facts(str(tmp_path), checkpoint.read(str(tmp_path)))["notes"])
-    assert command("check", tmp_path, "--quick")[0] == 2
-    file.write_text(json.dumps({**keys, "hidden_size": None}))
-    assert command("show", tmp_path)[0] == 2
-
-
 def test_the_decoder_of_an_encoder_decoder_has_its_own_heads(saved):
     """transformers' copy of its text part loses decoder_attention_heads, and its class would take the default, 6."""
     config = transformers.WhisperConfig(

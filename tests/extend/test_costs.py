@@ -1,16 +1,12 @@
 """`longitude extend --plan`: what will be read and trained, before anything is loaded or written."""
 
 import json
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig
 
-from longitude.checkpoints.source import open_source
+from longitude.checkpoints.load import open_source
 from longitude.extend import short_contexts
-from longitude.extend.short_contexts import FEWEST, SHORTEST, TOKENS, inputs_of, rate_of, sample_within
+from longitude.extend.short_contexts import FEWEST, SHORTEST, TOKENS, sample_within
 from longitude.runs.costs import H100, forward_flops
 from tests.extend.conftest import LENGTH, files
 
@@ -83,22 +79,3 @@ def test_windows_are_those_of_the_training(options, length, times, planned, chec
 def test_a_search_takes_its_budget(planned) -> None:
     parts = planned("--to", 4 * LENGTH, "--method", "longrope", "--budget", 0.5)
     assert parts["searching"]["seconds"] == pytest.approx(30, rel=0.01)
-
-
-def test_timed_windows_end_where_a_table_of_positions_ends(checkpoint, monkeypatch) -> None:
-    widths: list[int] = []
-    monkeypatch.setattr(short_contexts, "flops_per_second", lambda model, width, *_, **__: widths.append(width) or 1.0)
-    for kind in ("gpt2", "llama"):
-        rate_of(open_source(str(checkpoint(kind))), 4 * LENGTH)
-    assert widths == [LENGTH, 4 * LENGTH]
-
-
-def test_a_loss_belongs_to_weights_configuration_and_device() -> None:
-    def inputs(weight: float = 1.0, device: str = "cpu", **options: Any) -> dict[str, Any]:
-        model = SimpleNamespace(state_dict=lambda: {"w": torch.full((2,), weight)}, device=torch.device(device))
-        checkpoint: Any = SimpleNamespace(model=model)
-        return inputs_of(checkpoint, LlamaConfig(**options))
-
-    assert inputs() == inputs()
-    for other in (inputs(2.0), inputs(device="cuda"), inputs(rope_theta=2.0)):
-        assert other != inputs()

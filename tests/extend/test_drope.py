@@ -20,7 +20,7 @@ class Identity(torch.nn.Module):
         return torch.ones(1, 1, 16, dtype=x.dtype), torch.zeros(1, 1, 16, dtype=x.dtype)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", ["llama", "smollm3", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_drope_rotates_nothing_in_plain_transformers(kind, dtype, checkpoint, write) -> None:
@@ -48,10 +48,10 @@ def test_drope_leaves_layers_with_a_window_their_rotation(checkpoint, write) -> 
 def test_drope_is_recalibrated_at_the_original_length(checkpoint, command, text, tmp_path, monkeypatch) -> None:
     """Trained and measured in one command, and what is written is not extended again."""
     monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
-    given = ["--to", 4 * LENGTH, "--method", "drope", "--fine-tune", text, "--steps", 2, "--text", text, "--json"]
-    code, printed, _ = command(checkpoint("llama"), *given, "--out", tmp_path / "out")
-    found = json.loads(printed)
-    assert code == 0 and found["tuned"]["tokens"] == 2 * LENGTH and found["cost"][0]["difference"]["value"] != 0
+    options = ["--to", 4 * LENGTH, "--method", "drope", "--fine-tune", text, "--steps", 2, "--text", text, "--json"]
+    code, printed, _ = command(checkpoint("llama"), *options, "--out", tmp_path / "out")
+    result = json.loads(printed)
+    assert code == 0 and result["tuned"]["tokens"] == 2 * LENGTH and result["cost"][0]["difference"]["value"] != 0
     code, _, line = command(tmp_path / "out", *by("yarn"), "--out", tmp_path / "again")
     assert code == 2 and "was extended already" in line
     code, _, line = command(checkpoint("llama"), *by("drope"), "--factor", 2, "--out", tmp_path / "again")

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from longitude.extend.evolution import PUBLISHED, Bounds, crossing, evolve, mutant
+from longitude.extend.evolution import PUBLISHED, Bounds, evolve
 from longitude.extend.factors import Candidate
 
 BOUNDS = Bounds(low=1.0, high=5.0)
@@ -53,33 +53,3 @@ def test_how_many_are_tried() -> None:
 def test_it_comes_near_to_what_is_best(seed) -> None:
     tried = evolve(STARTS, BOUNDS, distances, 600, Random(seed))
     assert min(tried.values()) < 0.25 * min(distance(start) for start in STARTS[:2])
-
-
-def test_the_seed_and_the_losses_decide() -> None:
-    first, again, other = (list(evolve(STARTS, BOUNDS, distances, 100, Random(seed)).items()) for seed in (1, 1, 2))
-    assert first == again != other
-    assert [*evolve(STARTS, BOUNDS, lambda some: [-distance(each) for each in some], 100, Random(1))] != [
-        each for each, _ in first
-    ]
-
-
-def test_a_mutant_changes_some_factors_by_hundredths_and_keeps_the_order() -> None:
-    random, changed = Random(0), 0
-    parent = Candidate((1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5), 1.1)
-    for _ in range(500):
-        child = mutant(parent, BOUNDS, random)
-        assert BOUNDS.hold(child) and child.attention_factor == 1
-        assert all(factor == round(factor, 2) for factor in child.factors)
-        changed += sum(a != b for a, b in zip(parent.factors, child.factors, strict=True))
-    assert 0.25 < changed / (500 * 8) < 0.35, "each with probability 0.3"
-
-
-def test_a_crossing_has_factors_of_both_and_no_others() -> None:
-    random, mixed = Random(0), 0
-    a, b = Candidate((1.0, 2.0, 3.0, 4.0), 1.0), Candidate((1.5, 2.5, 3.5, 4.5), 1.1)
-    for _ in range(200):
-        child = crossing([a, b], random)
-        assert all(x in pair for x, pair in zip(child.factors, zip(a.factors, b.factors, strict=True), strict=True))
-        assert child.attention_factor == 1, "a start may have another, which is not passed on"
-        mixed += child.factors not in (a.factors, b.factors)
-    assert 80 < mixed < 112, "1 - 0.85^4 - 0.15^4 of them"

@@ -72,7 +72,7 @@ def same(got: Measured, inverse: Tensor, factor: float) -> bool:
     near = got.frequencies.shape == inverse.shape and torch.allclose(
         got.frequencies, inverse, rtol=1e-4, atol=got.slack
     )
-    return near and any(math.isclose(one, factor, rel_tol=1e-5) for one in (got.factor, *got.of_tables))
+    return near and any(math.isclose(number, factor, rel_tol=1e-5) for number in (got.factor, *got.of_tables))
 
 
 def outcome(family: str, source: Path, out: Path, method: str) -> str:
@@ -93,7 +93,9 @@ def outcome(family: str, source: Path, out: Path, method: str) -> str:
     windows = [math.inf if family == "deepseek_v4" else window for window in windows]  # it sees summaries beyond them
     by_type = any(isinstance(entry, dict) for entry in config.rope_parameters.values())
     plain, written = measured(config), AutoConfig.from_pretrained(out).get_text_config(decoder=True)
-    assert any(one is not None and window > LENGTH for one, window in zip(plain, windows, strict=True)), family
+    assert any(rotation is not None and window > LENGTH for rotation, window in zip(plain, windows, strict=True)), (
+        family
+    )
     for at in (LENGTH, length):
         for window, was, now in zip(windows, plain, measured(written, at), strict=True):
             assert (was is None) == (now is None), (family, method)
@@ -123,14 +125,14 @@ QUICK = (
 )
 
 
-@pytest.mark.one_in(29)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", QUICK)
 def test_a_family(family, method, tmp_path) -> None:
     source = checkpoint(family, tmp_path / "model")
-    found = outcome(family, source, tmp_path / "out", method)
+    result = outcome(family, source, tmp_path / "out", method)
     is_refused = family in ("cohere2", "recurrent_gemma") or (family, method) == ("granite_swa", "ntk")
-    assert found == ("refused" if is_refused else "written")
+    assert result == ("refused" if is_refused else "written")
 
 
 @pytest.mark.slow

@@ -14,8 +14,12 @@ SCALES = torch.ones(2, dtype=torch.float16)
 
 def in_words(name, weight):
     """GPTQ: eight weights in an int32, under other names."""
-    words = torch.zeros(weight.shape[1] // 8, len(weight), dtype=torch.int32)
-    return {f"{name}.qweight": words, f"{name}.qzeros": words[:1].clone(), f"{name}.scales": SCALES.clone()}
+    packed_words = torch.zeros(weight.shape[1] // 8, len(weight), dtype=torch.int32)
+    return {
+        f"{name}.qweight": packed_words,
+        f"{name}.qzeros": packed_words[:1].clone(),
+        f"{name}.scales": SCALES.clone(),
+    }
 
 
 def in_bytes(name, weight):
@@ -58,26 +62,26 @@ def quantized(tmp_path):
 @pytest.mark.parametrize("method", KINDS)
 def test_weights_are_copied_unread_and_it_is_said(method, quantized, tmp_path):
     folder, out = quantized(method), tmp_path / "out"
-    found = extend(folder, out, to=TO, method="yarn")
-    [note] = (note for note in found.plan.notes if method in note)
-    assert found.costs == [] and "nothing is measured" in note and f"longitude check {out}" in note
+    extension = extend(folder, out, to=TO, method="yarn")
+    [note] = (note for note in extension.plan.notes if method in note)
+    assert extension.costs == [] and "nothing is measured" in note and f"longitude check {out}" in note
     assert (folder / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
     assert config(out)["quantization_config"] == config(folder)["quantization_config"]
     assert config(out)["rope_parameters"]["rope_type"] == "yarn"
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"method": "longrope"}, "--method longrope searches with them"),
         ({"method": "yarn", "train": {"text": "stdlib", "steps": 1}}, "--fine-tune trains them"),
     ],
 )
-def test_what_needs_them_refuses(options, words, quantized, tmp_path):
+def test_what_needs_them_refuses(options, message, quantized, tmp_path):
     folder, out = quantized(), tmp_path / "out"
     with pytest.raises(ValueError, match="quantized") as error:
         extend(folder, out, to=TO, **options)
-    assert words in str(error.value) and not out.exists()
+    assert message in str(error.value) and not out.exists()
 
 
 def test_training_without_extending_refuses(quantized, tmp_path):

@@ -24,18 +24,20 @@ METHODS = ["linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "llama3"]
 
 def served(folder: Path) -> dict[str, list[list[str]]]:
     """Program -> the words of each of its commands in the file."""
-    found: dict[str, list[list[str]]] = {}
+    commands: dict[str, list[list[str]]] = {}
     for line in re.findall(r"```sh\n(.*)\n```", (folder / FILE).read_text()):
-        for words in map(shlex.split, line.split(" && ")):
-            found.setdefault("sglang" if words[0] == "python" and "sglang" in words[2] else words[0], []).append(words)
-    return found
+        for command in map(shlex.split, line.split(" && ")):
+            commands.setdefault(
+                "sglang" if command[0] == "python" and "sglang" in command[2] else command[0], []
+            ).append(command)
+    return commands
 
 
-def after(words: list[str], option: str) -> str:
-    return words[words.index(option) + 1]
+def after(command: list[str], option: str) -> str:
+    return command[command.index(option) + 1]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_options_are_the_keys_of_the_new_config(kind, method, checkpoint, longer) -> None:
@@ -49,8 +51,8 @@ def test_options_are_the_keys_of_the_new_config(kind, method, checkpoint, longer
         if method == "dynamic" and program == "vllm":  # it leaves the base unchanged
             assert program not in commands
             continue
-        own, original = commands[program]
-        assert options not in own and after(own, length) == after(original, length) == str(TO)
+        of_folder, original = commands[program]
+        assert options not in of_folder and after(of_folder, length) == after(original, length) == str(TO)
         keys = json.loads(after(original, options))
         parameters = keys.pop("rope_parameters")
         if program == "sglang":  # in place of attention_factor, which it does not read
@@ -67,24 +69,24 @@ def test_options_are_the_keys_of_the_new_config(kind, method, checkpoint, longer
     close(logits(model, TO), logits(loaded(folder), TO), 1e-6)
 
 
-def by_llama_cpp(words: list[str], base: float, dim: int, architecture: str) -> tuple[torch.Tensor, float]:
+def by_llama_cpp(command: list[str], base: float, dim: int, architecture: str) -> tuple[torch.Tensor, float]:
     """Radians a position of each pair and the factor of cos and sin, as llama_context and rope_yarn compute them from flags.
 
     Of a file that says nothing of scaling. Source: src/llama-context.cpp and ggml/src/ggml-cpu/ops.cpp of llama.cpp.
     """
-    given = {name: value for name, value in pairwise(words) if name.startswith("--")}
-    overridden = [value.split("=") for name, value in pairwise(words) if name == "--override-kv"]
+    flags = {name: value for name, value in pairwise(command) if name.startswith("--")}
+    overridden = [value.split("=") for name, value in pairwise(command) if name == "--override-kv"]
     keys = {key.removeprefix(f"{architecture}."): value.split(":") for key, value in overridden}
-    assert keys.pop("context_length", None) == (None if "yarn" in words else ["int", str(TO)])  # YaRN raises it
-    assert after(words, "-c") == str(TO)
-    base = float(given.get("--rope-freq-base", base))
+    assert keys.pop("context_length", None) == (None if "yarn" in command else ["int", str(TO)])  # YaRN raises it
+    assert after(command, "-c") == str(TO)
+    base = float(flags.get("--rope-freq-base", base))
     extrapolated = torch.tensor([base ** (-2 * i / dim) for i in range(dim // 2)], dtype=torch.float64)
-    freq_scale = 1 / float(given.get("--rope-scale", 1))
-    if given.get("--rope-scaling") != "yarn":
+    freq_scale = 1 / float(flags.get("--rope-scale", 1))
+    if flags.get("--rope-scaling") != "yarn":
         assert keys == {}
         return freq_scale * extrapolated, 1.0
-    fast, slow = float(given.get("--yarn-beta-fast", 32)), float(given.get("--yarn-beta-slow", 1))
-    original = int(given["--yarn-orig-ctx"])
+    fast, slow = float(flags.get("--yarn-beta-fast", 32)), float(flags.get("--yarn-beta-slow", 1))
+    original = int(flags["--yarn-orig-ctx"])
 
     def corrected(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -96,29 +98,30 @@ def by_llama_cpp(words: list[str], base: float, dim: int, architecture: str) -> 
     return freq_scale * extrapolated * (1 - ramp) + extrapolated * ramp, factor * (1 - 0.1 * math.log(freq_scale))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("method", ["linear", "ntk", "ntk-by-parts", "yarn", "base"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
 def test_flags_of_llama_cpp_rotate_as_the_new_folder(kind, method, checkpoint, longer) -> None:
     """Frequencies and factor that transformers computes for the folder."""
     more = ["--base", 5e5] if method == "base" else []
     folder = longer(kind, "--to", TO, "--method", method, "--no-measure", *more)
-    _, words = served(folder)["llama-server"]
+    _, command = served(folder)["llama-server"]
     before, model = config(checkpoint(kind))["rope_parameters"], loaded(folder)
-    rotary = next(each for each in model.modules() if hasattr(each, "inv_freq"))
+    rotary = next(module for module in model.modules() if hasattr(module, "inv_freq"))
     architecture = kind.replace("_", "")
     assert architecture in (*HALVES, *NEIGHBOURS)
-    inverse, factor = by_llama_cpp(words, before["rope_theta"], 2 * len(rotary.inv_freq), architecture)
+    inverse, factor = by_llama_cpp(command, before["rope_theta"], 2 * len(rotary.inv_freq), architecture)
     close(rotary.inv_freq.double(), inverse, 1e-6)
     assert rotary.attention_scaling == pytest.approx(factor, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_an_engine_cannot_is_no_command(longer) -> None:
     """Factors that only a tensor holds, a scheme that follows the length, a table without an end, several kinds of layers."""
 
     def programs(kind: str, method: str) -> dict[str, int]:
-        found = served(longer(kind, "--to", TO, "--method", method, "--no-measure"))
-        return {name: len(found.get(name, [])) for name in ("vllm", "sglang", "llama-server", "transformers")}
+        commands = served(longer(kind, "--to", TO, "--method", method, "--no-measure"))
+        return {name: len(commands.get(name, [])) for name in ("vllm", "sglang", "llama-server", "transformers")}
 
     every = {"vllm": 2, "sglang": 2, "llama-server": 2, "transformers": 1}
     assert programs("llama", "yarn") == every
@@ -133,7 +136,7 @@ def test_trained_weights_are_served_from_their_folder(checkpoint, command, text,
     tuned, again = tmp_path / "tuned", tmp_path / "again"
     training = ["--fine-tune", text, "--steps", 1, "--window", LENGTH, "--no-measure"]
     assert command(checkpoint("llama"), "--to", TO, "--method", "yarn", *training, "--out", tuned)[0] == 0
-    assert {name: len(each) for name, each in served(tuned).items() if name != "python"} == {
+    assert {name: len(commands) for name, commands in served(tuned).items() if name != "python"} == {
         "vllm": 1, "sglang": 1, "llama-server": 1, "transformers": 1
     }  # fmt: skip
     assert served(tuned)["vllm"][0][2] == "."

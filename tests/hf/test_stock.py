@@ -377,15 +377,15 @@ def test_continuous_batching_is_refused_at_the_call(stock, ids):
 def test_a_mask_longer_than_the_tokens_is_cut_as_by_sdpa(past, stock, ids, mask):
     """A mask made once for a whole generation: what stands for tokens that are still to come is not read."""
     longer = torch.cat([mask, torch.tensor([[1, 0, 1]] * len(mask))], 1)
-    found = []
+    logits = []
     for backend in ("longitude", "sdpa"):
         model = stock("llama", backend)
         cache = DynamicCache(config=model.config)
         if past:
             model(ids[:, :past], attention_mask=mask[:, :past], cache=cache)
-        found.append(model(ids[:, past:], attention_mask=longer, cache=cache).logits)
+        logits.append(model(ids[:, past:], attention_mask=longer, cache=cache).logits)
     real = mask[:, past:].bool()
-    close(found[0][real], found[1][real])
+    close(logits[0][real], logits[1][real])
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def test_what_it_cannot_honour_is_refused(name, stock, ids):
         stock("llama", "longitude")(ids, **inputs)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED | dict.fromkeys(("position_bias", "sinks", "indices"))))
+@pytest.mark.parametrize("name", sorted(REFUSED | dict.fromkeys(("position_bias", "indices"))))
 def test_what_would_change_the_attention_is_refused(name):
     """Or has another shape than this attention supports."""
     q = k = v = torch.randn(1, 2, 9, 4)
@@ -447,34 +447,30 @@ def padded_and_windowed(batch, length):
 @pytest.mark.parametrize("length", [20, 300])
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_bias_and_sinks_are_the_formula_of_inkling(length, rows, masked):
-    """softmax over the keys and the query's sink of scale q.k + bias, in each form of the bias's batch, with all gradients."""
+def test_a_bias_is_added_to_the_scores(length, rows, masked):
+    """softmax of scale q.k + bias, in each form of the bias's batch, with all gradients."""
     generator = torch.Generator().manual_seed(3)
     draw = partial(torch.randn, generator=generator, dtype=torch.float64)
     q, k, v = draw(2, 4, length, 8), draw(2, 2, length, 8), draw(2, 2, length, 8)
-    bias, sinks = draw(rows, 4, length, length), draw(2, 4, length, 1)
-    given = [x.requires_grad_() for x in (q, k, v, bias, sinks)]
+    bias = draw(rows, 4, length, length)
+    inputs = [x.requires_grad_() for x in (q, k, v, bias)]
     mask = padded_and_windowed(2, length) if masked else lg.Causal()
     order = torch.arange(length)
     allowed = mask.allowed(order, order)
     scores = q @ k.repeat_interleave(2, 1).mT / 8 + bias
-    scores = torch.cat([scores.masked_fill(~allowed, -torch.inf), sinks], -1)
-    weights = scores.softmax(-1)[..., :-1]
+    weights = scores.masked_fill(~allowed, -1e300).softmax(-1) * allowed  # zeros where all keys are hidden
     want = (weights @ v.repeat_interleave(2, 1)).transpose(1, 2)
     module, seen = torch.nn.Module(), StockMask(mask, length)
-    options = {"scaling": 1 / 8, "position_bias": bias, "sinks": sinks}
+    options = {"scaling": 1 / 8, "position_bias": bias}
     got, _ = stock_attention(module, q, k, v, seen, **options)
     close(got, want)
-    gradients = [torch.autograd.grad(x.cos().sum(), given) for x in (got, want)]
-    close(*gradients)
+    close(*(torch.autograd.grad(x.cos().sum(), inputs) for x in (got, want)))
     with torch.no_grad():
         close(stock_attention(module, q, k, v, seen, **options)[0], want)
-        alone, last = stock_attention(module, q[:, :, -1:], k, v, seen, **options | {
-            "position_bias": bias[:, :, -1:], "sinks": sinks[:, :, -1:]}, output_attentions=True)  # fmt: skip
+        of_last = {"scaling": 1 / 8, "position_bias": bias[:, :, -1:], "output_attentions": True}
+        alone, last = stock_attention(module, q[:, :, -1:], k, v, seen, **of_last)
         close(alone, want[:, -1:])
         close(last, weights[:, :, -1:])
-        plain, _ = stock_attention(module, q, k, v, seen, scaling=1 / 8, position_bias=bias)
-        close(plain.transpose(1, 2), (scores[..., :-1].softmax(-1).nan_to_num(0.0) @ v.repeat_interleave(2, 1)))
 
 
 def test_a_bias_of_another_shape_is_refused():

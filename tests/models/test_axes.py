@@ -33,27 +33,6 @@ def test_text_continues_after_an_image(build, ids):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("segments", [[2, (1, 2, 3), 1], [3, (1, 2, 3)]], ids=["text last", "image last"])
-def test_generate_after_an_image(build, ids, segments):
-    model, x = build("mrope"), ids(2, 9)
-    image = lg.positions.multimodal_positions(segments)
-    want, positions, every = x, image, []
-    for _ in range(5):
-        logits = model(want, position_ids=positions, use_cache=False).logits[:, -1]
-        every.append(logits)
-        want = torch.cat([want, logits.argmax(-1, keepdim=True)], 1)
-        positions = torch.cat([positions, (positions.max() + 1).expand(1, 3)])
-    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(x)}
-    options["position_ids"] = image.expand(2, -1, -1)
-    for use_cache in (True, False):
-        got = model.generate(x, use_cache=use_cache, output_logits=True, return_dict_in_generate=True, **options)
-        assert torch.equal(got.sequences, want)
-        near(torch.stack(got.logits), torch.stack(every).float(), 1e-5)
-    beams = [model.generate(x, num_beams=3, use_cache=use_cache, **options) for use_cache in (True, False)]
-    assert torch.equal(*beams)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize(("spec", "length"), [("mrope", 3), ("axial_rope", 2)])
 def test_batch_length_and_axes_that_are_equal(build, ids, spec, length):
     """[B, L] and [L, axes] look alike: in a model two dimensions are [B, L]; elsewhere the user must decide."""
@@ -70,18 +49,3 @@ def test_batch_length_and_axes_that_are_equal(build, ids, spec, length):
     with refused("[B, L]", "[L, axes]"):
         encoding.rotate(q, positions)
     close(encoding.rotate(q, positions[..., None]), encoding.rotate(q, positions[0]))
-
-
-@torch.no_grad()
-def test_layers_that_rotate_by_three_axes_one_or_none(build, ids):
-    """Positions with axes pass layers without positions, and are refused by those that measure one."""
-    image = lg.positions.multimodal_positions([2, (1, 2, 3), 1])
-    model, x = build(None, encodings=["mrope", "nope"]), ids(2, 9)
-    whole = model(x, position_ids=image).logits
-    first = model(x[:, :4], position_ids=image[:4], use_cache=True)
-    close(model(x[:, 4:], position_ids=image[4:], cache=first.cache).logits, whole[:, 4:])
-    for other in ("alibi", "rope", "fire"):
-        mixed = build(None, encodings=["mrope", other])
-        mixed(x)
-        with refused("positions", "[1, 9, 3]"):
-            mixed(x, position_ids=image)

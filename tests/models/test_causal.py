@@ -17,8 +17,8 @@ def test_a_cache_continues_after_the_positions_that_were_given(places, build, id
     """As [L], [1, L] or [B, L]."""
     model, x = build(["learned", "rope"]), ids(2, 9)
     whole = model(x, position_ids=places).logits
-    for given in (places[:5], places[None, :5], places[:5].expand(2, -1)):
-        first = model(x[:, :5], position_ids=given, use_cache=True)
+    for first_places in (places[:5], places[None, :5], places[:5].expand(2, -1)):
+        first = model(x[:, :5], position_ids=first_places, use_cache=True)
         close(model(x[:, 5:], cache=first.cache).logits, whole[:, 5:])
 
 

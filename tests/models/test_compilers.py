@@ -2,8 +2,6 @@
 
 import copy
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,10 +9,8 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
-from longitude.attention.masks import Dilated, Prefix
-from longitude.models.loss import CHUNK_LOGITS
 from tests.models.conftest import mixer_spec
-from tests.support import close, heads, parameter_gradients
+from tests.support import close, parameter_gradients
 
 DYNAMIC = "attention chunks gated_deltanet latent mamba2 mamba3 performer retention window".split()
 """Mixers whose exported graph holds for every length; the others' steps or chunks are counted while it is made."""
@@ -73,8 +69,8 @@ def test_inductor(spec, build, ids):
         caches = [eager(x, use_cache=True).cache for _ in range(2)]
         for token in ids(2, 3, seed=2).split(1, 1):
             step, wanted = (
-                each(token, cache=cache, use_cache=True).logits
-                for each, cache in zip((compiled, eager), caches, strict=True)
+                model_or_compiled(token, cache=cache, use_cache=True).logits
+                for model_or_compiled, cache in zip((compiled, eager), caches, strict=True)
             )
             close(step, wanted, 1e-10)
 
@@ -115,41 +111,6 @@ def test_strict_export(spec, build, ids):
 
 @pytest.mark.slow
 @pytest.mark.ecosystem
-@pytest.mark.parametrize("mask", [lg.Window(5), lg.NoMask(), Prefix(4), Dilated(3, 2)], ids=str)
-def test_masks_export(mask):
-    """Also where keys are counted by query, in blocks by their number."""
-
-    class Attention(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoding = lg.Composed([lg.ALiBi(4), lg.SSMax(4)]).double()
-
-        def forward(self, q, k, v):
-            return lg.attend(q, k, v, encoding=self.encoding, mask=mask)
-
-    free = {2: torch.export.Dim("length", min=2)}
-    graph = torch.export.export(Attention(), heads(7), dynamic_shapes=(free,) * 3, strict=True).module()
-    close(graph(*heads(40)), Attention()(*heads(40)))
-
-
-@pytest.mark.slow
-@pytest.mark.ecosystem
-@torch.no_grad()
-def test_a_loss_exports_at_every_length(build, ids):
-    """Of more logits than are held at once otherwise."""
-    model, vocabulary = build("rope", vocab_size=2**16).eval(), 2**16
-    free = {1: ANY}
-    shapes = {"input_ids": free, "labels": free, "use_cache": None}
-    exported = torch.export.export(
-        model, (ids(2, 11),), {"labels": ids(2, 11), "use_cache": False}, dynamic_shapes=shapes, strict=False
-    ).module()
-    for tokens in (11, 2 * CHUNK_LOGITS // vocabulary):
-        x = ids(2, tokens)
-        close(exported(x, labels=x, use_cache=False).loss, model(x, labels=x, use_cache=False).loss, 1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.ecosystem
 @torch.no_grad()
 def test_padding_and_packed_text_export(build, ids):
     model, x = build(["rope", "alibi"]), ids(1, 12)
@@ -158,55 +119,3 @@ def test_padding_and_packed_text_export(build, ids):
         named = {**inputs, "use_cache": False}
         exported = torch.export.export(model, (x,), named, strict=False).module()
         close(exported(x, **named).logits[:, 3:], model(x, **named).logits[:, 3:], 1e-10)
-
-
-class Logits(torch.nn.Module):
-    """Tokens in, a tensor out: what is exported holds no class of transformers either."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids):
-        return self.model(ids, use_cache=False).logits
-
-
-WITHOUT = """
-import sys, torch
-sys.modules["longitude"] = sys.modules["transformers"] = None
-for name, (x, want) in torch.load(sys.argv[1], weights_only=True).items():
-    torch.testing.assert_close(torch.export.load(f"{sys.argv[1]}-{name}.pt2").module()(x), want)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.ecosystem
-@torch.no_grad()
-def test_what_is_exported_runs_without_longitude(build, ids, tmp_path):
-    """Loaded by a process that cannot import it."""
-    saved, folder = {}, str(tmp_path / "x")
-    for name in ("t5", "fire", "fox"):
-        model, x = Logits(build(name)), ids(2, 30)
-        graph = torch.export.export(model, (ids(2, 11),), dynamic_shapes=({1: ANY},), strict=False)
-        torch.export.save(graph, f"{folder}-{name}.pt2")
-        saved[name] = x, model(x)
-    torch.save(saved, folder)
-    done = subprocess.run([sys.executable, "-c", WITHOUT, folder], capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.ecosystem
-@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's exporter asks torch so
-@pytest.mark.parametrize("spec", ["t5", "alibi", "rope", "shaw"])
-@torch.no_grad()
-def test_onnx(spec, build, ids, tmp_path):
-    """Written as ONNX, and computed by its own runtime at another length."""
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    model = Logits(build(spec)).float().eval()
-    written = torch.onnx.export(model, (ids(2, 11),), dynamic_shapes=({1: ANY},), dynamo=True, verbose=False)
-    written.save(tmp_path / "model.onnx")
-    session, x = runtime.InferenceSession(tmp_path / "model.onnx"), ids(2, 300)
-    (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    close(torch.from_numpy(got), model(x), 1e-4)

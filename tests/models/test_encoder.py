@@ -29,8 +29,8 @@ def test_packed_documents_are_separate(spec, build, ids):
     documents = torch.tensor([[0] * 5 + [1] * 4 + [2] * 3, [4] * 12])
     parts = [x[:1, :5], x[:1, 5:9], x[:1, 9:], x[1:]]
     packed, apart = model(x, labels=x, document_ids=documents), [model(p, labels=p) for p in parts]
-    close(packed.logits.flatten(0, 1), torch.cat([one.logits[0] for one in apart]), 1e-10)
-    loss = sum(p.shape[1] * one.loss for p, one in zip(parts, apart, strict=True)) / x.numel()
+    close(packed.logits.flatten(0, 1), torch.cat([output.logits[0] for output in apart]), 1e-10)
+    loss = sum(p.shape[1] * output.loss for p, output in zip(parts, apart, strict=True)) / x.numel()
     close(packed.loss, loss, 1e-10)
     close(parameter_gradients(packed.loss, model), parameter_gradients(loss, model), 1e-10)
 
@@ -41,7 +41,7 @@ def test_the_config_holds_what_the_encoder_has(build):
     assert build("shaw").config.encoding == lg.LongitudeConfig(encoding="shaw", hidden_size=16).encoding
     both = build(["alibi", "t5"]).config.encoding, build("auto", encodings=["alibi", "t5"]).config.encodings
     for specs in both:
-        assert [one.get("bidirectional") for one in specs] == [None, True]
+        assert [spec.get("bidirectional") for spec in specs] == [None, True]
 
 
 def test_encodings_of_the_past_alone_are_refused(build):
@@ -54,13 +54,13 @@ def test_encodings_of_the_past_alone_are_refused(build):
 @pytest.mark.parametrize("name", list_mixers())
 def test_every_mixer_is_bidirectional_or_refused(name, build, ids):
     kind = MIXERS[name]
-    own = mixer_spec(name)
+    spec = mixer_spec(name)
     if not kind.bidirectional:
-        for options in ({"mixer": own}, {"mixers": ["attention", own]}):
+        for options in ({"mixer": spec}, {"mixers": ["attention", spec]}):
             with refused(f"'{name}'", "'attention'"):
                 build("sinusoidal", **options)
         return
-    model, x = build("sinusoidal", mixer=own), ids(1, 9)
+    model, x = build("sinusoidal", mixer=spec), ids(1, 9)
     embedded = model.get_input_embeddings()(x).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(model(inputs_embeds=embedded).logits[0, 0].square().sum(), embedded)
     assert (gradient[0].abs().amax(-1) > 1e-9).all()

@@ -54,14 +54,3 @@ def test_the_published_rule_never_drifts(model_of, ids, name) -> None:
     cache.crop(L0 - 2 - 12)  # what is left was made beyond the border
     with refused("cache", "follow='row'", "'declared'"):
         model(x[:, L0 - 2 : L0 - 1], cache=cache)
-
-
-@torch.no_grad()
-def test_the_two_rules_differ_in_deep_models_alone(model_of, ids) -> None:
-    """The last token of a whole pass: one layer attends to the same keys under both rules; two layers do not."""
-    for layers, same in ((1, True), (2, False)):
-        row, sequence = (
-            model_of("dynamic", follow, layers)(ids(1, 13), use_cache=False).logits[:, -1]
-            for follow in ("row", "sequence")
-        )
-        assert torch.allclose(row, sequence, atol=1e-10) == same

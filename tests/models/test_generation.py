@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 import longitude as lg
-from longitude.attention.cache import LongitudeCacheLayer, StateLayer
+from longitude.attention.cache import LongitudeCacheLayer
 from tests.models.conftest import mixer_spec
 from tests.support import refused
 
@@ -55,11 +55,11 @@ def test_with_the_cache_as_without(options, build, ids):
         assert torch.equal(generate(model, x, **ways), expected)
     assert len(set(expected[:, 7:].flatten().tolist())) > 2
     for ways in ({"do_sample": True, "temperature": 1.5}, {"num_beams": 3, "num_return_sequences": 3}):
-        found = []
+        sequences = []
         for use_cache in (True, False):
             torch.manual_seed(3)
-            found.append(generate(model, x, use_cache=use_cache, **ways))
-        assert torch.equal(*found)
+            sequences.append(generate(model, x, use_cache=use_cache, **ways))
+        assert torch.equal(*sequences)
 
 
 @pytest.mark.one_in(18)
@@ -93,11 +93,11 @@ def test_continuing_from_a_returned_cache(spec, build, ids):
 def test_a_mask_is_of_all_tokens(new, build, ids):
     """Of the cached ones and these, or of these where they are all: transformers takes any other for one of them."""
     model, x = build("alibi"), ids(1, 21)
-    want, given = generate(model, x), x[:, -new:]
+    want, newest = generate(model, x), x[:, -new:]
 
     def masked(tokens):
         cache = model(x[:, :20], use_cache=True).cache
-        return generate(model, given, cache=cache, attention_mask=None if tokens is None else x.new_ones(1, tokens))
+        return generate(model, newest, cache=cache, attention_mask=None if tokens is None else x.new_ones(1, tokens))
 
     assert torch.equal(masked(21)[:, -NEW:], want[:, -NEW:])
     if new == 21:
@@ -144,18 +144,6 @@ def test_guesses_of_an_assistant_are_taken_back(build, ids, monkeypatch):
             generate(assistant, x, assistant_model=stateful)
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("spec", ["rope", "learned", "fox"])
-def test_the_last_document_continues(spec, build, ids):
-    """What a packed prompt is followed by is what its last document is followed by alone; left padding included."""
-    model, x = build(spec), ids(2, 11)
-    documents = torch.tensor([[0] * 4 + [1] * 7] * 2)
-    mask = (torch.arange(11) >= torch.tensor([[0], [2]])).long()
-    for beams in (1, 2):
-        packed = generate(model, x, document_ids=documents, attention_mask=mask, num_beams=beams)
-        assert torch.equal(packed[:, 4:], generate(model, x[:, 4:], num_beams=beams))
-
-
 # ---- kinds of caches -------------------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("offloading")
 @pytest.mark.parametrize("mixers", [["mamba2", {"name": "window", "size": 5}], ["latent", "hierarchical"]], ids=str)
@@ -175,19 +163,3 @@ def test_offloaded_caches(mixers, build, ids, monkeypatch):
         watched(layer, "offload")
     assert torch.equal(generate(model, x, cache_implementation="offloaded"), wanted)
     assert moves == ["prefetch", "offload"] * 2 * NEW
-
-
-def test_offloaded_numbers_come_back():
-    """By device alone: "meta" stands for an accelerator. Positions and ids never leave: a call reads them before its layers."""
-    state, keys = StateLayer(), LongitudeCacheLayer()
-    places = torch.arange(3).repeat(2, 1)
-    state.state, state.newest = (torch.zeros(2, 3), torch.zeros(2, 3).cfloat()), places[:, -1:]
-    new = torch.zeros(2, 2, 3, 4)
-    keys.extend(new, new, places, {"c": new}, (new[:, 0],))
-    for layer in (state, keys):
-        layer.ids, layer.device = places, torch.device("meta")
-        layer.prefetch()
-    numbers = *state.state, keys.keys, keys.values, keys.columns["c"], keys.carry[0]
-    assert {x.device.type for x in numbers} == {"meta"}
-    integers = state.ids, state.newest, keys.ids, keys.positions, keys.max_position
-    assert {x.device.type for x in integers} == {"cpu"}

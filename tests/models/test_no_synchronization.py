@@ -34,8 +34,8 @@ class Copies(TorchFunctionMode):
             and isinstance(out, Tensor)
             and not out.is_cpu
         ):
-            given = args[named == "copy_" :]
-            here = given and isinstance(given[0], Tensor) and not given[0].is_cpu
+            sources = args[named == "copy_" :]
+            here = sources and isinstance(sources[0], Tensor) and not sources[0].is_cpu
             if not here or named == "new_tensor":
                 self.found.append(named)
         return out
@@ -55,25 +55,3 @@ def test_a_decoding_step_reads_nothing(encoding):
             out = model(token, cache=out.cache, use_cache=True)
         assert copies.found == []
     assert out.logits.shape == (1, 1, 9) and out.cache.get_seq_length() == 9
-
-
-LONG = {"factor": 4.0, "original_max_length": 64}
-SCALINGS = [
-    {"name": "ntk", "factor": 4.0},
-    {"name": "dynamic", **LONG, "max_length": 256},
-    {"name": "yarn", **LONG},
-    {"name": "longrope", **LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
-]
-
-
-@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling["name"])
-def test_tables_of_a_scaled_rotation_copy_nothing(scaling):
-    """From the second call on. Nor do those of M-RoPE, whose pairs read one axis each."""
-    rope = lg.Rotary(head_dim=16, layout="half", scaling=scaling)
-    mrope = lg.encoding("mrope", head_dim=16, sections=(4, 2, 2), layout="half")
-    flat, axes = (torch.zeros(shape, dtype=torch.long, device="meta") for shape in (7, (1, 7, 3)))
-    for _ in range(2):
-        with Copies() as copies:
-            rope.prepare(flat)
-            mrope.prepare(axes)
-    assert copies.found == []

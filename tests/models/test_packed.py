@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch.func import vmap
 from transformers import DataCollatorWithFlattening
 from transformers.masking_utils import find_packed_sequence_indices
 
@@ -51,13 +50,13 @@ def test_packed_is_alone(options, build, ids):
     parts = zip(whole.split(LENGTHS, 1), x.split(LENGTHS, 1), strict=True)
     alone = [model(inputs_embeds=embeds, labels=part) for embeds, part in parts]
     predicted = [n - 1 for n in LENGTHS]
-    loss = sum(n * one.loss for n, one in zip(predicted, alone, strict=True) if n) / sum(predicted)
+    loss = sum(n * output.loss for n, output in zip(predicted, alone, strict=True) if n) / sum(predicted)
     (wanted,) = torch.autograd.grad(loss, whole, retain_graph=True)
     for marks in MARKS.values():
-        found = model(inputs_embeds=whole, labels=x, **marks)
-        close(found.logits, torch.cat([one.logits for one in alone], 1))
-        close(found.loss, loss)
-        close(torch.autograd.grad(found.loss, whole)[0], wanted)
+        packed = model(inputs_embeds=whole, labels=x, **marks)
+        close(packed.logits, torch.cat([output.logits for output in alone], 1))
+        close(packed.loss, loss)
+        close(torch.autograd.grad(packed.loss, whole)[0], wanted)
 
 
 def test_collators_of_transformers(build, ids):
@@ -138,38 +137,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("marks", "words"), REFUSED, ids=[" ".join(words) for _, words in REFUSED])
-def test_refused(marks, words, build, ids):
+@pytest.mark.parametrize(("marks", "message"), REFUSED, ids=[" ".join(message) for _, message in REFUSED])
+def test_refused(marks, message, build, ids):
     model = build("rope")
-    for one in (model, model.model):
-        with refused(*words):
-            one(ids(1, 4), **marks)
-
-
-PADDED = torch.tensor([[1] * 9, [0] * 3 + [1] * 6, [0] + [1] * 8])
-DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0] * 9, [0, 0, 1, 1, 1, 2, 2, 2, 2]])
-STARTING_OVER = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], list(range(9)), [0, 1, 0, 1, 2, 0, 1, 2, 3]])
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("options", MODELS, ids=str)
-def test_a_map_over_marks_is_its_rows(options, build, ids):
-    """torch.func.vmap over a mark of each row gives what each row gives, and a number that no mark may have raises there."""
-    model, x = build(**options).eval(), ids(3, 9)
-    marks = {
-        "attention_mask": PADDED,
-        "document_ids": DOCUMENTS,
-        "seq_idx": DOCUMENTS,
-        "position_ids": STARTING_OVER,
-    }
-    for name, rows in marks.items():
-
-        def one(row, mark, name=name):
-            return model(row[None], use_cache=False, **{name: mark[None]}).logits[0]
-
-        found, wanted = vmap(one)(x, rows), torch.stack([one(*each) for each in zip(x, rows, strict=True)])
-        real = PADDED.bool() if name == "attention_mask" else torch.ones_like(x, dtype=torch.bool)
-        close(found[real], wanted[real])
-    with refused("document_ids", "-1"):
-        vmap(lambda row, mark: model(row[None], document_ids=mark[None]).logits)(x, DOCUMENTS - 1)
+    for either in (model, model.model):
+        with refused(*message):
+            either(ids(1, 4), **marks)

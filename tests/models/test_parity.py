@@ -85,8 +85,8 @@ def decoded(model, x: torch.Tensor) -> torch.Tensor:
     """Logits of the real tokens of rows padded on the left [2, 40], with a cache, in pieces and token by token."""
     positions, cache, logits = (PADDED.cumsum(1) - 1).clamp(min=0), None, []
     for step in (slice(0, 12), *(slice(i, i + 1) for i in range(12, 20)), slice(20, 33), slice(33, 40)):
-        given = {"attention_mask": PADDED[:, : step.stop], "position_ids": positions[:, step]}
-        out = model(x[:, step], **given, cache=cache, use_cache=True)
+        inputs = {"attention_mask": PADDED[:, : step.stop], "position_ids": positions[:, step]}
+        out = model(x[:, step], **inputs, cache=cache, use_cache=True)
         cache = out.cache
         logits.append(out.logits)
     return torch.cat(logits, 1)[PADDED.bool()]

@@ -96,35 +96,35 @@ def pair(family: str) -> tuple[Any, LongitudeForCausalLM]:
     return theirs, mine
 
 
-def as_ours(family: str, theirs: dict[str, Tensor], one: float) -> dict[str, Tensor]:
-    """Their weights by our names. one: what norms of 1 + weight add, 0 for gradients."""
-    found: dict[str, Tensor] = {}
+def as_ours(family: str, theirs: dict[str, Tensor], added: float) -> dict[str, Tensor]:
+    """Their weights by our names. added: what norms of 1 + weight add, 0 for gradients."""
+    weights: dict[str, Tensor] = {}
     for name, x in theirs.items():
         if any(part in name for part in ("rel_logits", "mlp_sconv", "r_proj", "global_scale")):
             continue
         names = NAMES | BOTH if "afmoe" in family or "gemma" in family else NAMES
-        own = ".".join(names.get(part, part) for part in name.split("."))
-        own = own.replace("mixer.gate", "mixer.gate_proj").replace("embed_tokens.embed_norm", "embed_norm")
-        own = own.replace("attn_sconv.conv1d", "mixer.output_conv").replace("_sconv.conv1d", "_conv")
-        if "norm" in own and family in ("qwen3_next", "gemma2", "gemma3_text"):
-            x = x + one
-        if family == "qwen3_next" and "q_proj" in own:
-            x, gate = (each.flatten(0, 1) for each in x.unflatten(0, (4, 16)).chunk(2, 1))
-            found[own.replace("q_proj", "gate_proj")] = gate
-        found[own] = x
-    for own in [own for own in found if ".k_conv." in own]:
-        kv = found.pop(own), found.pop(own.replace("k_conv", "v_conv"))
-        found[own.replace("k_conv", "kv_conv")] = torch.cat(kv)
-    return found
+        ours_name = ".".join(names.get(part, part) for part in name.split("."))
+        ours_name = ours_name.replace("mixer.gate", "mixer.gate_proj").replace("embed_tokens.embed_norm", "embed_norm")
+        ours_name = ours_name.replace("attn_sconv.conv1d", "mixer.output_conv").replace("_sconv.conv1d", "_conv")
+        if "norm" in ours_name and family in ("qwen3_next", "gemma2", "gemma3_text"):
+            x = x + added
+        if family == "qwen3_next" and "q_proj" in ours_name:
+            x, gate = (part.flatten(0, 1) for part in x.unflatten(0, (4, 16)).chunk(2, 1))
+            weights[ours_name.replace("q_proj", "gate_proj")] = gate
+        weights[ours_name] = x
+    for ours_name in [ours_name for ours_name in weights if ".k_conv." in ours_name]:
+        kv = weights.pop(ours_name), weights.pop(ours_name.replace("k_conv", "v_conv"))
+        weights[ours_name.replace("k_conv", "kv_conv")] = torch.cat(kv)
+    return weights
 
 
 def gradients(model: nn.Module, logits: Tensor) -> dict[str, Tensor]:
     direction = torch.randn(logits.shape, generator=torch.Generator().manual_seed(3))
     learned = dict(model.named_parameters())
-    found = torch.autograd.grad(
+    of_weights = torch.autograd.grad(
         (logits * direction).mean(), [*learned.values()], materialize_grads=True, allow_unused=True
     )
-    return dict(zip(learned, found, strict=True))
+    return dict(zip(learned, of_weights, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

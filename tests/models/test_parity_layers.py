@@ -48,7 +48,7 @@ def same(q, k, v, theirs: Tensor, encoding, real: Tensor | None = None, far: flo
     softmax; and the encoding is not idle."""
     real = torch.ones(theirs.shape[:2], dtype=torch.bool) if real is None else real
     mine, without = (
-        lg.attend(q, k, v, encoding=one, **options).transpose(1, 2).flatten(2)[real] for one in (encoding, None)
+        lg.attend(q, k, v, encoding=either, **options).transpose(1, 2).flatten(2)[real] for either in (encoding, None)
     )
     theirs, size = theirs[real], float(theirs[real].std())
     torch.testing.assert_close(mine, theirs, atol=1e-5 * size, rtol=0)
@@ -74,8 +74,8 @@ def test_bloom_padded_and_cached(num_heads, ids):
 @pytest.mark.parametrize("num_heads", [4, 6, 12])
 def test_mpt(num_heads, ids):
     config = MptConfig(d_model=48, n_heads=num_heads, n_layers=2, vocab_size=61, max_seq_len=64, **SPECIAL)
-    given = {"attention_mask": MASK.long(), "dtype": torch.float32}  # in float64 theirs makes NaN of padding
-    for layer in layers_of(MptForCausalLM, config, "Wqkv", "out_proj", ids(2, 40), **given):
+    inputs = {"attention_mask": MASK.long(), "dtype": torch.float32}  # in float64 theirs makes NaN of padding
+    for layer in layers_of(MptForCausalLM, config, "Wqkv", "out_proj", ids(2, 40), **inputs):
         q, k, v = (by_head(x, num_heads) for x in layer["Wqkv"].chunk(3, -1))
         same(q, k, v, layer["mixed"], lg.ALiBi(num_heads), MASK, **PADDED)
 
@@ -91,8 +91,8 @@ def test_falcon_scales_its_bias(num_heads, kv_heads, attention, times, ids):
         multi_query=kv_heads == "one", new_decoder_architecture=False, parallel_attn=False, attn_implementation=attention,
     )  # fmt: skip
     slopes = [times * m * (48 // num_heads) ** -0.5 for m in lg.ALiBi(num_heads).slopes]
-    given = {"attention_mask": MASK.long()}
-    for layer in layers_of(FalconForCausalLM, config, "query_key_value", "dense", ids(2, 40), **given):
+    inputs = {"attention_mask": MASK.long()}
+    for layer in layers_of(FalconForCausalLM, config, "query_key_value", "dense", ids(2, 40), **inputs):
         fused = layer["query_key_value"]
         if kv_heads == "one":
             q, k, v = by_head(fused, num_heads + 2).split([num_heads, 1, 1], 1)
@@ -118,17 +118,17 @@ def test_t5(buckets, distance, ids):
     seen, target, cache = recorded(theirs, "q k v", "o"), ids(2, 40, seed=2), None
     memory = theirs.encoder(ids(2, 40), attention_mask=MASK.long())
     for step in STEPS:
-        given = {"encoder_outputs": memory, "attention_mask": MASK.long(), "decoder_input_ids": target[:, step]}
-        cache = theirs(**given, cache=cache).cache
+        inputs = {"encoder_outputs": memory, "attention_mask": MASK.long(), "decoder_input_ids": target[:, step]}
+        cache = theirs(**inputs, cache=cache).cache
     assert len(seen) == 6
     for name, layer in seen.items():
         q, k, v = (by_head(layer[part], 4) for part in "qkv")
-        stack, own = name.split(".")[0], name.rsplit(".")[-1]
+        stack, kind = name.split(".")[0], name.rsplit(".")[-1]
         encoding = None
-        if own == "SelfAttention":
+        if kind == "SelfAttention":
             encoding = lg.T5Bias(4, buckets, distance, bidirectional=stack == "encoder").double()
             encoding.table.data = tables[stack].data
-        of_source = stack == "encoder" or own == "EncDecAttention"
+        of_source = stack == "encoder" or kind == "EncDecAttention"
         mask = lg.NoMask() & lg.Padding(MASK) if of_source else lg.Causal()
         same(q, k, v, layer["mixed"], encoding, MASK if stack == "encoder" else None, scale=1.0, mask=mask)
 
@@ -139,7 +139,7 @@ def test_gptj_interleaved(rotary_dim, ids):
     """Its base is always 10000, which its config does not hold."""
     sizes = {"vocab_size": 61, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
     config, encoding = GPTJConfig(**sizes, rotary_dim=rotary_dim), lg.Rotary(12, "interleaved", rotary_dim=rotary_dim)
-    given = {"attention_mask": MASK.long(), "position_ids": POSITIONS}
-    for layer in layers_of(GPTJForCausalLM, config, "q_proj k_proj v_proj", "out_proj", ids(2, 40), **given):
+    inputs = {"attention_mask": MASK.long(), "position_ids": POSITIONS}
+    for layer in layers_of(GPTJForCausalLM, config, "q_proj k_proj v_proj", "out_proj", ids(2, 40), **inputs):
         q, k, v = (by_head(layer[f"{name}_proj"], 4) for name in "qkv")
         same(q, k, v, layer["mixed"], encoding, MASK, **PADDED)

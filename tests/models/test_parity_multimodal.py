@@ -50,37 +50,37 @@ def qwen3() -> nn.Module:
 
 
 def tokens(segments: Segments) -> Tensor:
-    found = []
+    ids = []
     for segment in segments:
         if isinstance(segment, int):
-            found.append(torch.randint(3, 60, (segment,)))
+            ids.append(torch.randint(3, 60, (segment,)))
         else:
             frames, height, width = segment
-            found.append(torch.full((frames * height * width,), IMAGE if frames == 1 else VIDEO))
-    return torch.cat(found)
+            ids.append(torch.full((frames * height * width,), IMAGE if frames == 1 else VIDEO))
+    return torch.cat(ids)
 
 
 def batch(rows: Sequence[Segments]) -> dict[str, Tensor]:
     """Rows of segments, padded on the left, as the models take them; grids are counted in patches."""
-    each = [tokens(row) for row in rows]
-    length = max(map(len, each))
-    ids = torch.stack([F.pad(row, (length - len(row), 0)) for row in each])
+    of_rows = [tokens(row) for row in rows]
+    length = max(map(len, of_rows))
+    ids = torch.stack([F.pad(row, (length - len(row), 0)) for row in of_rows])
     kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
-    given = {"input_ids": ids, "attention_mask": (ids > 0).long(), "mm_token_type_ids": kinds}
+    inputs = {"input_ids": ids, "attention_mask": (ids > 0).long(), "mm_token_type_ids": kinds}
     shapes = [segment for row in rows for segment in row if not isinstance(segment, int)]
     for kind, name, frames in (("image", "pixel_values", {1}), ("video", "pixel_values_videos", {*range(2, 10)})):
-        if own := [[f, 2 * height, 2 * width] for f, height, width in shapes if f in frames]:
-            given[f"{kind}_grid_thw"] = torch.tensor(own)
-            given[name] = torch.randn(int(torch.tensor(own).prod(1).sum()), 12)
-    return given
+        if grids := [[f, 2 * height, 2 * width] for f, height, width in shapes if f in frames]:
+            inputs[f"{kind}_grid_thw"] = torch.tensor(grids)
+            inputs[name] = torch.randn(int(torch.tensor(grids).prod(1).sum()), 12)
+    return inputs
 
 
 def places(rows: Sequence[Segments], mask: Tensor) -> Tensor:
     """Our positions [B, L, 3], 0 at padding."""
-    found = torch.zeros(*mask.shape, 3, dtype=torch.long)
+    positions = torch.zeros(*mask.shape, 3, dtype=torch.long)
     for b, row in enumerate(rows):
-        found[b, mask[b].bool()] = multimodal_positions(row, "extent")
-    return found
+        positions[b, mask[b].bool()] = multimodal_positions(row, "extent")
+    return positions
 
 
 def same(mine: Tensor, theirs: Tensor, real: Tensor) -> None:
@@ -95,11 +95,11 @@ def same(mine: Tensor, theirs: Tensor, real: Tensor) -> None:
 def test_text_layers_padded_and_cached(model, ids):
     """A prompt of texts, images and (Qwen2-VL) a video, padded on the left, then text token by token with the cache."""
     rows = [FIRST, SECOND] if model is qwen2 else [[3, (1, 2, 3), 5, (1, 4, 5), 4], SECOND]
-    theirs, given = model(), batch(rows)
+    theirs, inputs = model(), batch(rows)
     names = ["q_proj", "k_proj"] if model is qwen2 else ["q_norm", "k_norm"]
     seen = recorded(theirs.model.language_model, " ".join([*names, "v_proj"]), "o_proj")
-    cache = theirs(**given).cache
-    real, positions = given["attention_mask"].bool(), places(rows, given["attention_mask"])
+    cache = theirs(**inputs).cache
+    real, positions = inputs["attention_mask"].bool(), places(rows, inputs["attention_mask"])
     more = ids(2, 6)
     for step in range(6):
         real = torch.cat([real, torch.ones(2, 1, dtype=torch.bool)], 1)

@@ -42,11 +42,11 @@ def parameters(r: random.Random, kind: str, pairs: int) -> dict[str, Any]:
                 r, **{ORIGINAL: original}
             )
         case "yarn":
-            given = {"factor": factor} | maybe(r, **{ORIGINAL: original}, truncate=r.random() < 0.5)
-            given |= maybe(r, mscale=r.uniform(0.5, 1.5), mscale_all_dim=r.uniform(0.5, 1.5))
+            options = {"factor": factor} | maybe(r, **{ORIGINAL: original}, truncate=r.random() < 0.5)
+            options |= maybe(r, mscale=r.uniform(0.5, 1.5), mscale_all_dim=r.uniform(0.5, 1.5))
             if r.random() < 0.3:
-                given |= {"beta_fast": r.choice([16, 64.0]), "beta_slow": r.choice([0.5, 2])}
-            return given | ({"attention_factor": r.uniform(0.5, 2.0)} if r.random() < 0.3 else {})
+                options |= {"beta_fast": r.choice([16, 64.0]), "beta_slow": r.choice([0.5, 2])}
+            return options | ({"attention_factor": r.uniform(0.5, 2.0)} if r.random() < 0.3 else {})
         case "longrope":
             lists = {
                 name: sorted(r.uniform(1.0, 9.0) for _ in range(pairs)) for name in ("short_factor", "long_factor")
@@ -73,9 +73,11 @@ def same_tables(config: Any, theirs: nn.Module, head_dim: int) -> lg.Rotary:
     mine = lg.Rotary(head_dim, "half", **rope.options(head_dim))
     assert mine.frequencies().attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
     for length in (20, 41, 120):
-        places, own = torch.arange(length), mine.length_at(length - 1, length - 1)
-        close(mine.prepare(places, own), theirs(torch.zeros(1), places[None]), length)
-        torch.testing.assert_close(mine.frequencies(own).inverse.float(), theirs.inv_freq, rtol=3e-6, atol=1e-12)
+        places, lengths_of_mine = torch.arange(length), mine.length_at(length - 1, length - 1)
+        close(mine.prepare(places, lengths_of_mine), theirs(torch.zeros(1), places[None]), length)
+        torch.testing.assert_close(
+            mine.frequencies(lengths_of_mine).inverse.float(), theirs.inv_freq, rtol=3e-6, atol=1e-12
+        )
     return mine
 
 
@@ -88,15 +90,15 @@ def test_random_llama(kind, style, seed):
     r = random.Random(f"{kind} {style} {seed}")
     head_dim, base = r.choice([8, 16, 20, 64, 128]), r.choice([100.0, 10_000.0, 500_000.0, 1e7, r.uniform(50, 1e6)])
     share = r.choice([1.0, 0.5]) if kind not in ("default", "proportional") else 1.0
-    given = parameters(r, kind, int(head_dim * share) // 2)
+    options = parameters(r, kind, int(head_dim * share) // 2)
     if share != 1:
-        given["partial_rotary_factor"] = share
+        options["partial_rotary_factor"] = share
     most = 128 if kind == "longrope" else r.choice([40, 128])
     config = {"hidden_size": 4 * head_dim, "num_attention_heads": 4, "max_position_embeddings": most}
     if style == "rope_parameters":
-        config["rope_parameters"] = {"rope_type": kind, "rope_theta": base, **given}
+        config["rope_parameters"] = {"rope_type": kind, "rope_theta": base, **options}
     else:
-        config |= {"rope_theta": base, "rope_scaling": {r.choice(["type", "rope_type"]): kind, **given}}
+        config |= {"rope_theta": base, "rope_scaling": {r.choice(["type", "rope_type"]): kind, **options}}
     same_tables(config, LlamaRotaryEmbedding(LlamaConfig(**deepcopy(config))), head_dim)
 
 
@@ -108,11 +110,11 @@ def test_random_partial(seed):
     head_dim, share, base = r.choice([16, 48, 96]), r.choice([0.25, 0.5, 0.75, 1.0]), r.uniform(100, 1e6)
     kind = "longrope" if phi else r.choice([kind for kind in KINDS if kind != "proportional"])
     pairs = int(head_dim * share) // 2
-    given = {"rope_type": kind, "rope_theta": base, "partial_rotary_factor": share, **parameters(r, kind, pairs)}
+    options = {"rope_type": kind, "rope_theta": base, "partial_rotary_factor": share, **parameters(r, kind, pairs)}
     config_class, module = (Phi3Config, Phi3RotaryEmbedding) if phi else (GPTNeoXConfig, GPTNeoXRotaryEmbedding)
     config = config_class(
         hidden_size=2 * head_dim, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=90,
-        rope_parameters=given, pad_token_id=0, original_max_position_embeddings=given.get(ORIGINAL, 90),
+        rope_parameters=options, pad_token_id=0, original_max_position_embeddings=options.get(ORIGINAL, 90),
     )  # fmt: skip
     assert same_tables(config, module(config), head_dim).rotary_dim == 2 * pairs
 
@@ -126,9 +128,9 @@ def test_random_layer_types(seed):
     ropes = {}
     for layer in ("full_attention", "sliding_attention"):
         kind = r.choice(kinds)
-        own = {"rope_type": kind, "rope_theta": r.uniform(100, 1e6), **parameters(r, kind, 8)}
-        own.pop("truncate", None)  # transformers looks for it outside of the layer's own dict
-        ropes[layer] = own
+        options = {"rope_type": kind, "rope_theta": r.uniform(100, 1e6), **parameters(r, kind, 8)}
+        options.pop("truncate", None)  # transformers looks for it outside of the layer's own dict
+        ropes[layer] = options
     types = ["sliding_attention", "full_attention"]
     config = Gemma3TextConfig(
         hidden_size=32, num_attention_heads=2, head_dim=16, num_hidden_layers=2, layer_types=types,
@@ -161,13 +163,14 @@ FAMILIES = """
 
 def first_of(module, ending: str) -> type:
     """The class of a module whose name ends so: of text, if there are several."""
-    found = [kind for name, kind in vars(module).items() if inspect.isclass(kind) and name.endswith(ending)]
-    found = [kind for kind in found if kind.__module__ == module.__name__]
+    classes = [kind for name, kind in vars(module).items() if inspect.isclass(kind) and name.endswith(ending)]
+    classes = [kind for kind in classes if kind.__module__ == module.__name__]
     return min(
-        found, key=lambda kind: ("Vision" in kind.__name__ or "Audio" in kind.__name__, "Text" not in kind.__name__)
+        classes, key=lambda kind: ("Vision" in kind.__name__ or "Audio" in kind.__name__, "Text" not in kind.__name__)
     )
 
 
+@pytest.mark.slow
 def test_a_class_that_cannot_be_tried_is_not_read_by_its_keys():
     """An encoder-decoder takes no tokens alone, and its keys could mean anything."""
     with pytest.raises(NotUnderstood, match="moonshine"):
@@ -179,9 +182,9 @@ def test_a_class_that_cannot_be_tried_is_not_read_by_its_keys():
 @pytest.mark.filterwarnings("default")  # of code that is not ours
 def test_family(family):
     """Frequencies, their number, and the factor of cos and sin; per layer type where there are several."""
-    own = f"transformers.models.{family}"
+    package = f"transformers.models.{family}"
     modeling, configuration = (
-        importlib.import_module(f"{own}.{part}_{family}") for part in ("modeling", "configuration")
+        importlib.import_module(f"{package}.{part}_{family}") for part in ("modeling", "configuration")
     )
     config = first_of(configuration, "Config")(**NONE_BY_DEFAULT.get(family, {}))
     theirs, read = first_of(modeling, "RotaryEmbedding")(config), lg.from_hugging_face(config)

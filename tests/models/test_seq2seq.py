@@ -29,8 +29,8 @@ def build(build):
 
     def make(encoding="rope", **options):
         encoder = {"encoder_encoding": "alibi"} if encoding in CAUSAL_ONLY else {}
-        own = {"tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
-        model = build(encoding, LongitudeForSeq2SeqLM, **own | encoder | options)
+        defaults = {"tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
+        model = build(encoding, LongitudeForSeq2SeqLM, **defaults | encoder | options)
         for block in model.decoder.layers:
             block.cross.q_proj.weight.data *= 2
             block.cross.o_proj.weight.data *= 6
@@ -61,8 +61,8 @@ def in_chunks(model, x, y):
     """Logits of the target in chunks and token by token, and the last cache."""
     encoded, cache, chunks = model.encoder(x, attention_mask=MASK), None, []
     for chunk in y.split((5, 1, 1, 7), 1):
-        given = {"encoder_outputs": encoded, "attention_mask": MASK, "decoder_input_ids": chunk}
-        out = model(**given, cache=cache, use_cache=True)
+        inputs = {"encoder_outputs": encoded, "attention_mask": MASK, "decoder_input_ids": chunk}
+        out = model(**inputs, cache=cache, use_cache=True)
         cache = out.cache
         chunks.append(out.logits)
     return torch.cat(chunks, 1), cache
@@ -114,8 +114,8 @@ def test_padding_of_the_target_changes_nothing(spec, build, pair):
     padded, mask = F.pad(inputs, (3, 0), value=5), F.pad(torch.ones_like(inputs), (3, 0))
     cache, chunks = None, []
     for start, stop in ((0, 6), (6, 12)):
-        given = {"decoder_input_ids": padded[:, start:stop], "decoder_attention_mask": mask[:, :stop]}
-        out = model(x, **given, cache=cache, use_cache=True)
+        inputs = {"decoder_input_ids": padded[:, start:stop], "decoder_attention_mask": mask[:, :stop]}
+        out = model(x, **inputs, cache=cache, use_cache=True)
         cache = out.cache
         chunks.append(out.logits)
     close(torch.cat(chunks, 1)[:, 3:], plain.logits)
@@ -144,8 +144,8 @@ def test_each_stack_has_the_encoding_it_needs(build):
     assert learned.encoder.encodings[0].table is not learned.decoder.encodings[0].table
     mixed = build("fox", encoder_encoding={"name": "t5", "num_buckets": 8})
     assert mixed.encoder.encodings[0].num_buckets == 8 and mixed.encoder.encodings[0].bidirectional
-    each = build("auto", encodings=["alibi", "t5"])
-    assert [type(member).__name__ for member in each.encoder.encodings] == ["ALiBi", "T5Bias"]
+    by_layer = build("auto", encodings=["alibi", "t5"])
+    assert [type(member).__name__ for member in by_layer.encoder.encodings] == ["ALiBi", "T5Bias"]
 
 
 def test_the_encoder_of_a_recurrence_has_positions(build, pair):
@@ -217,11 +217,11 @@ def test_with_the_cache_as_without(spec, build, pair):
         expected = torch.cat([expected, logits.argmax(-1, keepdim=True)], 1)
     assert torch.equal(generate(model, x), expected)
     for options in ({}, {"do_sample": True, "temperature": 1.5}, {"num_beams": 3, "num_return_sequences": 3}):
-        found = []
+        sequences = []
         for use_cache in (True, False):
             torch.manual_seed(3)
-            found.append(generate(model, x, use_cache=use_cache, **options))
-        assert torch.equal(*found)
+            sequences.append(generate(model, x, use_cache=use_cache, **options))
+        assert torch.equal(*sequences)
 
 
 @torch.no_grad()

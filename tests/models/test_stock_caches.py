@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, Trainer, TrainingArguments
+from transformers import DynamicCache, EncoderDecoderCache
 
 from longitude.models import LongitudeForCausalLM, LongitudeForSeq2SeqLM, LongitudeModel
 from tests.support import close, refused
@@ -50,12 +50,3 @@ def test_models_take_both_names(kind, build, ids):
 def test_what_is_no_cache_of_a_decoder_is_refused(cache, build, ids):
     with refused("cache", "LongitudeCache", type(cache).__name__):
         build("rope")(ids(2, 4), cache=cache)
-
-
-def test_trainer_gathers_no_cache(build, ids, tmp_path):
-    """In an evaluation the cache is no prediction."""
-    model, x = build("rope"), ids(1, 5)
-    _, logits, _ = Trainer(model, TrainingArguments(str(tmp_path), use_cpu=True)).prediction_step(
-        model, {"input_ids": x, "use_cache": True}, prediction_loss_only=False
-    )
-    assert isinstance(logits, torch.Tensor) and logits.shape == (1, 5, 61)

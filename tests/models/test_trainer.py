@@ -53,19 +53,19 @@ def test_an_encoder_decoder_learns(build, tmp_path):
     """Eight words backwards, by heart: generate() and predict() write them, and so does what was saved."""
     special = {"bos_token_id": 1, "eos_token_id": 2}
     model = build("sinusoidal", LongitudeForSeq2SeqLM, hidden_size=32, **special).float()
-    words = torch.randint(3, 9, (8, 4))
-    labels = F.pad(words.flip(1), (0, 1), value=2)
-    examples = [{"input_ids": x, "labels": y} for x, y in zip(words, labels, strict=True)]
+    sources = torch.randint(3, 9, (8, 4))
+    labels = F.pad(sources.flip(1), (0, 1), value=2)
+    examples = [{"input_ids": x, "labels": y} for x, y in zip(sources, labels, strict=True)]
     options = SETTINGS | {"max_steps": 60, "predict_with_generate": True, "generation_max_length": 6}
     arguments = Seq2SeqTrainingArguments(str(tmp_path), **options)
     run = Seq2SeqTrainer(model, arguments, train_dataset=examples, eval_dataset=examples)
     run.train()
     assert losses(run)[-1] < 0.2 * losses(run)[0]
     with torch.no_grad():
-        expected = model.eval()(words, labels=labels).loss.item()
+        expected = model.eval()(sources, labels=labels).loss.item()
     assert run.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
     assert (run.predict(examples).predictions[:, 1:6] == labels.numpy()).all()
-    assert torch.equal(require_saved(run, tmp_path).generate(words, max_new_tokens=5)[:, 1:], labels)
+    assert torch.equal(require_saved(run, tmp_path).generate(sources, max_new_tokens=5)[:, 1:], labels)
 
 
 @pytest.mark.parametrize("shifted", [pytest.param(False, marks=pytest.mark.slow), True], ids=["labels", "shift_labels"])
@@ -80,10 +80,10 @@ def test_accumulated_batches_are_the_big_batch(shifted, accumulated, build, ids,
         )  # fmt: skip
         run.train()
         runs.append(run)
-    one, other = runs
-    assert losses(other) == pytest.approx(losses(one), rel=1e-6)
-    close(list(other.model.parameters()), list(one.model.parameters()), 1e-10)
-    assert (start - one.model.model.embed_tokens.weight).abs().max() > 1e-4
+    whole, other = runs
+    assert losses(other) == pytest.approx(losses(whole), rel=1e-6)
+    close(list(other.model.parameters()), list(whole.model.parameters()), 1e-10)
+    assert (start - whole.model.model.embed_tokens.weight).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("shifted", [False, True], ids=["labels", "shift_labels"])

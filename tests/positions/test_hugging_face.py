@@ -71,19 +71,10 @@ def test_types(given: dict, want) -> None:
         assert from_hugging_face(old) == rope
 
 
-def scaling_of(config: dict, **options) -> Scaling | None:
-    rope = from_hugging_face(config, **options)
+def scaling_of(config: dict) -> Scaling | None:
+    rope = from_hugging_face(config)
     assert isinstance(rope, RopeConfig)
     return rope.scaling
-
-
-def test_follow_as_asked() -> None:
-    config, lists = {"rope_parameters": LONGROPE, "max_position_embeddings": 8192}, (SHORT, LONG, 4096, 2.0)
-    assert scaling_of(config, follow="declared") == LongRoPE(*lists, 8192)
-    assert scaling_of(config, follow="declared", max_length=9000) == LongRoPE(*lists, 9000)
-    assert scaling_of(config, follow="row") == LongRoPE(*lists, follow="row")
-    dynamic = {"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 100}
-    assert scaling_of(dynamic, follow="declared", max_length=300) == DynamicNTK(2.0, 100, max_length=300)
 
 
 def test_partial_and_legacy_names() -> None:

@@ -10,12 +10,11 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
+from longitude.check.layout import layout_changes
 from longitude.checkpoints.compare import frequencies_of as of_rope, head_dim_of
 from longitude.checkpoints.declared import declared_length, of_full_attention
 from longitude.checkpoints.gguf import GGUF, LONG, SHORT, Divided
-from longitude.checkpoints.layout import layout_changes
-from longitude.checkpoints.load import tensors_of
-from longitude.checkpoints.source import Source, open_source, ropes_of
+from longitude.checkpoints.load import Source, open_source, ropes_of, tensors_of
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import DynamicNTK, LongRoPE
 from longitude.positions.scaling.base import Follows

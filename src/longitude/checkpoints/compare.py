@@ -22,7 +22,6 @@ from longitude.checkpoints.declared import (
     fault_of,
     has_key,
     require_numbers,
-    require_windows,
     text_part,
     type_in,
     unread,
@@ -47,7 +46,7 @@ from longitude.positions.config_keys import (
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig, names_rotation, read_ropes
 from longitude.positions.rotary import MultimodalRotary
 from longitude.positions.scaling import Frequencies, rope_frequencies
-from longitude.positions.scaling.base import ROPE_TYPES, Follow, Follows
+from longitude.positions.scaling.base import ROPE_TYPES, Follows
 
 EQUAL = 2e-6
 """Relative tolerance between our frequencies and those of transformers, which are computed in float32."""
@@ -63,10 +62,7 @@ def which_layers(layers: list[int], every: int) -> str:
 
 def frequencies_of(rope: RopeConfig, head_dim: int, length: int | None = None) -> Frequencies:
     """Frequencies of the pairs of a rotation, and its factors, in a sequence of this length; pairs of all axes are alike."""
-    options = {
-        name: option for name, option in rope.options(head_dim).items() if name not in ("sections", "arrangement")
-    }
-    return rope_frequencies(head_dim, **options, length=length)
+    return rope_frequencies(head_dim, **rope._replace(sections=None).options(head_dim), length=length)
 
 
 class LayerRope(NamedTuple):
@@ -110,7 +106,7 @@ class Reading(NamedTuple):
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
-def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None) -> Reading:
+def read(config: Mapping[str, Any] | Any) -> Reading:
     """Read the positions of a config, confirmed by its class if transformers has one. ValueError: see from_hugging_face."""
     if isinstance(config, Mapping):
         require_numbers(config)
@@ -118,9 +114,8 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     if theirs is None:
         kind = as_mapping(written).get("model_type")
         alone = f"not understood: model_type {kind!r}, of which no class is here: its keys are read as if all layers rotated"
-        return Reading(read_ropes(written, follow, max_length), notes=[] if kind is None else [alone])
+        return Reading(read_ropes(written), notes=[] if kind is None else [alone])
     keys = as_mapping(theirs)
-    require_windows(theirs, keys)
     try:
         seen = observe(theirs)
     except NotUnderstood as error:
@@ -136,9 +131,9 @@ def read(config: Mapping[str, Any] | Any, follow: Follow | None = None, max_leng
     if not names_rotation(keys):
         table = next(layer.tables[0] for layer in seen if layer.tables)
         raise refusal(keys, table, "rotates by keys that are not read here")
-    declared = read_ropes(keys, follow, max_length)
+    declared = read_ropes(keys)
     if isinstance(config, Mapping):
-        require_kept(read_ropes(as_written(as_mapping(written), theirs, declared), follow, max_length), declared)
+        require_kept(read_ropes(as_written(as_mapping(written), theirs, declared)), declared)
     return Agreement(theirs, keys, declared, seen).reading(attends)
 
 
@@ -188,8 +183,7 @@ def border_of(config: Any) -> int | None:
         scalings = [rope.scaling for rope in ropes(config).values()]
     except ValueError:
         return None
-    lengths = [rule.original_max_length for rule in scalings if isinstance(rule, Follows) and rule.follow == "sequence"]
-    return min(lengths, default=None)
+    return min((rule.original_max_length for rule in scalings if isinstance(rule, Follows)), default=None)
 
 
 def as_written(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> dict[str, Any]:
@@ -201,7 +195,10 @@ def as_written(written: Mapping[str, Any], theirs: Any, declared: Ropes) -> dict
     special = type(theirs).default_theta != RotaryEmbeddingConfigMixin.default_theta
     if not names_any(written, BASES) and (special or (written.get(BASE_BY_LAYER) and has_key(theirs, BASE_BY_LAYER))):
         kept = by_type(declared)
-        bases = {BASES[0]: kept.get(FULL, kept.get(None)), LOCAL_BASES[0]: kept.get(WINDOWED[0])}
+        bases = {
+            BASES[0]: kept.get(FULL, kept.get(None)),
+            LOCAL_BASES[0]: kept.get(WINDOWED[0]),
+        }
         written |= {key: rope.base for key, rope in bases.items() if rope is not None}
     return written
 

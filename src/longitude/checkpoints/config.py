@@ -15,12 +15,9 @@ from longitude.positions.config_keys import FULL, WINDOWED, as_mapping, not_unde
 from longitude.positions.hugging_face import NotUnderstood, unread_words
 from longitude.positions.layers import LayerPositions, layers_of
 from longitude.positions.rotation import Layout
-from longitude.positions.scaling.base import Follow
 
 
-def from_hugging_face(
-    config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
-) -> Ropes:
+def from_hugging_face(config: Mapping[str, Any] | Any) -> Ropes:
     """Read the rotary parameters of a Transformers config as the model's class reads them.
 
     A config without a model_type, or with one that the installed transformers does not have, is read only by its keys, and all
@@ -30,9 +27,6 @@ def from_hugging_face(
 
     Args:
         config: a mapping, or an object with to_dict().
-        follow: the length on which dynamic and longrope depend; default: "sequence", as in transformers.
-        max_length: the length that they declare, in tokens; with follow="declared", longrope takes max_position_embeddings by
-            default.
 
     Returns:
         RopeConfig, or one per layer type (None: layers without rotation); empty for a model that rotates nothing. It includes
@@ -43,7 +37,7 @@ def from_hugging_face(
         ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
         NotUnderstood: a ValueError, if the class rotates differently from the keys that are read here.
     """
-    reading = read(config, follow, max_length)
+    reading = read(config)
     keys, theirs = as_mapping(text_part(config)), class_of(config)
     unread = not_understood(keys) if theirs is None else unread_keys(keys, theirs)
     doubtful: Iterable[str] = ()

@@ -134,16 +134,16 @@ class GGUF:
         field = self.reader.get_field(name)
         return None if field is None else field.contents()
 
-    def own(self, name: str) -> Any:
+    def key(self, name: str) -> Any:
         """The value of a key of the file's architecture; None if it has none."""
         return self.field(f"{self.architecture}.{name}")
 
     def facts(self) -> dict[str, Any]:
         """Properties of the file by name; None if the file has none."""
-        heads, dim = self.own("attention.head_count"), self.own("embedding_length")
-        width = self.own("attention.key_length") or (dim // heads if dim and heads and isinstance(heads, int) else None)
-        kind, factor = self.own("rope.scaling.type"), self.own("rope.scaling.factor")
-        factor = (self.own("rope.scale_linear") if factor is None else factor) or None  # an older name; 0 is none
+        heads, dim = self.key("attention.head_count"), self.key("embedding_length")
+        width = self.key("attention.key_length") or (dim // heads if dim and heads and isinstance(heads, int) else None)
+        kind, factor = self.key("rope.scaling.type"), self.key("rope.scaling.factor")
+        factor = (self.key("rope.scale_linear") if factor is None else factor) or None  # an older name; 0 is none
         if kind is None and factor:
             kind = "linear"  # llama.cpp's default for a file with a factor and no type
         factored = self.architecture in FACTORED
@@ -155,35 +155,35 @@ class GGUF:
         )
         pairs = {**dict.fromkeys(NEIGHBOURS, "interleaved"), **dict.fromkeys(HALVES, "half")}.get(self.architecture)
         return {
-            "layers": self.own("block_count"),
+            "layers": self.key("block_count"),
             "heads of queries": heads,
-            "heads of keys": self.own("attention.head_count_kv") or heads,
+            "heads of keys": self.key("attention.head_count_kv") or heads,
             "head_dim": width,
-            "rotated dimensions": self.own("rope.dimension_count") or width,
+            "rotated dimensions": self.key("rope.dimension_count") or width,
             "pairs": pairs,
-            "base": self.own("rope.freq_base") or 10_000.0,
+            "base": self.key("rope.freq_base") or 10_000.0,
             "scaling": "none" if kind is None else str(kind),
             "factor": factor,
             "factors of frequencies": unknown and f"{unknown}, not known to be read for {self.architecture}",
             "attention factor": self._attention_factor(kind, factor or 1.0),
-            "original length": self.own("rope.scaling.original_context_length"),
-            "beta fast": (has_betas and self.own("rope.scaling.yarn_beta_fast") or 32.0) if yarn else None,
-            "beta slow": (has_betas and self.own("rope.scaling.yarn_beta_slow") or 1.0) if yarn else None,
-            "base of windows": self.own("rope.freq_base_swa") or WINDOW_BASES.get(self.architecture),
-            "declared length": self.own("context_length"),
-            "window": self.own("attention.sliding_window"),
+            "original length": self.key("rope.scaling.original_context_length"),
+            "beta fast": (has_betas and self.key("rope.scaling.yarn_beta_fast") or 32.0) if yarn else None,
+            "beta slow": (has_betas and self.key("rope.scaling.yarn_beta_slow") or 1.0) if yarn else None,
+            "base of windows": self.key("rope.freq_base_swa") or WINDOW_BASES.get(self.architecture),
+            "declared length": self.key("context_length"),
+            "window": self.key("attention.sliding_window"),
         }
 
     def _attention_factor(self, kind: Any, factor: float) -> float | None:
         """Factor of cos and sin in llama.cpp besides YaRN's built-in 0.1 ln(s) + 1; None for DeepSeek, which is not read."""
         of_yarn = 1.0
         if kind == "yarn":
-            multiplier = self.own("rope.scaling.yarn_log_multiplier")
+            multiplier = self.key("rope.scaling.yarn_log_multiplier")
             if multiplier and self.architecture != "mistral3":
                 return None
             grown = 0.1 * math.log(max(factor, 1.0))
             of_yarn = (grown + 1) / (grown * (multiplier or 0.0) + 1)
-        return of_yarn * (self.own("rope.scaling.attn_factor") or 1.0)
+        return of_yarn * (self.key("rope.scaling.attn_factor") or 1.0)
 
     def frequencies(self) -> dict[str, Divided]:
         """Frequencies as llama.cpp computes them; two if it switches at a length, none if they are not known."""
@@ -219,10 +219,7 @@ class GGUF:
         for tensor in self.reader.tensors:
             match tensor.name.split("."):
                 case ["blk", layer, kind, "weight"] if kind in names:
-                    yield (
-                        f"model.layers.{layer}.self_attn.{names[kind]}.weight",
-                        _numbers(tensor),
-                    )
+                    yield f"model.layers.{layer}.self_attn.{names[kind]}.weight", _numbers(tensor)
 
     @property
     def exact(self) -> bool:

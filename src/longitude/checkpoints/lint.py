@@ -270,29 +270,28 @@ def misread(facts: Facts) -> Iterator[str]:
 
 def lengths(facts: Facts) -> Iterator[str]:
     """Contradictions of a scaling's factor, original length, declared length and lists."""
-    with suppress(NotUnderstood):
-        for layer, rope in by_type(facts.ours).items():
-            if rope is not None:
-                yield from lengths_of(facts.raw, rope, parameters_of(facts.raw, layer))
-
-
-def lengths_of(raw: Mapping[str, Any], rope: RopeConfig, parameters: Mapping[str, Any]) -> Iterator[str]:
-    scaling, declared = rope.scaling, raw.get(LENGTHS[0])
-    original = getattr(scaling, "original_max_length", None)
-    if original is None or declared is None or isinstance(scaling, DynamicNTK):
+    raw, declared = facts.raw, facts.raw.get(LENGTHS[0])
+    try:
+        ropes_by_type = by_type(facts.ours)
+    except NotUnderstood:
         return
-    if ORIGINAL not in parameters and ORIGINAL not in raw:
-        for_it = f"{LENGTHS[0]} = {declared} for the length that the model was trained at"
-        yield f"{ORIGINAL} is missing, and transformers takes {for_it}; write it"
-    elif isinstance(scaling, LongRoPE) and math.prod(scaling.short_factor) > math.prod(scaling.long_factor):
-        yield "short_factor slows its pairs more than long_factor does: the two lists are swapped"
-    elif original > declared:
-        yield f"{ORIGINAL} = {original} is longer than {LENGTHS[0]} = {declared}"
-    elif isinstance(scaling, Llama3):
-        return  # its own factor reaches half of what it declares
-    elif (longest := (parameters.get("factor") or declared) * original) < COVERAGE * declared:
-        factor = f"factor {parameters['factor']} times {ORIGINAL} = {original}"
-        yield f"{factor} is {longest:g}, less than {LENGTHS[0]} = {declared}"
+    for layer, rope in ropes_by_type.items():
+        parameters, scaling = parameters_of(raw, layer), rope and rope.scaling
+        original = getattr(scaling, "original_max_length", None)
+        if original is None or declared is None or isinstance(scaling, DynamicNTK):
+            continue
+        if ORIGINAL not in parameters and ORIGINAL not in raw:
+            for_it = f"{LENGTHS[0]} = {declared} for the length that the model was trained at"
+            yield f"{ORIGINAL} is missing, and transformers takes {for_it}; write it"
+        elif isinstance(scaling, LongRoPE) and math.prod(scaling.short_factor) > math.prod(scaling.long_factor):
+            yield "short_factor slows its pairs more than long_factor does: the two lists are swapped"
+        elif original > declared:
+            yield f"{ORIGINAL} = {original} is longer than {LENGTHS[0]} = {declared}"
+        elif isinstance(scaling, Llama3):
+            continue  # its own factor reaches half of what it declares
+        elif (longest := (parameters.get("factor") or declared) * original) < COVERAGE * declared:
+            factor = f"factor {parameters['factor']} times {ORIGINAL} = {original}"
+            yield f"{factor} is {longest:g}, less than {LENGTHS[0]} = {declared}"
 
 
 WRONG_ONE = "remove the wrong one"

@@ -1,14 +1,13 @@
-"""Checkpoints: a Hugging Face causal model with its tokenizer from a folder or a hub name, or an error of one line."""
+"""Checkpoints from a folder or a hub name, loaded or without weights, with their tokenizers, or an error of one line."""
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +28,13 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
-from longitude.checkpoints.declared import fault_of, raw_config, require_numbers, text_part
+from longitude.checkpoints.compare import read
+from longitude.checkpoints.declared import Ropes, declared_length, fault_of, require_numbers, text_part
+from longitude.checkpoints.positions import Kind, kind_of
 from longitude.errors import OWN_CODE, UsageError, one_line_of, unknown
 from longitude.hf.stock import KEY, class_of
-from longitude.positions.config_keys import BASES, SCHEMAS
-from longitude.positions.hugging_face import lost_type, names_rotation
+from longitude.positions.config_keys import LENGTHS
+from longitude.positions.hugging_face import lost_type
 from longitude.runs.files import read_json
 from longitude.runs.memory import available_memory, require_memory
 from longitude.runs.quiet import quiet
@@ -174,24 +175,6 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
         raise
 
 
-def without_class(path: str) -> PreTrainedConfig | None:
-    """The rotation in a file whose model_type transformers does not have, read by its keys; None for another file."""
-    with suppress(OSError, ValueError, RecursionError):
-        raw = raw_config(path)
-        kind, keys = (raw.get("model_type"), {**text_part(raw)}) if isinstance(raw, dict) else (None, {})
-        sizes = [keys.get(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")]
-        known = not isinstance(kind, str) or kind in CONFIG_MAPPING
-        if not known and names_rotation(keys) and all(type(size) is int and size > 0 for size in sizes):
-            require_numbers(keys)
-            bases = ({BASES[0]: keys[base]} for base in BASES if base in keys)
-            keys[SCHEMAS[0]] = next(filter(None, (*map(keys.get, SCHEMAS), *bases)), None)
-            config = type("WithoutClass", (PreTrainedConfig,), {"model_type": kind})()
-            # Not as arguments: transformers would complete and correct what the file says of a rotation.
-            vars(config).update(copy.deepcopy(keys) | {"model_type": kind})
-            return config
-    return None
-
-
 def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint; bytes for a model of a study, which has none. ValueError when it is missing."""
     path = str(name_or_path)
@@ -224,6 +207,91 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     plain.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=plain, clean_up_tokenization_spaces=False)
+
+
+# ---- without weights --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint before it is extended; no weights are in memory.
+
+    Attributes:
+        name: Name or path that the caller passed.
+        folder: Folder of the files.
+        json: Content of config.json, keys in their order.
+        inner: The part of `json` about the text model; `json` itself if there are no other parts.
+        config: The text configuration as transformers reads it.
+        skeleton: The model on the meta device.
+        unread: Names of tensors in its files that the model does not read, except those known to be harmless.
+    """
+
+    name: str
+    folder: Path
+    json: dict[str, Any]
+    inner: dict[str, Any]
+    config: PreTrainedConfig
+    skeleton: nn.Module
+    unread: tuple[str, ...] = ()
+
+    @property
+    def length_key(self) -> str:
+        """Key of the maximum length in its config.json."""
+        theirs = self.config.attribute_map.get(LENGTHS[0], LENGTHS[0])
+        return next((key for key in (theirs, *LENGTHS) if key in self.inner), theirs)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights in its files, according to the configuration."""
+        return getattr(torch, str(self.config.dtype or "float32").removeprefix("torch."))
+
+    @property
+    def declared(self) -> int | None:
+        """The length that its configuration declares."""
+        return declared_length(self.config)
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of positions of the model. ValueError for a model that cannot be extended."""
+        return kind_of(self.name, self.config, self.skeleton)
+
+    @property
+    def quantization(self) -> str | None:
+        """Quantization method of the weights ("gptq", "awq", "fp8", ...); None if they are not quantized."""
+        return quantization_of(self.skeleton.config)
+
+    @property
+    def shards(self) -> list[Path]:
+        return sorted(self.folder.glob("*.safetensors"))
+
+
+def open_source(model: str) -> Source:
+    """A checkpoint from a folder or a hub name. ValueError, in one line, for what cannot be read or is no language model."""
+    config = config_of(model)
+    folder = local_folder(model) or fetched(model)
+    json = read_json(folder / "config.json", links=True)
+    require_causal(model, config)
+    text = config.get_text_config(decoder=True)
+    inner = json if text is config else json.get("text_config", json)
+    skeleton = built_without_weights(model, AutoModelForCausalLM.from_config, config)
+    source = Source(model, folder, json, inner, text, skeleton)
+    require_shards(folder)
+    # Packed weights have names and shapes of their own.
+    return source if source.quantization else replace(source, unread=require_fit(model, folder, skeleton))
+
+
+def fetched(name: str) -> Path:
+    """Download the files of a hub name; returns their folder."""
+    from huggingface_hub import snapshot_download
+
+    with in_one_line(f"{name}: it cannot be fetched from the hub"):
+        return Path(snapshot_download(name, ignore_patterns=["*.msgpack", "*.h5", "*.onnx", "*.py", "*.bin", "*.pt"]))
+
+
+def ropes_of(source: Source) -> Ropes:
+    """Rotary parameters of a checkpoint as its class rotates. ValueError, with the file, if its keys do not explain them."""
+    try:
+        return read(source.config).ropes
+    except ValueError as error:
+        raise ValueError(f"{source.folder / 'config.json'}: {error}") from error
 
 
 # ---- tensors of the files, and of the model -----------------------------------------------------------------------------
@@ -276,33 +344,32 @@ def loaded_on_meta(path: str, skeleton: Any) -> tuple[Any, dict[str, Any]]:
         )
 
 
+def require_fit(name: str, folder: Path, skeleton: Any) -> tuple[str, ...]:
+    """Check the files against the model; return the names of tensors that the model does not read.
+
+    ValueError if the files do not match config.json: a missing tensor or one of another shape, more layers, or a head that is
+    tied in one of them only.
+    """
+    model, info = loaded_on_meta(str(folder), skeleton)
+    unread, untied = held_against(name, model, info)
+    if wrong := differences(model, unread, untied)[0]:
+        raise ValueError(f"{name}: {'; '.join(wrong)}")
+    return unread
+
+
 def differences(model: Any, unused: Sequence[str], untied: Untied = ()) -> tuple[list[str], list[str]]:
     """(contradictions between config.json and the files, other tensors that nothing reads), in words with names."""
-    beyond = beyond_layers(model, unused)
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", math.inf)
+    beyond = [name for name in unused if (number := re.search(r"\.(\d+)\.", name)) and int(number[1]) >= layers]
+    others = [name for name in unused if name not in beyond]
     wrong = [
         f"the files have {source} and another {target}, and config.json ties the two: some readers take one tensor for "
         f'both; write "tie_word_embeddings": false, or remove {target}'
         for target, source in untied
     ]
     if beyond:
-        count = getattr(model.config.get_text_config(), "num_hidden_layers", "fewer")
-        wrong.append(
-            f"the files have more layers than config.json, which has num_hidden_layers = {count}: nothing reads "
-            f"{listed(beyond)}; correct num_hidden_layers, or remove these tensors"
-        )
-    others = [name for name in unused if name not in beyond]
+        wrong.append(f"the files have more layers than num_hidden_layers = {layers}: nothing reads {listed(beyond)}")
     return wrong, [f"{type(model).__name__} reads none of {listed(others)}"] if others else []
-
-
-def beyond_layers(model: Any, names: Iterable[str]) -> list[str]:
-    """Tensors of layers of a higher number than the model's."""
-    counts: dict[str, int] = {}  # by the last part of a stack's name, as files may leave out the first
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList):
-            last = name.rpartition(".")[2]
-            counts[last] = min(len(module), counts.get(last, len(module)))
-    places = {name: re.findall(r"(?<![^.])(\w+)\.(\d+)\.", name) for name in names}
-    return [name for name, at in places.items() if any(int(n) >= counts.get(stack, math.inf) for stack, n in at)]
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
@@ -330,10 +397,7 @@ def local_folder(path: str) -> Path | None:
             raise UsageError(str(folder), expected, "an adapter (adapter_config.json)")
         return folder
     if folder.exists():
-        made = "; make one of it with from_pretrained(..., gguf_file=...) and save_pretrained" * (
-            folder.suffix == ".gguf"
-        )
-        raise ValueError(f"{path} is a file; expected the folder of a checkpoint, with config.json{made}")
+        raise ValueError(f"{path} is a file; expected the folder of a checkpoint, with config.json")
     if not path or path[0] in "./~" or path.count("/") > 1 or "\\" in path or ("/" in path and folder.parent.is_dir()):
         raise ValueError(
             f"{path}: there is no such folder; expected a checkpoint with config.json, or a name on the hub"

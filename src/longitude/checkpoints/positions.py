@@ -15,7 +15,6 @@ from longitude.positions.bias import alibi_slopes
 TABLE = re.compile(r"(^|\.)(wpe|pos(ition)?s?_?emb\w*|embed_positions)$")
 """Names of learned tables of positions in models."""
 VISION = re.compile(r"(^|\.)(visual|vision\w*)\.")
-BUCKETS = "its positions are learned biases for buckets of distances, the last of which is of all far distances"
 
 Kind = Literal["rotary", "learned", "alibi"]
 
@@ -89,9 +88,7 @@ def kind_of(name: str, config: PreTrainedConfig, model: nn.Module) -> Kind:
         return "rotary"
     if table_of(model) is not None:
         return "learned"
-    if hasattr(config, "relative_attention_num_buckets"):
-        why = BUCKETS
-    elif hasattr(config, "rotary_dim") or any(map(is_rotary, model.modules())):
+    if hasattr(config, "rotary_dim") or any(map(is_rotary, model.modules())):
         why = "it rotates its queries and keys, but by a formula that its configuration does not describe"
     else:
         why = "it has neither rotary parameters nor a learned table of positions, nor ALiBi"

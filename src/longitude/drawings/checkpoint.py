@@ -6,13 +6,13 @@ from contextlib import suppress
 from typing import Any
 from warnings import catch_warnings
 
-from transformers import CONFIG_MAPPING, AutoModel
+from transformers import AutoModel
 
 from longitude.checkpoints.compare import Reading, head_dim_of, not_rotary, read as reading, ropes
 from longitude.checkpoints.config import attention_apart, positions_of_layers
 from longitude.checkpoints.declared import class_of, declared_length, text_part, trained_length, unrotated
 from longitude.checkpoints.lint import contradictions, remarks
-from longitude.checkpoints.load import built_without_weights, config_of, without_class
+from longitude.checkpoints.load import built_without_weights, config_of
 from longitude.checkpoints.positions import alibi_of, has_alibi, table_of
 from longitude.drawings.build import Shape
 from longitude.drawings.drawing import Dials, Drawing, side_by_side
@@ -21,7 +21,7 @@ from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi, T5Bias
-from longitude.positions.config_keys import WINDOWED, not_understood
+from longitude.positions.config_keys import WINDOWED
 from longitude.positions.layers import LayerPositions
 from longitude.report.table import plain
 from longitude.report.wording import brief
@@ -32,12 +32,7 @@ FACTORS = (2, 4, 8)
 
 def read(path: str) -> Any:
     """The configuration of the text model. ValueError, in one line, if it cannot be read."""
-    try:
-        return text_part(config_of(path))
-    except ValueError as refusal:
-        if (config := without_class(path)) is None:
-            raise refusal
-        return config
+    return text_part(config_of(path))
 
 
 def encodings(config: Any) -> dict[str, Encoding]:
@@ -97,9 +92,7 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
     notes = [*_of_class(config)]
     if theirs is not None and (rotating or kinds == ["unknown"]):
         notes += theirs.notes + theirs.problems()
-    if config.model_type not in CONFIG_MAPPING:
-        notes += [f"not understood: {', '.join(unread)}"] if (unread := not_understood(config)) else []
-    elif raw is not None:
+    if raw is not None:
         notes += [*contradictions(raw, config), *remarks(raw, config)]
     turning, partly = [rotation.rope for rotation in rotating], getattr(config, "qk_nope_head_dim", None) is not None
     return {

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedConfig
 
-from longitude.checkpoints.source import Source, open_source
+from longitude.checkpoints.load import Source, open_source
 from longitude.errors import UsageError
 from longitude.extend.factors import rotating_with
 from longitude.extend.plan import Target, original_length, plan_extension

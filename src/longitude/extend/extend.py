@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from longitude.checkpoints.declared import of_full_attention
-from longitude.checkpoints.source import Source, open_source, ropes_of
+from longitude.checkpoints.load import Source, open_source, ropes_of
 from longitude.errors import UsageError
 from longitude.extend.fine_tune import Training, fine_tune, window_of
 from longitude.extend.plan import ROTATED_VALUES, ExtendPlan, Target, original_length, pairs_of, plan_extension
@@ -124,9 +124,8 @@ def extend(
         plan = plan_extension(source, target, factors, must_fit=text is not None)
         if quantized is not None and text is not None and out is not None:
             plan.notes.append(
-                f"The weights are quantized ({quantized}): they are copied unread, and nothing is measured. Only their layers "
-                f"were compared with config.json. `longitude check {out}` tries the model, on a machine with what transformers "
-                f"needs for {quantized}."
+                f"The weights are quantized ({quantized}): they are copied unread, and nothing is measured. "
+                f"`longitude check {out}` tries the model, on a machine with what transformers needs for {quantized}."
             )
         if cost is not None:
             cost.measure_original(plan.original)

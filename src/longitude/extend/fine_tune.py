@@ -22,8 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from longitude.checkpoints.declared import of_full_attention
-from longitude.checkpoints.load import differences, load, require_shards
-from longitude.checkpoints.source import Source, open_source, require_fit, ropes_of
+from longitude.checkpoints.load import Source, differences, load, open_source, require_fit, require_shards, ropes_of
 from longitude.errors import check_sizes
 from longitude.extend.short_contexts import MINUTES, CostMeasurement, ShortContextLoss
 from longitude.extend.units import TRAINING, digest_of_tokens, digest_of_weights, work_of, working

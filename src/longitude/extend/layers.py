@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from longitude.checkpoints.compare import difference, frequencies_of
 from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.declared import Ropes
+from longitude.checkpoints.load import Source
 from longitude.checkpoints.observed import RotaryTables, observe
-from longitude.checkpoints.source import Source
 from longitude.positions.config_keys import SUMMARIZED
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling.base import Frequencies

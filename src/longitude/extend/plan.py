@@ -14,8 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import Ropes, changed_keys, of_full_attention, with_ropes
 from longitude.checkpoints.lint import COVERAGE, contradictions, unread_keys
-from longitude.checkpoints.load import differences, in_one_line, require_shards
-from longitude.checkpoints.source import Source, require_fit, ropes_of
+from longitude.checkpoints.load import Source, differences, in_one_line, require_fit, require_shards, ropes_of
 from longitude.errors import UsageError, Within, check_bounds
 from longitude.extend.factors import RotaryPairs, with_scheme, writable
 from longitude.extend.layers import Layers, NotAsMeant

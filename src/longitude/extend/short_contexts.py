@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from longitude.checkpoints.compare import head_dim_of
-from longitude.checkpoints.load import Checkpoint, load, tokenizer_of
+from longitude.checkpoints.load import Checkpoint, Source, load, tokenizer_of
 from longitude.checkpoints.positions import last_position
-from longitude.checkpoints.source import Source
 from longitude.extend.units import PASSES, SAMPLE, digest_of_weights
 from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.sources import read_text

@@ -9,8 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from longitude.checkpoints.load import require_finite, tensors_of
-from longitude.checkpoints.source import Source
+from longitude.checkpoints.load import Source, require_finite, tensors_of
 from longitude.runs.files import new_folder, read_json, require_space, write_json
 
 CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".bpe", ".vocab", ".merges")

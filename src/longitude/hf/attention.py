@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from longitude.attention.masks import AllOf, Causal, Mask, NoMask, Pairs, Window
 from longitude.attention.operation import answer, choose_once, requests, run_parts
 from longitude.attention.request import Request
-from longitude.attention.terms import with_sinks
 from longitude.errors import UsageError
 from longitude.hf.layer import CALL, LayerCall, encoding_of
 from longitude.hf.masks import StockMask, dense_mask, with_packed
@@ -26,6 +25,7 @@ from longitude.positions.terms import PairBias
 
 REFUSED = {
     "head_mask": "it mutes heads",
+    "sinks": "each query has its own",
     "block_indices": "it chooses keys",
     "read_index": "the keys are in pages",
     "block_table": "the keys are in pages",
@@ -49,7 +49,6 @@ def stock_attention(
     s_aux: Tensor | None = None,
     softcap: float | None = None,
     position_bias: Tensor | None = None,
-    sinks: Tensor | None = None,
     indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -67,7 +66,6 @@ def stock_attention(
         s_aux: learned sinks, a logit for each head of queries [H].
         softcap: cap of the products, as in `lg.attend`.
         position_bias: added to the scores, [B or 1, H, L, Lk].
-        sinks: a logit for each query, [B, H, L, 1].
         indices: the keys that an indexer chose for each query, [B, L, n]; keys that the mask hides stay hidden.
         **kwargs: other arguments of the layer's call.
 
@@ -97,38 +95,29 @@ def stock_attention(
     weights = kwargs.get("output_attentions")
     if weights is None:
         weights = bool(getattr(getattr(module, "config", None), "output_attentions", False))
-    require_shapes(query, s_aux, sinks, indices)
+    require_shapes(query, s_aux, indices)
     if indices is not None and indices.shape[-1] < key.shape[2]:
         mask = AllOf((*mask.parts(), chosen_keys(indices, key.shape[2])))
     if call is not None:
-        if position_bias is not None or sinks is not None:
+        if position_bias is not None:
             raise ValueError(
-                f"set_positions: {type(module).__name__} adds its own position_bias or sinks to the scores; expected a layer "
-                "without them, or no set_positions"
+                f"set_positions: {type(module).__name__} adds its own position_bias to the scores; expected a layer without it, "
+                "or no set_positions"
             )
         options = scaling, dropout, weights, s_aux, softcap
         out, weights = call.encoding(partial(call.attend, query, key, value, mask, *options))
         return out.transpose(1, 2).contiguous(), weights
 
-    plain = (
-        s_aux is None and sinks is None and position_bias is None and indices is None and not weights and not dropout
-    )
+    plain = s_aux is None and position_bias is None and indices is None and not weights and not dropout
     if plain and mask_of_call is attention_mask and query.shape[2] == 1 and by_shapes(query, key, value):
         reads = mask_of_call.mask, window, scaling, softcap
         r = mask_of_call.step.request(request_of, query, key, value, *reads)
         out, _ = answer(choose_once(r, "auto"), r)
         return out.transpose(1, 2).contiguous(), None
 
-    def attend(dropout: float, weights: bool, lse: bool = False) -> tuple[Tensor, Tensor | None]:
-        options = {"mask": mask, "scale": scaling, "dropout": dropout, "return_weights": weights}
-        (part,) = requests(query, key, value, **options, sinks=s_aux, softcap=softcap)
-        part = replace(part, request=with_bias(part.request, position_bias))
-        return run_parts([part.with_lse() if lse else part])
-
-    if sinks is None:
-        out, weights = attend(dropout, weights)
-    else:
-        out, weights = with_query_sinks(attend, sinks[..., 0], dropout, weights)
+    options = {"mask": mask, "scale": scaling, "dropout": dropout, "return_weights": weights}
+    (part,) = requests(query, key, value, **options, sinks=s_aux, softcap=softcap)
+    out, weights = run_parts([replace(part, request=with_bias(part.request, position_bias))])
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -151,13 +140,11 @@ def windowed(mask: Mask, window: int | None) -> Mask:
     return mask if window is None else AllOf((*mask.parts(), Window(window)))
 
 
-def require_shapes(query: Tensor, s_aux: Tensor | None, sinks: Tensor | None, indices: Tensor | None) -> None:
-    """UsageError unless s_aux is [H], sinks are [B, H, L, 1] and indices [B, L, n]: models may mean other things by them."""
+def require_shapes(query: Tensor, s_aux: Tensor | None, indices: Tensor | None) -> None:
+    """UsageError unless s_aux is [H] and indices are [B, L, n]: models may mean other things by them."""
     batch, heads, length = query.shape[:3]
     if s_aux is not None and s_aux.shape != (heads,):
         raise UsageError("s_aux", f"a logit for each head of queries, [{heads}]", list(s_aux.shape))
-    if sinks is not None and sinks.shape != (batch, heads, length, 1):
-        raise UsageError("sinks", f"a logit for each query, [{batch}, {heads}, {length}, 1]", list(sinks.shape))
     if indices is not None and (indices.dim() != 3 or indices.shape[:2] != (batch, length)):
         raise UsageError("indices", f"keys of each query, [{batch}, {length}, n]", list(indices.shape))
 
@@ -203,21 +190,6 @@ def at_places(x: Tensor, dim: int, places: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or int(places[-1] - places[0]) != len(places) - 1:
         return x.index_select(dim, places)
     return x.narrow(dim, int(places[0]), len(places))
-
-
-def with_query_sinks(
-    attend: Callable[..., tuple[Tensor, Tensor | None]], sinks: Tensor, dropout: float, weights: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The output, and the weights if wanted, with a sink for each query [B, H, L], which takes its share of the weights."""
-    if not weights and not dropout:
-        out, lse = attend(0.0, False, lse=True)
-        assert lse is not None
-        return with_sinks(out, lse, sinks)[0], None
-    out, seen = attend(dropout, weights)
-    _, lse = attend(0.0, False, lse=True)
-    assert lse is not None
-    out = with_sinks(out, lse, sinks)[0]
-    return out, None if seen is None else with_sinks(seen, lse, sinks)[0]
 
 
 def stock_mask_of(module: nn.Module, attention_mask: Any, query: Tensor, keys: int, causal: bool | None) -> StockMask:

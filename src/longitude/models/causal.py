@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from longitude.attention.documents import places_in, streams_of
 from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
@@ -93,57 +91,5 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             attentions=outputs.attentions,
         )
 
-    # ---- generate() with documents, and with positions of several axes: transformers passes them as [axes, B, L] ----
-    # (its mixin requires a protocol that its own models do not satisfy, by pyright)
-    def generate(self, *arguments: Any, position_ids: Tensor | None = None, **options: Any) -> Any:
-        """Generate as in transformers; documents and positions of several axes continue, too.
-
-        Args:
-            arguments: As in transformers.
-            position_ids: Positions of the prompt, [B, L] or [B, L, axes]; they continue as in forward.
-            options: As in transformers. The last value of document_ids [B, L] continues; both names of the cache are accepted.
-
-        Returns:
-            As in transformers.
-
-        Raises:
-            ValueError: For an assistant model with a cache that cannot be cropped, a mask that does not cover all tokens, or
-                padding between tokens.
-        """
-        if position_ids is not None:
-            options["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
-        return super().generate(*arguments, **options)
-
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, *arguments: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        kwargs["inputs_embeds"] = inputs_embeds  # named in the signature, where transformers looks for it
-        inputs = super().prepare_inputs_for_generation(input_ids, *arguments, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        if (positions := inputs.get("position_ids")) is not None and positions.dim() == 3:
-            inputs["position_ids"] = positions.movedim(0, -1)
-        return inputs
-
     def _prepare_static_cache(self, cache_implementation: str, *arguments: Any, **named: Any) -> Cache:
         raise UsageError("cache_implementation", "'dynamic' or 'offloaded'", repr(cache_implementation))
-
-    def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
-        if (documents := model_kwargs.get("document_ids")) is None:
-            return super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
-        batch, length = inputs_tensor.shape[:2]
-        streams = streams_of(model_kwargs.get("attention_mask"), documents, batch, length, documents.device)
-        assert streams is not None
-        return places_in(streams)
-
-    def _update_model_kwargs_for_generation(
-        self, outputs: Any, model_kwargs: dict[str, Any], is_encoder_decoder: bool = False, num_new_tokens: int = 1
-    ) -> dict[str, Any]:
-        model_kwargs = super()._update_model_kwargs_for_generation(
-            outputs, model_kwargs, is_encoder_decoder, num_new_tokens
-        )
-        if (positions := model_kwargs.get("position_ids")) is not None and positions.dim() == 3:
-            past = positions[..., :-num_new_tokens]  # text continues after the largest coordinate, not after each
-            new = past.amax((0, 2), keepdim=True) + 1 + torch.arange(num_new_tokens, device=past.device)
-            model_kwargs["position_ids"] = torch.cat([past, new.expand(past.shape[0], -1, -1)], -1)
-        if (documents := model_kwargs.get("document_ids")) is not None:
-            model_kwargs["document_ids"] = torch.cat([documents, documents[:, -1:].expand(-1, num_new_tokens)], 1)
-        return model_kwargs

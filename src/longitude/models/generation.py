@@ -19,6 +19,10 @@ class CheckedGenerationMixin(GenerationMixin):
     @renames_cache
     def generate(self, *arguments: Any, **options: Any) -> Any:
         require_assistant(options.get("assistant_model"))
+        positions = options.get("position_ids")
+        if options.get("document_ids") is not None or (positions is not None and positions.dim() > 2):
+            got = "document_ids" if options.get("document_ids") is not None else "positions of several axes"
+            raise UsageError("generate", "one document, and positions [B, L]", got, "call the model for each token")
         inputs = arguments[0] if arguments else options.get("inputs")
         require_mask(self.config.is_encoder_decoder, inputs, options)  # pyright: ignore[reportAttributeAccessIssue]
         return super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]

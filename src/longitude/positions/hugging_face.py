@@ -33,7 +33,7 @@ from longitude.positions.config_keys import (
 from longitude.positions.rotary import MultimodalRotary, Rotary
 from longitude.positions.rotation import Layout
 from longitude.positions.scaling import NTK, DynamicNTK, Linear, LongRoPE, Scaling
-from longitude.positions.scaling.base import ORIGINAL_LENGTH, ROPE_TYPES, Follow
+from longitude.positions.scaling.base import ORIGINAL_LENGTH, ROPE_TYPES
 
 
 class NotUnderstood(ValueError):
@@ -133,9 +133,7 @@ def lost_type(config: Mapping[str, Any] | Any, error: BaseException) -> str | No
     return f"{SCHEMAS[0]} has nothing for layers of {kind!r}: write their rope_type and rope_theta"
 
 
-def read_ropes(
-    config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
-) -> RopeConfig | dict[str, RopeConfig | None]:
+def read_ropes(config: Mapping[str, Any] | Any) -> RopeConfig | dict[str, RopeConfig | None]:
     """Read the rotary parameters that a config's keys declare, regardless of how its model family uses them.
 
     Defaults: the original length of yarn, longrope and llama3 is max_position_embeddings; the config's top-level
@@ -156,7 +154,7 @@ def read_ropes(
     parameters = new or old or {}
     base, local = (value_of(config, names) for names in (BASES, LOCAL_BASES))
     if isinstance(base, list):
-        return ropes_by_layer(config, base, parameters, follow, max_length)
+        return ropes_by_layer(config, base, parameters)
     outside = {"rope_theta": base, "partial_rotary_factor": share_of(config)}
 
     def read(parameters: Mapping[str, Any], config: Mapping[str, Any] = config, **outside: Any) -> RopeConfig:
@@ -164,7 +162,7 @@ def read_ropes(
         if merged.get("max_position_embeddings") == config.get("max_position_embeddings"):  # a copy
             merged.pop("max_position_embeddings", None)
         merged = {key: value for key, value in outside.items() if value is not None} | merged
-        return rope_of(merged, config, follow, max_length)
+        return rope_of(merged, config)
 
     if typed := [layer for layer, value in parameters.items() if isinstance(value, Mapping)]:
         for layer, inner in parameters.items():
@@ -182,11 +180,7 @@ def read_ropes(
 
 
 def ropes_by_layer(
-    config: Mapping[str, Any],
-    bases: Sequence[float],
-    scaling: Mapping[str, Any],
-    follow: Follow | None,
-    max_length: int | None,
+    config: Mapping[str, Any], bases: Sequence[float], scaling: Mapping[str, Any]
 ) -> dict[str, RopeConfig | None]:
     """Rotary parameters by layer type, of lists with a base and a share for each layer (Step 3.5).
 
@@ -204,12 +198,9 @@ def ropes_by_layer(
             )
     scaled = config.get(SCALED) or ["full_attention"]
     return {
-        kind: rope_of(
-            {"rope_theta": base, "partial_rotary_factor": share} | (dict(scaling) if kind in scaled else {}),
-            config, follow, max_length,
-        )
+        kind: rope_of({BASES[0]: base, SHARES[0]: share} | (dict(scaling) if kind in scaled else {}), config)
         for kind, (base, share) in rotations.items()
-    }  # fmt: skip
+    }
 
 
 def share_of(config: Mapping[str, Any]) -> float:
@@ -227,9 +218,7 @@ def names_rotation(config: Mapping[str, Any]) -> bool:
     return any(config.get(key) for key in SCHEMAS) or bool(value_of(config, (*BASES, *LOCAL_BASES)))
 
 
-def rope_of(
-    keys_of_rope: dict[str, Any], config: Mapping[str, Any], follow: Follow | None, max_length: int | None
-) -> RopeConfig:
+def rope_of(keys_of_rope: dict[str, Any], config: Mapping[str, Any]) -> RopeConfig:
     """One flat dict of rope parameters -> RopeConfig."""
     old_key = keys_of_rope.pop("type", "default")
     kind = keys_of_rope.pop("rope_type", old_key)
@@ -258,7 +247,7 @@ def rope_of(
     if stretched:
         scaling = NTK(keys_of_rope["alpha"])
     else:
-        scaling = scaling_of(kind, options | factor_of_phimoe(keys_of_rope), config, follow, max_length)
+        scaling = scaling_of(kind, options | factor_of_phimoe(keys_of_rope), config)
     partial, proportion = (1.0, share) if proportional else (share, 1.0)
     temperature = rotated_temperature(keys_of_rope)
     return RopeConfig(keys_of_rope["rope_theta"], scaling, partial, proportion, *sections_of(keys_of_rope), temperature)
@@ -291,9 +280,7 @@ def sections_of(parameters: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, 
     return tuple(sections), interleaved
 
 
-def scaling_of(
-    kind: str, options: dict[str, Any], config: Mapping[str, Any], follow: Follow | None, max_length: int | None
-) -> Scaling | None:
+def scaling_of(kind: str, options: dict[str, Any], config: Mapping[str, Any]) -> Scaling | None:
     """The scheme of a type, with the lengths that are outside its dict."""
     scheme = ROPE_TYPES[kind][0]
     if scheme is None or (kind == "proportional" and options.get("factor", 1.0) == 1):
@@ -315,10 +302,7 @@ def scaling_of(
         options["original_max_length"] = declared
     if kind == "longrope" and declared is not None:
         options.setdefault("factor", max(1.0, declared / options["original_max_length"]))
-        max_length = max_length or (declared if follow == "declared" else None)
-    if kind in ("longrope", "dynamic"):
-        options |= {"follow": follow or "sequence", "max_length": max_length}
-    return scheme(**options)
+    return scheme(**options, **({"follow": "sequence"} if kind in ("longrope", "dynamic") else {}))
 
 
 # ---- layers that rotate, and temperatures of queries ---------------------------------------------------------------------

@@ -17,10 +17,10 @@ from torch.nn.functional import cross_entropy
 from longitude.check.causes import FILE, first_apart
 from longitude.check.laws.decoding import CACHE
 from longitude.check.laws.rotation import ropes
+from longitude.check.layout import layout_changes
 from longitude.check.recorder import outputs, with_attributes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in, patched
 from longitude.checkpoints.compare import head_dim_of, not_rotary
-from longitude.checkpoints.layout import layout_changes
 from longitude.checkpoints.load import auto_class_of
 from longitude.hf.stock import KEY
 from longitude.positions.hugging_face import RopeConfig
