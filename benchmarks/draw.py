@@ -32,37 +32,37 @@ def study() -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def names_of(found: dict[str, Any]) -> dict[str, str]:
+def names_of(kept: dict[str, Any]) -> dict[str, str]:
     """Label -> the paper's name, or what a blind control sees."""
-    config = StudyConfig.of(found["study"]["configuration"])
-    names = papers([*dict.fromkeys(row["label"] for row in found["rows"])])
+    config = StudyConfig.of(kept["study"]["configuration"])
+    names = papers([*dict.fromkeys(row["label"] for row in kept["rows"])])
     blind = [label for label in names if is_blind(label, config.train_length)]
-    return names | {label: f"sees {seen(label, config.depth)} bytes" for label in blind}
+    return names | {label: f"sees {seen(label, config.layers)} bytes" for label in blind}
 
 
-def floor(found: dict[str, Any]) -> tuple[str, float]:
+def floor(kept: dict[str, Any]) -> tuple[str, float]:
     """The best n-grams, and what they reach."""
-    order, bits = min(found["study"]["ngrams"].items(), key=lambda each: each[1])
+    order, bits = min(kept["study"]["ngrams"].items(), key=lambda item: item[1])
     return ngrams_named(int(order)), bits
 
 
-def words(found: dict[str, Any]) -> str:
+def described_chart(kept: dict[str, Any]) -> str:
     """What the picture shows with all its numbers, for readers who do not see it."""
-    trained = found["study"]["configuration"]["train_length"]
-    labels = list(dict.fromkeys(row["label"] for row in found["rows"]))
-    names = names_of(found)
-    by_label = [[row for row in found["rows"] if row["label"] == label] for label in labels]
+    trained = kept["study"]["configuration"]["train_length"]
+    labels = list(dict.fromkeys(row["label"] for row in kept["rows"]))
+    names = names_of(kept)
+    by_label = [[row for row in kept["rows"] if row["label"] == label] for label in labels]
     lines = [
         f"{names[rows[0]['label']]} " + ", ".join(f"{r['value']:.2f} at {r['length']}" for r in rows)
         for rows in by_label
     ]
-    lines.append("{} {:.2f}".format(*floor(found)))
+    lines.append("{} {:.2f}".format(*floor(kept)))
     return f"Line chart of bits per byte, lower is better, by window length in bytes, trained on {trained}: {'; '.join(lines)}."
 
 
-def chart(found: dict[str, Any]) -> Any:
+def chart(kept: dict[str, Any]) -> Any:
     """A line for each encoding, its band over the seeds, its name at the end, and the training length."""
-    rows, trained = found["rows"], found["study"]["configuration"]["train_length"]
+    rows, trained = kept["rows"], kept["study"]["configuration"]["train_length"]
     labels = list(dict.fromkeys(row["label"] for row in rows))
     lengths = sorted({row["length"] for row in rows})
     low, high = min(row["seed_low"] for row in rows) - 0.1, max(row["seed_high"] for row in rows) + 0.1
@@ -74,7 +74,7 @@ def chart(found: dict[str, Any]) -> Any:
     )
     scale, title = alt.Scale(domain=[low, high], zero=False, nice=False), "Bits per byte, lower is better"
     y = alt.Y("value:Q", title=title, scale=scale)
-    dashes = [[4, 4] if names_of(found)[label].startswith("sees") else [1, 0] for label in labels]
+    dashes = [[4, 4] if names_of(kept)[label].startswith("sees") else [1, 0] for label in labels]
     dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes), legend=None)
     range_ = [*map(color_of, labels)]
     color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=range_), legend=None)
@@ -82,11 +82,11 @@ def chart(found: dict[str, Any]) -> Any:
     last = sorted((row for row in rows if row["length"] == lengths[-1]), key=lambda row: row["value"])
     gap = GAP * (high - low) / HEIGHT
     ends = [
-        row | {"at": at, "name": names_of(found)[row["label"]]}
+        row | {"at": at, "name": names_of(kept)[row["label"]]}
         for row, at in zip(last, apart([row["value"] for row in last], gap), strict=True)
     ]
     names = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=10, fontSize=13, fontWeight=600)
-    name, bits = floor(found)
+    name, bits = floor(kept)
     grams = alt.Chart(alt.Data(values=[{"length": lengths[-1], "value": bits, "words": name}]))
     mark = alt.Chart(alt.Data(values=[{"length": trained, "value": high, "words": f"trained at {trained}"}]))
     layers = [
@@ -113,12 +113,12 @@ def write() -> None:
         svg = path.read_text(encoding="utf-8")
         if dark:
             svg = re.sub("|".join(DARK), lambda color: DARK[color[0]], svg)
-        path.write_text(described(svg, TITLE, words(study()), path.stem).rstrip() + "\n", encoding="utf-8")
+        path.write_text(described(svg, TITLE, described_chart(study()), path.stem).rstrip() + "\n", encoding="utf-8")
 
 
 def differing() -> list[str]:
     """The files that were drawn from other numbers; by the words in them, as bytes depend on fonts and releases."""
-    expected = f">{escape(words(study()))}</desc>"
+    expected = f">{escape(described_chart(study()))}</desc>"
     return [path.name for path in FILES if not path.exists() or expected not in path.read_text(encoding="utf-8")]
 
 

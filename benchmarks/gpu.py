@@ -77,7 +77,7 @@ class Results:
         self.kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"schema": 1, "rows": []}
 
     def put(self, row: dict[str, Any]) -> None:
-        self.kept["rows"] = [each for each in self.rows if each["key"] != row["key"]] + [row]
+        self.kept["rows"] = [other for other in self.rows if other["key"] != row["key"]] + [row]
         self.write()
 
     def write(self) -> None:
@@ -246,8 +246,8 @@ def measure(part: str, device: str, results: Results, seconds: float) -> int:
         except ModuleNotFoundError as error:  # of other packages than those that the command asks for
             row["notes"] = {"skipped": f"it needs the package {error.name}, which is not here"}
         except Exception as error:
-            words = (str(error).strip().splitlines() or ["no message"])[0]
-            row["notes"] = {"cell": f"{type(error).__name__}: {words}"[:300]}
+            message = (str(error).strip().splitlines() or ["no message"])[0]
+            row["notes"] = {"cell": f"{type(error).__name__}: {message}"[:300]}
         if device == "cuda":
             try:
                 torch.cuda.synchronize()
@@ -312,7 +312,7 @@ def line(row: dict[str, Any]) -> str:
     kinds = ("tflops", "tokens_per_second", "gb_per_second")
     rates = ", ".join(f"{way} {rate:.0f}" for kind in kinds for way, rate in row.get(kind, {}).items())
     score = "" if row.get("score") is None else f"  -> {row['score']:.3f}"
-    why = "".join(f"  [{way}: {words}]" for way, words in row.get("notes", {}).items())
+    why = "".join(f"  [{way}: {note}]" for way, note in row.get("notes", {}).items())
     return f"{about}: {ms}" + (f" ({rates})" if rates else "") + score + why
 
 
@@ -326,7 +326,7 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         kept = None
         if worst is not None:
             kept = worst["score"] <= limit if name in AT_MOST else worst["score"] >= limit
-        why = next((words for row in of_target for words in row.get("notes", {}).values()), "no row")
+        why = next((note for row in of_target for note in row.get("notes", {}).values()), "no row")
         judged.append({
             "target": name, "limit": limit, "at_most": name in AT_MOST, "measured": worst and worst["score"], "kept": kept,
             "rows": len(of_target), "unmeasured": len(of_target) - len(scored), "worst": worst["key"] if worst else why,
@@ -336,13 +336,13 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(judged: list[dict[str, Any]]) -> str:
     lines = []
-    for each in judged:
-        sign = "<=" if each["at_most"] else ">="
-        word = {True: "kept", False: "MISSED", None: "not measured"}[each["kept"]]
-        measured = "-" if each["measured"] is None else f"{each['measured']:.3f}"
-        lines.append(f"{each['target']:42} {sign} {each['limit']:.2f}  {measured:>8}  {word:12} "
-                     f"{each['rows'] - each['unmeasured']}/{each['rows']} rows; {each['worst']}")  # fmt: skip
-    missed = [each["target"] for each in judged if not each["kept"]]
+    for target in judged:
+        sign = "<=" if target["at_most"] else ">="
+        word = {True: "kept", False: "MISSED", None: "not measured"}[target["kept"]]
+        measured = "-" if target["measured"] is None else f"{target['measured']:.3f}"
+        lines.append(f"{target['target']:42} {sign} {target['limit']:.2f}  {measured:>8}  {word:12} "
+                     f"{target['rows'] - target['unmeasured']}/{target['rows']} rows; {target['worst']}")  # fmt: skip
+    missed = [target["target"] for target in judged if not target["kept"]]
     return "\n".join([*lines, f"missed or not measured: {'; '.join(missed) or 'nothing'}"])
 
 
@@ -415,9 +415,9 @@ def main() -> int:
         print("interpreted and very small: no number means anything, and no target is judged")
     else:
         print(table(results.kept["targets"]))
-    words = f"{len(results.rows)} rows in {results.kept['seconds']} s, {len(broken)} broken"
-    print(words + (f": {'; '.join(broken)}" if broken else ""))
-    missed = not asked.interpret and any(each["kept"] is False for each in results.kept["targets"])
+    summary = f"{len(results.rows)} rows in {results.kept['seconds']} s, {len(broken)} broken"
+    print(summary + (f": {'; '.join(broken)}" if broken else ""))
+    missed = not asked.interpret and any(target["kept"] is False for target in results.kept["targets"])
     return int(bool(broken) or missed)
 
 

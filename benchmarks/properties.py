@@ -62,20 +62,20 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     clock, load = "processor" if options.cpu_time else "wall", os.getloadavg()[0]
     rows, seconds = measured(options.encodings, options.repeats, CLOCKS[clock])
-    words = (
+    cost = (
         f"Cost: B=1 H={SHAPE.heads} D={SHAPE.head_dim} L={SHAPE.length} float32, forward and backward, over plain causal "
         f"attention ({seconds * 1e3:.0f} ms); torch {torch.__version__}, {options.threads} threads, {clock} time, load "
         f"{load:.1f}, medians of {options.repeats}; {date.today()}."
     )
     timing = {"threads": options.threads, "clock": clock, "load": load, "repeats": options.repeats}
     protocol = {
-        "definitions": __doc__, "words": words, "timing": timing | {"plain_seconds": seconds}, "shape": asdict(SHAPE),
+        "definitions": __doc__, "words": cost, "timing": timing | {"plain_seconds": seconds}, "shape": asdict(SHAPE),
         "machine": machine(), "versions": versions(), "commit": commit_of_code(),
     }  # fmt: skip
     write_json(options.out, {"protocol": protocol, "rows": rows})
     rows.sort(key=lambda row: row["cost"])
     lines = [[paper_and_label(row["encoding"]), *cells(row)] for row in rows]
-    print(markdown(["encoding", "relative", "time / PyTorch"], lines), words, sep="\n\n")
+    print(markdown(["encoding", "relative", "time / PyTorch"], lines), cost, sep="\n\n")
     return 0
 
 

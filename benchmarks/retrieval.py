@@ -48,7 +48,7 @@ def split_text(folder: Path) -> None:
     """The library's files into folders: training, search, held-out. The example trains on all but every 20th file."""
     example = runpy.run_path(str(ROOT / "examples" / "train_tiny_checkpoint.py"))
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [each for each in sorted(root.rglob("*.py")) if not example["NOT_PROSE"] & {*each.relative_to(root).parts}]
+    files = [path for path in sorted(root.rglob("*.py")) if not example["NOT_PROSE"] & {*path.relative_to(root).parts}]
     for i, file in enumerate(files):
         part = folder / ("training" if i % 20 else "search" if i % 40 else "held-out")
         part.mkdir(parents=True, exist_ok=True)

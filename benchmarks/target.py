@@ -47,7 +47,7 @@ class Session:
     memory: bool = True
     peers: bool = True
     shrink: int = 1
-    on_progress: Callable[[str], object] = field(default=lambda words: None, compare=False)
+    on_progress: Callable[[str], object] = field(default=lambda text: None, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "on_progress"}
@@ -70,9 +70,9 @@ class Session:
     ) -> list[Row]:
         """Time calls in turns. against: the name that ratios are to, or one for each. score: what of a ratio is limited."""
         steps, turns = {name: call for name, (_, _, call) in calls.items()}, self.turns(turns)
-        words = f"{passed} at {shape.length}"
+        title = f"{passed} at {shape.length}"
         timings = interleaved(
-            steps, against, turns, CLOCKS[self.clock], lambda name: self.on_progress(f"{words}: {name}")
+            steps, against, turns, CLOCKS[self.clock], lambda name: self.on_progress(f"{title}: {name}")
         )
         rows = []
         for name, (kind, backend, _) in calls.items():
@@ -192,10 +192,10 @@ def main(targets: Sequence[Target], description: str | None, name: str) -> int:
         session = Session(count, clock, asked.repeats, not asked.no_memory, not asked.no_peers, asked.shrink)
         for n, target in enumerate(targets):
             start, name = time.monotonic(), target.name
-            session = replace(session, on_progress=lambda words, n=n, name=name: progress.update(f"{name}: {words}", n))
-            own = target.rows(session)
-            rows += own
-            outcomes.append(target.outcome(own) | {"took": round(time.monotonic() - start, 1)})
+            session = replace(session, on_progress=lambda text, n=n, name=name: progress.update(f"{name}: {text}", n))
+            measured = target.rows(session)
+            rows += measured
+            outcomes.append(target.outcome(measured) | {"took": round(time.monotonic() - start, 1)})
             measured = outcomes[-1]["measured"]
             progress.note(f"{target.name}: <= {target.limit:.2f}, measured {measured and round(measured, 2)}")
     documented = [asdict(row) for row in rows]

@@ -131,10 +131,10 @@ def bfloat16(session: Session) -> list[Row]:
         both = {dtype: Inputs.of(replace(wide, dtype=dtype)) for dtype in ("float32", "bfloat16")}
         for passed in PASSES:
             for label, mask in ((None, lg.Causal()), (offset_biases(False)[0], lg.Causal()), (None, lg.Window(256))):
-                words = f"{label or 'no encoding'}, {'causal' if isinstance(mask, lg.Causal) else 'window 256'}"
-                cases = [masked(f"{words}, {dtype}", inputs, label, mask) for dtype, inputs in both.items()]
+                title = f"{label or 'no encoding'}, {'causal' if isinstance(mask, lg.Causal) else 'window 256'}"
+                cases = [masked(f"{title}, {dtype}", inputs, label, mask) for dtype, inputs in both.items()]
                 cases[0] = replace(cases[0], kind="plain")
-                rows += session.compare(calls_of(cases, passed == BOTH), f"{words}, float32", wide, passed, turns)
+                rows += session.compare(calls_of(cases, passed == BOTH), f"{title}, float32", wide, passed, turns)
     return rows
 
 

@@ -71,7 +71,6 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         ("stdy", ["'stdy'", "'study'"]),
         ("study --encoding rope", ["'--encoding'", "'--encodings'"]),
         ("study --steps many", ["--steps", "'many'"]),
-        ("study --train_lengths --seeds 0", ["--train-lengths"]),
         ("study --data no/such/text", ["--data", "no/such/text"]),
         ("study --preset mine.toml", ["--preset", "mine.toml"]),
         (

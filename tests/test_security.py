@@ -119,7 +119,8 @@ QUESTIONS = {
     "no encodings": lambda asked: asked["configuration"].pop("encodings"),
     "a trial without a seed": lambda asked: asked["trials"][0].pop("seed"),
     "a trial of no encoding of it": lambda asked: asked["configuration"].update(encodings=["nope"]),
-    "another size without trials": lambda asked: asked.update(others=[{}]),
+    "several sizes": lambda asked: asked["configuration"].update(hidden=[16, 32]),
+    "several training lengths": lambda asked: asked["configuration"].update(train_lengths=[16, 32]),
 }
 
 

@@ -41,6 +41,7 @@ FORMER = {
     "show --text": "texts colored by attention are gone; the report of a study has a text colored by loss.",
     "--allow-pickle": "pickled weights are not read; save them as safetensors, with save_pretrained.",
     "--split-length": "the split of a text depends on no length; leave it out.",
+    "--train-lengths": "several training lengths in one study are gone; run a study for each, with another --out.",
     "--no-peers": "other libraries are measured by `make bench` alone; leave it out.",
     "masked": "studies of encoders are gone; train lg.LongitudeForMaskedLM with the Trainer of transformers.",
     "num_encoder_layers": "both stacks have num_hidden_layers; leave it out.",

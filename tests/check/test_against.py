@@ -124,6 +124,7 @@ def test_llama3s_factors_are_compared_pair_by_pair(tmp_path):
     assert name == "frequencies" and "2.694" in here and "11.412" in there and "pair 8" in there
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("rope", "changes", "factors", "found"),
     [
@@ -257,6 +258,7 @@ def test_the_factor_of_cos_and_sin(keys, factor, tmp_path):
     assert file_of(tmp_path / "one.gguf", **keys).facts()["attention factor"] == pytest.approx(factor)
 
 
+@pytest.mark.slow
 def test_lists_that_one_side_lacks_are_compared(tmp_path):
     """A short list of ones hides that the long one was lost; and a file may have lists that the checkpoint has not."""
     ones, long = [1.0] * 4, [1.0, 2.0, 3.0, 4.0]

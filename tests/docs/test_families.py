@@ -13,8 +13,7 @@ from transformers.utils import logging
 import make_families
 from longitude.check import check
 
-QUICK = ("mamba",)
-"""Families that are tried each time: one with a defect."""
+pytestmark = pytest.mark.slow
 PAD, LENGTH = 3, 24
 """Tokens of padding, and all tokens."""
 
@@ -27,10 +26,7 @@ def quiet():
         yield
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in make_families.FAMILIES],
-)
+@pytest.mark.parametrize("family", make_families.FAMILIES)
 def test_what_check_says_of_a_family_stands_on_the_page(family):
     """Each law that is broken, whatever the version of transformers; and no other family has one."""
     broken = [one.law for one in check(make_families.toy(family)).values() if one.status == "failed"]
@@ -53,11 +49,7 @@ def apart(got: Tensor, want: Tensor) -> float:
 
 
 def of(law: str, *without: str) -> list[Any]:
-    return [
-        pytest.param(family, marks=pytest.mark.slow)
-        for family, broken in make_families.explained()
-        if broken == law and family not in without
-    ]
+    return [family for family, broken in make_families.explained() if broken == law and family not in without]
 
 
 @pytest.mark.parametrize("family", of("left_padding"))
@@ -83,7 +75,6 @@ def test_positions_behind_a_cache_are_others_than_in_a_whole_pass(family):
     assert max(gaps) > 0.01 and min(gaps) < 1e-4
 
 
-@pytest.mark.slow
 def test_logits_of_prophetnet_depend_on_how_many_tokens_follow():
     model, tokens, want = made("prophetnet")
     assert apart(model(input_ids=tokens[:, :10], use_cache=False).logits, want[:, :10]) > 0.001

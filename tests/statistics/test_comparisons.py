@@ -17,9 +17,8 @@ from longitude.statistics.estimates import (
     compared,
     difference,
     orders_kept,
-    unpaired,
 )
-from longitude.statistics.seeds import benjamini_hochberg, holm, t_interval, unpaired_difference
+from longitude.statistics.seeds import benjamini_hochberg, holm, t_interval
 
 OVER = np.ones((3, 4))
 
@@ -78,23 +77,6 @@ def test_the_other_direction_has_every_number_negated_and_the_ends_turned():
     numbers = (less.value, less.low, less.text_high, less.seed_low, *less.values)
     assert numbers == pytest.approx((0.5, 0.0, 1.0, 0.2, 0.4, 0.6))
     assert less.p is None, "that of no difference from 0 says nothing of another number"
-
-
-def test_unpaired_seeds_are_on_the_same_documents():
-    """Both intervals are about the same difference, in the same direction, whichever is first."""
-    a, b = np.array([[9.0, 5, 8, 6], [8.0, 6, 9, 7]]), np.array([[2.0, 1, 3, 2], [3.0, 1, 2, 2], [2.0, 2, 4, 1]])
-    of_a, of_b = Sums((0, 1), a, np.ones((2, 4))), Sums((5, 6, 7), b, np.ones((3, 4)))
-    found, turned = unpaired(of_a, of_b, "mean"), unpaired(of_b, of_a, "mean")
-    assert found is not None and turned is not None and found.value == pytest.approx(a.mean() - b.mean())
-    for low, high in ((found.text_low, found.text_high), (found.seed_low, found.seed_high), (found.low, found.high)):
-        assert low is not None and high is not None and 0 < low < found.value < high
-    assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low))
-    _, freedom = unpaired_difference(a.mean(1), b.mean(1))
-    seeds, text = (
-        Interval(found.value, found.seed_low, found.seed_high),
-        Interval(found.value, found.text_low, found.text_high),
-    )
-    assert found.p == pytest.approx(combined(seeds, text, freedom + 1).p)
 
 
 def test_a_change_beyond_another_is_paired_by_seed_and_by_document():

@@ -2,16 +2,13 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from longitude.statistics.documents import Difference
 from longitude.statistics.seeds import (
     benjamini_hochberg,
     holm,
     pooled_spread,
     seed_difference,
     t_interval,
-    unpaired_difference,
 )
 from tests.support import refused_calls
 
@@ -110,25 +107,3 @@ test_wrong_use = refused_calls([
     (lambda: holm([0.5, 1.5]), "0", "1"),
     (lambda: benjamini_hochberg([-0.1]), "0", "1"),
 ])  # fmt: skip
-
-
-def test_welchs_interval_by_hand():
-    """Variances 1 and 20/3 of 3 and 4 seeds: a standard error of sqrt(2), and 4 / (1/18 + 25/27) degrees of freedom."""
-    found, freedom = unpaired_difference([1.0, 2.0, 3.0], [2.0, 4.0, 6.0, 8.0])
-    assert freedom == pytest.approx(4 / (1 / 18 + 25 / 27)) and found.value == -3
-    half = stats.t.ppf(0.975, freedom) * 2**0.5
-    assert (found.low, found.high) == pytest.approx((-3 - half, -3 + half))
-
-
-def test_seeds_that_are_no_pairs_are_not_paired():
-    """What two seeds of one number share is noise where they saw other data; order says nothing."""
-    common = np.array([0.0, 1.0, 2.0, 3.0])
-    other = common + np.array([0.1, 0.11, 0.1, 0.09])
-    paired, (unpaired, _) = seed_difference(other, common), unpaired_difference(other, common)
-    assert paired.low > 0.08 and unpaired.low < -1
-    assert unpaired_difference(other[::-1], common)[0] == pytest.approx(unpaired)
-
-
-def test_an_unpaired_difference_of_one_seed_has_no_interval():
-    assert unpaired_difference([1.0], [2.0, 3.0]) == (Difference(-1.5, None, None, None), 0.0)
-    assert unpaired_difference([1.0, 1.0], [2.0, 2.0])[0] == Difference(-1.0, -1.0, -1.0, 0.0)

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -150,24 +148,6 @@ def dying(plain: Callable, when: int | str, die: Callable[[], None]) -> Callable
     return dies
 
 
-STUDY = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-import longitude.study.data
-from longitude.study import runner
-from longitude.study.plan import plan
-from tests.study.conftest import NUMBERS, TINY
-longitude.study.data.read_texts = lambda name: NUMBERS
-config = replace(TINY, test_lengths=(16, 32), steps=20)
-"""
-
-
-def process(code: str, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", STUDY + code, *arguments]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-
-
 def assert_same_runs(one: Path, other: Path) -> None:
     rows = [
         read_rows(path / "results.parquet").drop(columns=["commit", "train_seconds"], errors="ignore")
@@ -184,12 +164,17 @@ def assert_same_runs(one: Path, other: Path) -> None:
 # ---- findings ----------------------------------------------------------------------------------------------------------
 
 
-def summary(run: Path) -> pd.DataFrame:
-    return pd.DataFrame(analysis.analyse(run).main, dtype=object)
+def analysed(run: Path | analysis.Analysis) -> analysis.Analysis:
+    """A second of processor time for three seeds: a test asks once."""
+    return run if isinstance(run, analysis.Analysis) else analysis.analyse(run)
 
 
-def conclusion(run: Path) -> analysis.Conclusion:
-    return analysis.conclude(analysis.analyse(run))
+def summary(run: Path | analysis.Analysis) -> pd.DataFrame:
+    return pd.DataFrame(analysed(run).main, dtype=object)
+
+
+def conclusion(run: Path | analysis.Analysis) -> analysis.Conclusion:
+    return analysis.conclude(analysed(run))
 
 
 def line(frame: pd.DataFrame, label: str, length: int) -> dict[str, Any]:
@@ -197,11 +182,11 @@ def line(frame: pd.DataFrame, label: str, length: int) -> dict[str, Any]:
     return found
 
 
-def printed(run: Path, width: int = 80) -> str:
-    console = Console(width=width, record=True, force_terminal=False, file=None)
+def printed(run: Path | analysis.Analysis, width: int = 80) -> str:
+    console, of = Console(width=width, record=True, force_terminal=False, file=None), analysed(run)
     with console.capture() as capture:
-        console.print(table(analysis.analyse(run), width))
-    return capture.get() + summary_lines(analysis.analyse(run), width)
+        console.print(table(of, width))
+    return capture.get() + summary_lines(of, width)
 
 
 def values(spec: dict[str, Any], mark: str, part: dict[str, Any] | None = None) -> list[dict[str, Any]]:

@@ -8,11 +8,11 @@ from longitude.study.answers import share
 from longitude.study.pictures import figures
 from longitude.study.report import table
 from longitude.study.tables import markdown
-from tests.study.conftest import conclusion, edit_question, write_answers
+from tests.study.conftest import SHARES, conclusion, edit_question, write_answers
 
 
 def test_what_a_rule_without_positions_reaches_stands_beside_the_labels(tmp_path):
-    run = write_answers(tmp_path)
+    run = write_answers(tmp_path, {name: SHARES[name] for name in ("rope", "t5")})
     edit_question(run, lambda asked: asked["data"].update(floor={"8": 0.5, "16": 0.25}))
     found = analyse(run)
     assert "| rule without positions | 50% | 25% |  |  |  |  |" in markdown(found)

@@ -78,16 +78,12 @@ def test_labels_matched_by_compute_cost_what_plain_attention_costs_whatever_else
     config = replace(
         TINY, steps=1000, match="compute", encodings=("mamba", "rope", "window:size=4"), hidden=32, layers=2
     )
-    steps, budget = train_steps(config, config), 1000 * flops_per_token(config, "nope")
+    steps, budget = train_steps(config), 1000 * flops_per_token(config, "nope")
     assert steps["rope"] == 1000 > steps["mamba"] and steps["window:size=4"] > 1000
     for label, each in steps.items():
         assert abs(each * flops_per_token(config, label) - budget) <= flops_per_token(config, label) / 2
-    assert train_steps(replace(config, encodings=("mamba",)), config) == {"mamba": steps["mamba"]}
-    assert train_steps(replace(config, match="steps"), config) == {}
-    sizes = replace(config, encodings=("rope",), hidden=(32, 64), layers=(2, 4)).parts
-    for part in sizes:  # equal compute between sizes, within half a step
-        own = train_steps(part, sizes[0])["rope"] * flops_per_token(part, "rope")
-        assert own == pytest.approx(1000 * flops_per_token(sizes[0], "nope"), abs=flops_per_token(part, "rope"))
+    assert train_steps(replace(config, encodings=("mamba",))) == {"mamba": steps["mamba"]}
+    assert train_steps(replace(config, match="steps")) == {}
 
 
 def test_trials_side_by_side():

@@ -2,21 +2,15 @@
 
 import os
 import signal
-import subprocess
-import time
-from contextlib import suppress
 from dataclasses import replace
-from itertools import count
-from random import Random
 
-import psutil
 import pytest
 import torch
 
 from longitude.study.config import StudyConfig
 from longitude.study.executors import InProcess, Workers, executor_of
 from longitude.study.run_trial import TrialRunner
-from tests.study.conftest import SHORT, OneTrial, assert_same_runs, process, run, trial_of
+from tests.study.conftest import SHORT, OneTrial, run, trial_of
 from tests.support import refused
 
 pytestmark = pytest.mark.usefixtures("numbers")
@@ -66,59 +60,3 @@ def test_a_trial_has_the_threads_of_the_study(tmp_path, data, monkeypatch):
     before = torch.get_num_threads()
     OneTrial(tmp_path, "rope", 0, replace(SHORT, threads=3), data).run()
     assert seen == [3] and torch.get_num_threads() == before
-
-
-# ---- killed at any moment ------------------------------------------------------------------------------------------------
-MANNERS = {
-    "shared": ("InProcess()", 2),
-    "workers": ("Workers(2)", 1),
-}
-"""Executor, and how many processes give the same command."""
-LONG = """
-from longitude.study.executors import InProcess, Workers
-planned = plan(replace(config, steps=200, encodings=("nope", "rope", "alibi")), Path(sys.argv[1]))
-sys.exit(not runner.study(planned, executor={}).complete)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("manner", MANNERS)
-def test_no_row_is_lost_in_twenty_kills(manner, tmp_path):
-    """Of the process that waits, or of one that works for it; each folder ends with the files of an undisturbed study."""
-    executor, number = MANNERS[manner]
-    random, left = Random(0), 20
-
-    def start(folder: str) -> subprocess.Popen:
-        return process(LONG.format(executor), str(tmp_path / folder))
-
-    def alive(studies: list[subprocess.Popen]) -> list[psutil.Process]:
-        """Processes that wait or work."""
-        found = []
-        for study in studies:
-            with suppress(psutil.NoSuchProcess):
-                if study.poll() is None:
-                    waiting = psutil.Process(study.pid)
-                    found += [waiting, *waiting.children(recursive=True)]
-        return found
-
-    begun = time.monotonic()
-    (whole := start("whole")).communicate()
-    assert whole.returncode == 0
-    took = time.monotonic() - begun
-    for folder in map(str, count()):
-        complete = False
-        while not complete:
-            studies = [start(folder) for _ in range(number)]
-            while left and alive(studies):
-                time.sleep(random.uniform(0, took / 2))
-                if victims := alive(studies):
-                    with suppress(psutil.NoSuchProcess):
-                        random.choice(victims).kill()
-                        left -= 1
-            for study in studies:
-                study.communicate()
-            complete = any(study.returncode == 0 for study in studies)
-        assert_same_runs(tmp_path / "whole", tmp_path / folder)
-        if not left:
-            break

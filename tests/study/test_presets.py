@@ -30,7 +30,7 @@ def test_rope_turns_as_in_published_models(name):
 
     assert never(10_000, 128, 4096) == 18 / 64
     config = of_preset(name)
-    width = config.width // config.heads
+    width = config.hidden // config.heads
     label = next(each for each in config.encodings if each.startswith("rope:base="))
     assert width >= 32 and config.documents >= (24 if name == "quick" else 100)
     assert never(int(label.partition("=")[2]), width, config.train_length) == pytest.approx(

@@ -179,6 +179,3 @@ def test_tested_lengths_have_no_part_in_the_choice(tmp_path, losses, monkeypatch
     for changes in ({}, {"test_lengths": (16, 32, 48)}, {"learning_rates": (5e-3, 1e-2, 0.02)}):
         outcome, _ = run(replace(ROPE, **changes), tmp_path)
         assert {(trial.rate, trial.status) for trial in outcome.trials} == {(0.005, "diverged")}
-
-
-# ---- steps that are matched by compute -----------------------------------------------------------------------------------

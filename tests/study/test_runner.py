@@ -49,9 +49,3 @@ def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
     assert list(read_rows(tmp_path / "results.parquet")["label"].unique()) == ["rope"]
     found, _ = run(SHORT, tmp_path)
     assert found.complete and not [*tmp_path.rglob("failure.json")]
-
-
-# ---- sampled positions -------------------------------------------------------------------------------------------------
-
-
-# ---- other processes ---------------------------------------------------------------------------------------------------

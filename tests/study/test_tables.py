@@ -16,7 +16,7 @@ A = {"rope": (2.27, 4.39), "alibi": (2.48, 2.45)}
 
 
 def test_a_table_as_csv_is_the_summary(tmp_path, capsys):
-    run = write_run(tmp_path, A | {CONTROL: (2.6, 2.6)}, **BOTH)
+    run = write_run(tmp_path, A | {CONTROL: (2.6, 2.6)}, documents=8, **BOTH)
     assert main(["report", str(run), "--csv"]) == 0
     short = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [*short[0]] == ["encoding", "length", "bits_per_byte", "low", "high", "change", "verdict"]

@@ -58,7 +58,7 @@ def report(
         return show(run, json)
     analysis = analyse(run, numbers_only=True)
     if csv:
-        rows = tables.every_comparison if comparisons else tables.every_finding if all else tables.short_findings
+        rows = tables.every_comparison if comparisons else tables.findings if all else tables.short_findings
         print(tables.csv(rows(analysis)), end="")
     else:
         print((tables.latex if latex else tables.markdown)(analysis), end="")
@@ -70,17 +70,17 @@ def show(run: Any, json: bool) -> int:
     from longitude.measure import to_frame
     from longitude.report.table import show as display, width
     from longitude.study.analysis import analyse
-    from longitude.study.report import HEADED, part_tables, summary_lines, table, write_report
+    from longitude.study.report import HEADED, summary_lines, table, write_report
     from longitude.study.results import is_kept
 
     analysis = analyse(run)
     kept = is_kept(analysis.run.path)
     path = None if kept else write_report(analysis)
     if json:
-        print_json(to_frame([row for part in analysis.run.parts for row in part.rows]))
+        print_json(to_frame(analysis.run.rows))
         return DONE
     places = [] if kept else [f"{'Report':<{HEADED}}{path}"]
-    display(table(analysis, width()), *part_tables(analysis), summary_lines(analysis), *places, *_next(analysis))
+    display(table(analysis, width()), summary_lines(analysis), *places, *_next(analysis))
     return DONE
 
 

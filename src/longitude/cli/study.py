@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +11,10 @@ import tyro
 
 from longitude.cli.report import show
 from longitude.cli.shared import FAILURES, keep_threads_from_spinning, waiting
-from longitude.errors import UsageError
 from longitude.study.config import StudyConfig
 
 GROUPS = {
-    "data": "task data tokenizer train_length train_lengths positions position_range documents",
+    "data": "task data tokenizer train_length positions position_range documents",
     "model": "encodings layers hidden heads block",
     "training": "steps match seeds batch_size precision learning_rates warmup weight_decay start",
     "evaluation": "test_lengths methods stride",
@@ -30,8 +28,6 @@ EXAMPLES = """  longitude study --encodings rope alibi rope+fox --data notes/ --
 def defaults(arguments: list[str]) -> dict[str, Any]:
     """Defaults of `study`: those of the preset or task that the arguments name, or what was asked last in their --out."""
     options = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
-    if re.search(r"--train[-_]lengths( --|$)", " ".join(arguments)):  # an empty list would be taken as not given
-        raise UsageError("--train-lengths", "a training length, and others", "none", "give lengths, or leave it out")
     chosen = {"config": StudyConfig(), "out": Path("runs/study"), **_of_preset_or_task(arguments)}
     if options & {"--help", "--preset", "--task"} or "-h" in arguments or "--out" not in options:
         return chosen
@@ -128,17 +124,11 @@ def _print_costs(planned: Any, workers: int | None, json: bool, elsewhere: bool)
 
     with Progress() as bar:
         step = lambda *now: bar.update(f"a few steps of {now[0]}", *now[1:])  # noqa: E731
-        by_part = [costs(part, step, timed=not elsewhere) for part in planned.parts]
-    config, trials = planned.config, sum(models_trained(part.config) for part in planned.parts)
+        rows = costs(planned, step, timed=not elsewhere)
+    config, trials = planned.config, models_trained(planned.config)
     at_once = getattr(executor_of(config, trials, workers), "workers", 1)
-    minutes = sum(wall_seconds(part, len(config.seeds), at_once, len(config.learning_rates)) for part in by_part) / 60
+    minutes = wall_seconds(rows, len(config.seeds), at_once, len(config.learning_rates)) / 60
     whole = f"{at_once} at once: about {minutes:.1f} minutes on this machine as busy as now"
     if elsewhere:
         whole = f"without times: --device {config.device} is not on this machine"
-    sizes = [part.config.size for part in planned.parts]
-    rows = [
-        replace(cost, model=f"{cost.model}, {size}") if len({*sizes}) > 1 else cost
-        for size, part in zip(sizes, by_part, strict=True)
-        for cost in part
-    ]
     return print_costs(rows, json, f"\n{count(trials, 'model')} of these, {whole}")

@@ -22,7 +22,7 @@ from longitude.statistics.documents import (
     interval,
     paired_ratio,
 )
-from longitude.statistics.seeds import benjamini_hochberg, holm, seed_difference, t_interval, unpaired_difference
+from longitude.statistics.seeds import benjamini_hochberg, holm, seed_difference, t_interval
 
 SIGNIFICANT = 0.05
 """Significance level for p-values adjusted by Holm."""
@@ -114,7 +114,6 @@ def estimated(
     values: ArrayLike,
     text: Interval | Difference,
     seeds: Interval | Difference | None = None,
-    count: float | None = None,
 ) -> Estimate:
     """Estimate from one value per seed.
 
@@ -122,19 +121,18 @@ def estimated(
         values: [seeds].
         text: Interval over documents.
         seeds: Interval over seeds, by default `t_interval`.
-        count: One more than its degrees of freedom, by default the number of seeds.
     """
     seeds = seeds or t_interval(values)
     numbers = tuple(np.asarray(values, np.float64).tolist())
     chosen, over = (text, "documents") if len(numbers) < 2 else (seeds, "seeds")
     if seeds.low is not None and text.low is not None:
-        chosen, over = combined(seeds, text, count or len(numbers)), "seeds and documents"
+        chosen, over = combined(seeds, text, len(numbers)), "seeds and documents"
     ends = (chosen.low, chosen.high, None if chosen.low is None else over)
     p = chosen.p if isinstance(text, Difference) and isinstance(chosen, Difference) else None
     return Estimate(seeds.value, *ends, text.low, text.high, p, numbers, seeds.low, seeds.high)
 
 
-def combined(seeds: Interval | Difference, text: Interval | Difference, count: float) -> Difference:
+def combined(seeds: Interval | Difference, text: Interval | Difference, count: int) -> Difference:
     """Interval over seeds and documents: the errors of both are independent, so their squares add.
 
     The distance of each end from the value is the root of both squared distances, so it is at least as wide as each interval. In
@@ -144,7 +142,7 @@ def combined(seeds: Interval | Difference, text: Interval | Difference, count: f
     Args:
         seeds: Value with a 95% t-interval over `count` seeds.
         text: Value with a 95% interval over documents, of the same models.
-        count: Number of seeds; for an unpaired difference, one more than its degrees of freedom.
+        count: Number of seeds.
 
     Returns:
         The value with both ends, and its two-sided p-value.
@@ -212,18 +210,6 @@ def change_beyond(a: Sums, start: Sums, b: Sums, start_of_b: Sums, metric: str) 
     text = difference_of_ratios([sums.pooled for sums in ends], metric=metric)
     x, y = after / before, after_b / before_b
     return estimated(x - y, text, seed_difference(x, y))
-
-
-def unpaired(a: Sums, b: Sums, metric: str) -> Estimate | None:
-    """metric(a) - metric(b) of models not paired by seed, on the same documents; None if the documents differ."""
-    if a.of.shape[1] != b.of.shape[1]:
-        return None
-    x, y = per_seed(a, metric), per_seed(b, metric)
-    seeds, freedom = unpaired_difference(x, y)
-    if seeds.value is None:
-        return None
-    values = x - y.mean() if freedom else np.array([seeds.value])
-    return estimated(values, document_difference(a.pooled, b.pooled, metric=metric), seeds, freedom + 1)
 
 
 def common(a: Sums, b: Sums) -> tuple[Sums, Sums] | None:

@@ -58,37 +58,6 @@ def seed_difference(a: ArrayLike, b: ArrayLike) -> Difference:
     return _t(a - b)
 
 
-def unpaired_difference(a: ArrayLike, b: ArrayLike) -> tuple[Difference, float]:
-    """The mean of a minus the mean of b, over seeds that did not see the same data: negative if a is smaller.
-
-    Args:
-        a: One value per seed, [seeds].
-        b: One value per seed of the other model, [other seeds].
-
-    Returns:
-        The difference with its t-interval and p-value, and the degrees of freedom. With one seed of either there is neither
-        interval nor p-value.
-
-    Raises:
-        ValueError: As `t_interval`.
-
-    Source:
-        Welch 1947, https://doi.org/10.1093/biomet/34.1-2.28
-    """
-    values = [np.asarray(losses, np.float64) for losses in (a, b)]
-    of_a, of_b = (_t(losses) for losses in values)
-    if of_a.value is None or of_b.value is None:
-        return Difference(None, None, None, None), 0.0
-    value = of_a.value - of_b.value
-    if of_a.low is None or of_b.low is None:
-        return Difference(value, None, None, None), 0.0
-    if all(np.ptp(losses) == 0 for losses in values):  # seeds that change nothing
-        return Difference(value, value, value, float(value == 0)), float(sum(map(len, values)) - 2)
-    test: Any = stats.ttest_ind(*values, equal_var=False)
-    low, high = test.confidence_interval()
-    return Difference(value, float(low), float(high), float(test.pvalue)), float(test.df)
-
-
 def holm(p: Sequence[float]) -> list[float]:
     """p-values of several comparisons, adjusted so that a level bounds the probability of any false finding.
 

@@ -83,13 +83,11 @@ class Conclusion(NamedTuple):
         result: The labels of each verdict at the longest length.
         best: Difference between the best label and the next.
         caution: Limits of the conclusion.
-        models: Size and training length of the models, if the study has several.
     """
 
     result: str
     best: str = ""
     caution: str = ""
-    models: str = ""
 
     @property
     def lines(self) -> dict[str, str]:
@@ -105,7 +103,7 @@ def conclude(analysis: Analysis) -> Conclusion:
         some = any(finding.value is not None for finding in analysis.main)
         where = f" at {run.lengths[-1]} {run.task.unit}" if some else ""
         nothing = f"No encoding was measured{where}" if analysis.findings else "Losses were measured by position only"
-        return Conclusion(nothing, "", "; ".join(undone(run, criterion.called)), run.which)
+        return Conclusion(nothing, "", "; ".join(undone(run, criterion.called)))
     sign = 1 if criterion.less_is_better else -1
     rivals = [finding for finding in last if not run.is_blind(finding.label)]
     first = {finding.label for finding in sorted(rivals, key=lambda finding: sign * (finding.value or 0.0))[:2]}
@@ -125,7 +123,7 @@ def conclude(analysis: Analysis) -> Conclusion:
     ]
     best = "".join(map(criterion.best, pairs[:1]))
     names = [criterion.called(label) for label in run.labels]
-    return Conclusion(criterion.result(last), capital(best, names), capital("; ".join(cautions), names), run.which)
+    return Conclusion(criterion.result(last), capital(best, names), capital("; ".join(cautions), names))
 
 
 def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
@@ -153,11 +151,6 @@ def notes(analysis: Analysis) -> list[str]:
         *chosen_rates(run.choices),
         *spread_of_seeds(analysis),
         *little_text(run, analysis.criterion.things),
-        *(
-            f"{part.config.size} trained at {part.train_length}: {note}"
-            for part in run.others
-            for note in [*undone(part), *edges(part.choices)]
-        ),
     ]
     return [capital(note) for note in notes]
 

@@ -1,12 +1,11 @@
 """The options of a study and their defaults. Importing this loads neither torch nor transformers."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from longitude.errors import UsageError, Within, check_bounds, unknown
-from longitude.measure.config import check_ascending, check_each_once
+from longitude.measure.config import check_ascending, check_each_once, listed
 from longitude.runs.device import Device
 
 Positions = Literal["contiguous", "randomized", "skipped", "mixed"]
@@ -20,10 +19,10 @@ GENERATED = "generated"
 BYTE = "byte"
 """--tokenizer of models that read bytes."""
 SIZES = ("layers", "hidden")
-"""Options that also accept one number for a list of one."""
-NEWER = ("block", "precision", "train_lengths")
+"""Options that older studies have as a list of one number."""
+NEWER = ("block", "precision")
 """Options that kept studies may lack, because they are older; their defaults are what these studies did."""
-FORMER = ("split_length", "accumulation")
+FORMER = ("split_length", "accumulation", "train_lengths")
 """Options of older studies, which changed no result that is kept; ignored when a question.json is read."""
 
 
@@ -50,8 +49,6 @@ class StudyConfig:
             then in tokens; the metric stays bits per byte.
         train_length: Bytes (or tokens) of a training window; for generated tasks the maximum symbols of an example (digits of
             a number).
-        train_lengths: Train every model at each of these lengths, on equally many tokens and steps. The first replaces
-            --train-length. The others must be test lengths; they show what training at the tested length reaches.
         positions: Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped
             (two runs, with a gap before the second). With mixed, of --task text, each window is cut into 1, 2, 4 or 8
             documents. Measuring always uses contiguous positions.
@@ -63,9 +60,9 @@ class StudyConfig:
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
         steps: Optimizer steps of every model; with --match compute those of attention without an encoding.
         match: What is equal for all models: steps, or compute (training FLOPs). With compute, each model takes as many steps
-            as cost the FLOPs of --steps steps of attention without an encoding, at the first size and training length.
+            as cost the FLOPs of --steps steps of attention without an encoding.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
-        batch_size: Windows or examples per step, at the first training length; at another one as many as give equal tokens.
+        batch_size: Windows or examples per step.
         precision: Data type of training: float32, or on a GPU bfloat16 for matrix products. Weights stay float32, and so does
             measuring.
         learning_rates: Peak of the schedule: linear warm-up, then a cosine down to zero. With several, each label uses the one
@@ -73,9 +70,9 @@ class StudyConfig:
             seeds are trained at that rate.
         warmup: Share of the steps in which the learning rate rises.
         weight_decay: Weight decay of AdamW, for matrices only: vectors, norms, tables and rates do not decay.
-        layers: Transformer blocks. Several numbers train every model with each of them.
-        hidden: Width of the model. Several numbers train every model at each of them, with --layers at every pair.
-        heads: Attention heads at the first width, which must be a multiple of them; at another width heads have the same size.
+        layers: Transformer blocks.
+        hidden: Width of the model.
+        heads: Attention heads; the width must be a multiple of them.
         block: Block of every model: Longitude's (default), or that of a family, with its norms, activation, grouped heads,
             QK-norm, convolutions or latent attention. Set windows and layers without rotation in --encodings.
         documents: Held-out documents to measure on, each in about four of the longest windows; fewer if the text has fewer.
@@ -102,7 +99,6 @@ class StudyConfig:
     data: tuple[str, ...] = ("stdlib",)
     tokenizer: str = BYTE
     train_length: Annotated[int, Within(2)] = 64
-    train_lengths: tuple[int, ...] = ()
     positions: Positions = "contiguous"
     position_range: int | None = None
     start: str | None = None
@@ -115,8 +111,8 @@ class StudyConfig:
     learning_rates: tuple[float, ...] = (5e-3,)
     warmup: float = 0.1
     weight_decay: Annotated[float, Within(0)] = 0.1
-    layers: tuple[int, ...] = (2,)
-    hidden: tuple[int, ...] = (128,)
+    layers: Annotated[int, Within(1)] = 2
+    hidden: Annotated[int, Within(1)] = 128
     heads: Annotated[int, Within(1)] = 4
     block: Block = "default"
     documents: Annotated[int, Within(1)] = 24
@@ -125,22 +121,20 @@ class StudyConfig:
     device: Device = "auto"
     threads: Annotated[int, Within(1)] = 1
 
-    def __post_init__(self):
-        for name in SIZES:
-            if isinstance(value := getattr(self, name), int):
-                object.__setattr__(self, name, (value,))
-
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
         """The configuration in a question.json; options of `NEWER` that are not in it have their defaults.
 
         Raises:
-            ValueError: An option that no release had, or that is missing; a value of another type or out of its range.
+            ValueError: An option that no release had, or that is missing; a value of another type or out of its range; several
+                sizes or training lengths, which older releases had in one study.
         """
         import msgspec  # this module is loaded for every help text
 
+        if saved.get("train_lengths"):
+            raise UsageError("train_lengths", "a study of one training length", listed(saved["train_lengths"]))
         saved = {name: value for name, value in saved.items() if name not in FORMER}
-        saved |= {name: [saved[name]] for name in SIZES if type(saved.get(name)) is int}
+        saved |= {name: saved[name][0] for name in SIZES if isinstance(saved.get(name), list) and len(saved[name]) == 1}
         if lacks := [name for name in cls.__dataclass_fields__ if name not in saved and name not in NEWER]:
             raise UsageError("the configuration", "every option of a study", f"none for {lacks[0]}")
         if foreign := [name for name in saved if name not in cls.__dataclass_fields__]:
@@ -151,33 +145,6 @@ class StudyConfig:
             raise ValueError(f"the configuration, as $: {error}") from None
         require_numbers(config)
         return config
-
-    @property
-    def width(self) -> int:
-        """The first width."""
-        return self.hidden[0]
-
-    @property
-    def depth(self) -> int:
-        """The first number of layers."""
-        return self.layers[0]
-
-    @property
-    def size(self) -> str:
-        """Width and layers in words: 64 x 2."""
-        return f"{self.width} x {self.depth}"
-
-    @property
-    def parts(self) -> list["StudyConfig"]:
-        """One study per size and training length, the first of both first. All have equally many tokens per step."""
-        return [
-            replace(
-                self, layers=(layers,), hidden=(hidden,), heads=self.heads * hidden // self.width, train_length=length,
-                train_lengths=(), batch_size=self.batch_size * self.train_length // length,
-            )
-            for layers, hidden in product(self.layers, self.hidden)
-            for length in self.train_lengths or (self.train_length,)
-        ]  # fmt: skip
 
     @property
     def longest(self) -> int:
@@ -204,8 +171,7 @@ def option(name: str) -> str:
 def require_numbers(config: StudyConfig) -> None:
     """ValueError for a number or a list out of range, whatever the task is."""
     check_bounds(config)
-    for name in (*SIZES, *(["train_lengths"] if config.train_lengths else []), "test_lengths"):
-        check_ascending(option(name), getattr(config, name), 1)
+    check_ascending("--test-lengths", config.test_lengths, 1)
     for name in ("seeds", "learning_rates", "methods", "encodings", "data"):
         check_each_once(option(name), getattr(config, name))
 

@@ -107,12 +107,7 @@ def prepare(config: StudyConfig) -> StudyData:
     if _size(text.documents) == 0:
         raise ValueError(f"--data {listed(config.data)}: the text is empty; give a text with something to read")
     roots = [f"{source}/" for source in config.data] if len(config.data) > 1 else []
-    data = split(text, config.longest, config.train_length, config.documents, reader(config.tokenizer), roots)
-    for length in config.train_lengths:
-        if not (data.trainable(length) and data.selection(length)):
-            expected, got = f"training and selection text with a window of {length}", f"the shares of {text.source}"
-            raise UsageError("--train-lengths", expected, got, LONGER)
-    return data
+    return split(text, config.longest, config.train_length, config.documents, reader(config.tokenizer), roots)
 
 
 def split(

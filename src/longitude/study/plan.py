@@ -34,7 +34,7 @@ from longitude.study.config import (
 )
 from longitude.study.results import VERB, question_of
 from longitude.study.start import with_start
-from longitude.study.tasks.base import Task, of_task, sampler_of, task_of
+from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import block_options, build_model, flops_per_token, on_meta, tokens_read, train
 from longitude.study.trial import Trial
 from longitude.study.units import StudyPlan
@@ -61,16 +61,11 @@ def plan(config: StudyConfig, run: Path, elsewhere: bool = False) -> StudyPlan:
     if config.precision != "float32" and config.device != "cuda":
         raise UsageError("--precision", "float32 without a GPU", config.precision, "leave it out, or add --device cuda")
     task_of(config.task).vocabulary(config)  # a bad tokenizer raises here, not in a model
-    built = [_built(part) for part in config.parts]
+    models, largest = _built(config)
     data = with_start(config, task_of(config.task).prepare(config), run)
-    first, *others = (
-        StudyPlan(part, data, run, train_steps(part, config.parts[0]), models)
-        for part, (models, _) in zip(config.parts, built, strict=True)
-    )
-    planned = replace(first, config=config, others=tuple(others))
-    untrained = (sum(not store.holds(units.training) for units in part.trials) for part in planned.parts)
-    size = sum(count * most for count, (_, most) in zip(untrained, built, strict=True))
-    require_space(run, 2**24 + size * 4 * 8, "the study")  # a model, three checkpoints, float32
+    planned = StudyPlan(config, data, run, train_steps(config), models)
+    untrained = sum(not store.holds(units.training) for units in planned.trials)
+    require_space(run, 2**24 + untrained * largest * 4 * 8, "the study")  # a model, three checkpoints, float32
     return planned
 
 
@@ -131,8 +126,6 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
                 task.require_length(length)
             except ValueError as error:
                 raise ValueError(f"{option(name)}: {error}") from error
-    if config.train_lengths or len(config.layers) > 1 or len(config.hidden) > 1:
-        config = _with_axes(config, task)
     for method in config.methods:
         if method not in valid:
             raise unknown("method", method, valid, "`longitude study --help` explains them.")
@@ -161,37 +154,10 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     return config
 
 
-def _with_axes(config: StudyConfig, task: Task) -> StudyConfig:
-    """The configuration with the first of its training lengths. ValueError for lengths and sizes that cannot be compared."""
-    first, *others = lengths = config.train_lengths or (config.train_length,)
-    if task.generated and others:
-        expected = f"one length with --task {task.name}, whose examples are drawn"
-        raise UsageError("--train-lengths", expected, listed(lengths))
-    if config.train_length not in (first, of_task(config.task).train_length):
-        expected = f"the first of --train-lengths, {first}"
-        raise UsageError("--train-length", expected, config.train_length, "leave one of them out")
-    for length in others:
-        if length not in config.test_lengths:
-            expected = "a first length, and others that are tested"
-            raise UsageError("--train-lengths", expected, length, "add it to --test-lengths")
-        if config.batch_size * first % length:
-            least = length // math.gcd(first, length)
-            expected = f"a multiple of {least}, so that a step has as many tokens at {length} as at {first}"
-            raise UsageError("--batch-size", expected, config.batch_size)
-    for hidden in config.hidden:
-        if config.heads * hidden % config.width:
-            expected = f"a width of whole heads of {config.width // config.heads}, as at {config.width}"
-            raise UsageError("--hidden", expected, hidden, "choose another width, or other --heads")
-    if config.start is not None and len(config.parts) > 1:
-        expected = "a study of one size and one training length"
-        raise UsageError("--start", expected, f"{len(config.parts)} of them", "leave it out")
-    return replace(config, train_length=first)
-
-
 def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
     """Options with a condition: its name, whether the condition holds, and the words for it."""
     shortest = config.test_lengths[0]
-    yield "heads", config.width % config.heads == 0, f"divide --hidden {config.width}"
+    yield "heads", config.hidden % config.heads == 0, f"divide --hidden {config.hidden}"
     yield "seeds", min(config.seeds) >= 0 and max(config.seeds) < 2**32, "be numbers from 0 to 2^32 - 1"
     yield "learning_rates", all(0 < rate < math.inf for rate in config.learning_rates), "be above 0"
     yield "warmup", 0 <= config.warmup < 1, "be a share of the steps from 0 to below 1"
@@ -237,14 +203,11 @@ def layers_of(config: LongitudeConfig) -> list[Any]:
 
 
 # ---- what it takes ---------------------------------------------------------------------------------------------------
-def train_steps(config: StudyConfig, first: StudyConfig) -> dict[str, int]:
-    """Label -> steps with the FLOPs of the reference in the study's steps; empty if labels are matched by steps.
-
-    first: the part of the study with its first size and training length, at which the reference is.
-    """
+def train_steps(config: StudyConfig) -> dict[str, int]:
+    """Label -> steps with the FLOPs of the reference in the study's steps; empty if labels are matched by steps."""
     if config.match == "steps":
         return {}
-    budget = config.steps * flops_per_token(first, on_meta(first, REFERENCE))  # a step of every part has as many tokens
+    budget = config.steps * flops_per_token(config, on_meta(config, REFERENCE))
     return {
         label: max(1, round(budget / flops_per_token(config, on_meta(config, label)))) for label in config.encodings
     }

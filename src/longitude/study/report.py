@@ -37,7 +37,6 @@ from longitude.study.tables import (
     floor_lines,
     in_words,
     number,
-    tables_of_parts,
     training,
     with_ends,
 )
@@ -80,7 +79,6 @@ def write_report(analysis: Analysis) -> Path:
         tables={name_of(run, method): _table(analysis, method) for method in run.methods},
         names=names,
         comparisons=_comparisons(analysis),
-        parts=tables_of_parts(run),
         learned=_learned(analysis),
         training=_training(run),
         judged=run.task.kind == "answers" or bool(run.beyond),
@@ -121,8 +119,7 @@ def table(analysis: Analysis, width: int = UNCUT) -> Table:
     needed = sum(max(map(len, column)) for column in zip(heads, *rows(True), strict=True))
     gap = 2 if needed + 2 * (len(heads) - 1) <= width else 1
     halves = needed + gap * (len(heads) - 1) <= width
-    which = f"This table, Result and Caution: {run.which}.\n" if run.which else ""
-    title = f"{which}{criterion.title()} {_over(analysis, halves)}"
+    title = f"{criterion.title()} {_over(analysis, halves)}"
     lines = []
     for label, row in zip(labels, rows(halves), strict=True):
         verdicts = [finding.verdict for finding in analysis.of(label)]
@@ -182,14 +179,6 @@ def _cells(analysis: Analysis, label: str, halves: bool) -> list[str]:
     shown = (column.cell(lines) for column in criterion.columns("terminal"))
     # [+41, +43] in place of [+41 to +43%]: a terminal of 80 columns has room for the intervals of values, too
     return cells + [with_ends(cell.text, cell.interval.replace(" to ", ", ").rstrip("%")) for cell in shown]
-
-
-def part_tables(analysis: Analysis) -> list[Table]:
-    """Tables of ceilings and sizes, if a study has several training lengths or sizes."""
-    return [
-        plain_table(*heads, rows=lines, title=f"\n{title}", fold=True)
-        for title, heads, lines in tables_of_parts(analysis.run)
-    ]
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

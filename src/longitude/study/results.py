@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from longitude import plugins
 from longitude.errors import UsageError
 from longitude.measure.rows import Row, from_frame, read_rows, to_frame
 from longitude.positions.samplers import Mixed
-from longitude.report.wording import count, papers
+from longitude.report.wording import papers
 from longitude.runs.files import atomic, read_bytes, read_json, write_json
 from longitude.runs.memory import available_memory
 from longitude.runs.store import QUESTION, RESULT, Store
@@ -51,14 +51,13 @@ class Data(TypedDict):
 
 
 class Question(TypedDict):
-    """What every question has, asked or kept; others: the questions of other sizes and training lengths."""
+    """What every question has, asked or kept."""
 
     begun: str
     commit: str | None
     configuration: dict[str, Any]
     data: Data
     machine: dict[str, Any]
-    others: NotRequired[list["Question"]]
     plugins: list[plugins.Record]
     recipe: dict[str, Any]
     train_steps: dict[str, int]
@@ -132,29 +131,16 @@ class Run:
             choices, ngrams, versions, machine.
         trials: For every label and seed, the trial at the label's learning rate.
         rows: `measure.Row` of trials that are done.
-        others: The same labels at the other sizes and training lengths of the study; this one has the first of both.
     """
 
     path: Path
     study: dict[str, Any]
     trials: tuple[TrialResult, ...]
     rows: list[Row]
-    others: tuple["Run", ...] = ()
 
     @cached_property
     def config(self) -> StudyConfig:
         return StudyConfig.of(self.study["configuration"])
-
-    @property
-    def parts(self) -> list["Run"]:
-        """This run and `others`."""
-        return [self, *self.others]
-
-    @property
-    def which(self) -> str:
-        """Size and training length of these models; empty if the study has no others."""
-        size = f"{self.config.width} wide, {count(self.config.depth, 'layer')}"
-        return f"{size}, trained at {self.train_length} {self.task.unit}" if self.others else ""
 
     @property
     def task(self) -> Task:
@@ -175,7 +161,7 @@ class Run:
 
     def sight(self, blind: str) -> str:
         """How much a blind control sees, as text to follow its name."""
-        return f"sees {seen(blind, self.config.depth)} {self.task.unit}"
+        return f"sees {seen(blind, self.config.layers)} {self.task.unit}"
 
     @property
     def names(self) -> dict[str, str]:
@@ -203,7 +189,7 @@ class Run:
     @property
     def choices(self) -> dict[str, Choice]:
         """Choice of the learning rate by label; empty if there was one rate for all."""
-        return {label: each for label, each in recorded(self.study).items() if label in self.labels}
+        return {label: choice for label, choice in recorded(self.study).items() if label in self.labels}
 
     def steps(self, label: str) -> int:
         """Number of training steps of a label."""
@@ -232,7 +218,7 @@ class Run:
         Those that extend models come last, in the order of the study, whether their plugins are loaded here or not.
         """
         known = self.task.methods
-        order = sorted(self.config.methods, key=lambda each: known.index(each) if each in known else len(known))
+        order = sorted(self.config.methods, key=lambda name: known.index(name) if name in known else len(known))
         parts = {BY_POSITION: (), COPIES: (NEAR, FAR)}
         return [part for method in order for part in parts.get(method, (method,))]
 
@@ -249,7 +235,7 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether every trial is done, none diverged or failed."""
-        return not any(part.undone for part in self.parts)
+        return not self.undone
 
     def of(self, label: str) -> list[TrialResult]:
         """The trials of a label, one per seed."""
@@ -294,13 +280,12 @@ def question_of(run: Path) -> dict[str, Any] | None:
     if kept and question.get("schema") != SCHEMA:
         raise UsageError(str(path), f"schema {SCHEMA}, which this release reads", question.get("schema"), remedy)
     _converted(question, QuestionKept if kept else QuestionAsked, path, remedy)
-    for part in (question, *question.get("others", [])):
-        try:
-            labels = StudyConfig.of(part["configuration"]).encodings
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}; {remedy}") from None
-        if strange := {str(trial.get("label")) for trial in part["trials"]}.difference(labels):
-            raise UsageError(f"{path}: label of a trial", ", ".join(labels), min(strange), remedy)
+    try:
+        labels = StudyConfig.of(question["configuration"]).encodings
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; {remedy}") from None
+    if strange := {str(trial.get("label")) for trial in question["trials"]}.difference(labels):
+        raise UsageError(f"{path}: label of a trial", ", ".join(labels), min(strange), remedy)
     return question
 
 
@@ -346,11 +331,10 @@ def _read_kept(folder: Path, study: dict[str, Any]) -> Run:
             raise ValueError(f"{folder / name} is {what}; copy the folder again")
     documents, trials = pd.read_parquet(folder / DOCUMENTS), []
     for saved in study[TRIALS]:
-        own = documents.loc[(documents["label"] == saved["label"]) & (documents["seed"] == saved["seed"])]
+        sums = documents.loc[(documents["label"] == saved["label"]) & (documents["seed"] == saved["seed"])]
         status = _converted(saved, Status, folder / KEPT, "copy the folder again")
-        trials.append(TrialResult(**asdict(status), folder=folder, losses=[], documents=own))
-    others = tuple(_read_kept(folder / str(i), each) for i, each in enumerate(study.get("others", []), 1))
-    return Run(folder, study, tuple(trials), from_frame(read_rows(folder / ROWS)), others)
+        trials.append(TrialResult(**asdict(status), folder=folder, losses=[], documents=sums))
+    return Run(folder, study, tuple(trials), from_frame(read_rows(folder / ROWS)))
 
 
 def digest_of(path: Path) -> str:
@@ -361,28 +345,27 @@ def digest_of(path: Path) -> str:
 def keys_of(question: Mapping[str, Any]) -> list[Keys]:
     """The trials of a question, in order."""
     return [
-        Keys(Trial(each["label"], each["seed"], each["rate"], each["steps"]), each["training"], each["measuring"])
-        for each in question["trials"]
+        Keys(Trial(item["label"], item["seed"], item["rate"], item["steps"]), item["training"], item["measuring"])
+        for item in question["trials"]
     ]
 
 
-def run_of(store: Store, question: Mapping[str, Any], known: Sequence[Mapping[Trial, Status]] = ()) -> Run:
-    """Results of a question in the store. known: statuses of its trials, then of those of each of `others`."""
-    every, others = keys_of(question), question.get("others", [])
-    statuses = known[0] if known else {keys.trial: status_of(store, keys) for keys in every}
-    found = choices(statuses)
-    study = {**question, "choices": {label: choice.as_json for label, choice in found.items()}}
+def run_of(store: Store, question: Mapping[str, Any], known: Mapping[Trial, Status] | None = None) -> Run:
+    """Results of a question in the store. known: statuses of its trials."""
+    every = keys_of(question)
+    statuses = known or {keys.trial: status_of(store, keys) for keys in every}
+    chosen = choices(statuses)
+    study = {**question, "choices": {label: choice.as_json for label, choice in chosen.items()}}
     counted = store.find("ngrams", question["ngrams"])
     study["ngrams"] = {} if counted is None else read_json(counted / RESULT)
-    kept = {*shown(statuses, found)}
+    kept = {*shown(statuses, chosen)}
     trials, rows = [], []
     for keys in every:
         if keys.trial in kept:
             trial, of_trial = _read_trial(store, keys, statuses[keys.trial])
             trials.append(trial)
             rows += of_trial
-    of_others = [run_of(store, each, known[i : i + 1]) for i, each in enumerate(others, 1)]
-    return Run(store.run, study, tuple(trials), rows, tuple(of_others))
+    return Run(store.run, study, tuple(trials), rows)
 
 
 def status_of(store: Store, keys: Keys) -> Status:
@@ -439,7 +422,6 @@ def keep(run: Run, folder: Path) -> Path:
     Raises:
         ValueError: No trial of the study is done.
     """
-    others = [read_json(keep(other, folder / str(i)) / KEPT) for i, other in enumerate(run.others, 1)]
     done = [trial for trial in run.trials if trial.status == "done"]
     if not done:
         raise ValueError(f"{run.path}: no trial of the study is done, so there is nothing to keep")
@@ -458,6 +440,6 @@ def keep(run: Run, folder: Path) -> Path:
     names = [field.name for field in fields(Status)]
     trials = [{name: getattr(trial, name) for name in names} for trial in run.trials]
     digests = {name: digest_of(folder / name) for name in tables}
-    kept = {"schema": SCHEMA, **run.study, "others": others, TRIALS: trials, DIGESTS: digests}
+    kept = {"schema": SCHEMA, **run.study, TRIALS: trials, DIGESTS: digests}
     write_json(folder / KEPT, kept)
     return folder

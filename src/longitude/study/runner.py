@@ -63,29 +63,23 @@ def study(
         ValueError: The directory has other files, a unit is damaged, or the disk is full; nothing is then half-written.
     """
     store, question = Store(planned.run), question_for(planned, command)
-    parts = planned.parts
     with _full_disk_is_a_user_error(planned.run):
         store.ask(VERB, question)
         if fresh:
-            store.remove(unit for part in parts for units in part.trials for unit in (units.training, units.measuring))
-        statuses = []
-        for part in parts:
-            store.results(
-                [part.ngrams], lambda i, folder, part=part: ngrams_of(part.config, part.data), dict[int, float]
-            )
-            if not statuses and (missing := load.without_kernels()) is not None:
-                note(missing)
-            note(_introduction(part))
-            if not statuses and len(part.config.seeds) < FEW:
-                note(_few_seeds(part.config.seeds))
-            statuses.append(Trials(part, store, executor, on_progress, note).run())
-        run = run_of(store, question, statuses)
-        write_rows([row for part in run.parts for row in part.rows], planned.run / ROWS)
+            store.remove(unit for units in planned.trials for unit in (units.training, units.measuring))
+        store.results([planned.ngrams], lambda i, folder: ngrams_of(planned.config, planned.data), dict[int, float])
+        if (missing := load.without_kernels()) is not None:
+            note(missing)
+        note(_introduction(planned))
+        if len(planned.config.seeds) < FEW:
+            note(_few_seeds(planned.config.seeds))
+        run = run_of(store, question, Trials(planned, store, executor, on_progress, note).run())
+        write_rows(run.rows, planned.run / ROWS)
         return run
 
 
 def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, Any]:
-    """Content of question.json: options and keys of units, in order; others: the questions of other sizes and lengths."""
+    """Content of question.json: options and keys of units, in order."""
     config = planned.config
     keys = {units.trial: {"training": units.training.key, "measuring": units.measuring.key} for units in planned.trials}
     return plain(
@@ -99,9 +93,8 @@ def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, An
             "models": planned.models,
             "recipe": recipe(config),
             "train_steps": planned.steps,
-            "trials": [asdict(trial) | each for trial, each in keys.items()],
+            "trials": [asdict(trial) | names for trial, names in keys.items()],
             "ngrams": planned.ngrams.key,
-            "others": [question_for(each, command) for each in planned.others],
         }
     )
 
@@ -126,10 +119,10 @@ class Trials:
         """With several learning rates, train every candidate and choose; then train and measure the chosen trials."""
         every = self.planned.trials
         self.complete([units for units in every if units.trial in self.swept], is_candidate, train_only=True)
-        found = choices(self.statuses)
-        for words in (*rates.chosen_rates(found), *rates.edges(found)):
-            self.note(words)
-        final = {*chosen([units.trial for units in every], found)}
+        choice = choices(self.statuses)
+        for text in (*rates.chosen_rates(choice), *rates.edges(choice)):
+            self.note(text)
+        final = {*chosen([units.trial for units in every], choice)}
         for trial in final:
             if self.statuses[trial].status in ENDED:
                 self.note(self.sentence(trial))
@@ -149,8 +142,8 @@ class Trials:
         for units, status in self.store.map(jobs, runner, execute):
             self.end(units, status)
 
-    def report(self, units: TrialUnits, share: float, words: str) -> None:
-        self.running[units.trial] = share, f"{units.trial.label} {units.trial.seed}  {words}"
+    def report(self, units: TrialUnits, share: float, part: str) -> None:
+        self.running[units.trial] = share, f"{units.trial.label} {units.trial.seed}  {part}"
         parts = {line: done for done, line in self.running.values()}
         self.on_progress(parts, self.done + sum(parts.values()), self.total)
 
@@ -173,11 +166,11 @@ class Trials:
         status, config = self.statuses[trial], self.planned.config
         if status.status not in ("trained", "done"):
             return f"{trial.title}: {status.status}, {status.reason}"
-        words = status.status
+        state = status.status
         if status.selection is not None:
             unit = task_for(config).loss_unit
-            words += f", {status.selection / log(2):.2f} bits per {unit} at {config.train_length} on the selection text"
-        return "; ".join(filter(None, (f"{trial.title}: {words}", status.untrained, status.reason)))
+            state += f", {status.selection / log(2):.2f} bits per {unit} at {config.train_length} on the selection text"
+        return "; ".join(filter(None, (f"{trial.title}: {state}", status.untrained, status.reason)))
 
     def record_failure(self, units: TrialUnits, reason: str) -> Status:
         """Record the failure of a trial with a killed process, in the folder of its current unit."""
@@ -194,7 +187,7 @@ def _introduction(planned: StudyPlan) -> str:
     task = task_for(config)
     steps = [units.trial.steps for units in planned.trials]
     amount = config.batch_size * (1 if task.generated else config.train_length)
-    trained = " to ".join(f"{each * amount:,}" for each in sorted({min(steps), max(steps)}))
+    trained = " to ".join(f"{count * amount:,}" for count in sorted({min(steps), max(steps)}))
     if task.generated:
         trained += f" examples ({data['source']})"
         measured = f"{data['test_examples_of_each_length']} of each length"
@@ -205,7 +198,9 @@ def _introduction(planned: StudyPlan) -> str:
     trained += f" from {config.start}" if config.start else ""
     several = len(config.learning_rates)
     measured = f"measured on {measured}" + (f" at the best of {several} learning rates" if several > 1 else "")
-    models = f"{models_trained(config)} models ({config.size}), each trained at {config.train_length}"
+    models = (
+        f"{models_trained(config)} models ({config.hidden} x {config.layers}), each trained at {config.train_length}"
+    )
     return f"{models} on {trained} and {measured}; {planned.run}"
 
 

@@ -8,10 +8,9 @@ import pandas as pd
 from longitude.measure.rows import TRAINING
 from longitude.report import table
 from longitude.report.wording import count
-from longitude.statistics.estimates import Comparison, level
-from longitude.study.analysis import CRITERIA, Analysis, analyse, conclude, ranked
+from longitude.statistics.estimates import Comparison
+from longitude.study.analysis import Analysis, conclude, ranked
 from longitude.study.criterion import LEARNED, Criterion, Effective, Finding
-from longitude.study.parts import agreement, by_size, ceilings
 from longitude.study.results import RULE, Run, ngrams_named
 
 
@@ -24,32 +23,11 @@ def csv(frame: pd.DataFrame) -> str:
     return frame.map(cell).to_csv(index=False)
 
 
-def every_finding(analysis: Analysis) -> pd.DataFrame:
-    """`findings` of every size and training length of a study, with columns that say which, if there are several."""
-    if not analysis.run.others:
-        return findings(analysis)
-    frames = []
-    for part in analysis.run.parts:
-        frame = findings(analysis if part is analysis.run else analyse(part))
-        which = {"train_length": part.train_length, "hidden": part.config.width, "layers": part.config.depth}
-        frames.append(pd.concat([pd.DataFrame(which, index=frame.index), frame], axis=1))
-    return pd.concat(frames, ignore_index=True)
-
-
 def short_findings(analysis: Analysis) -> pd.DataFrame:
-    """Seven columns of every label at every length, by the first method; several sizes and training lengths have columns too."""
-    frames = []
-    for part in analysis.run.parts:
-        of_part = analysis if part is analysis.run else analyse(part)
-        which = {"train_length": part.train_length, "hidden": part.config.width, "layers": part.config.depth}
-        metric = of_part.criterion.metric
-        frames += [
-            (which if analysis.run.others else {})
-            | {"encoding": finding.label, "length": finding.length, metric: finding.value, "low": finding.low}
-            | {"high": finding.high, "change": finding.change, "verdict": finding.verdict}
-            for finding in of_part.main
-        ]
-    return pd.DataFrame(frames, dtype=object)
+    """Seven columns of every label at every length, by the first method."""
+    columns = ["label", "length", "value", "low", "high", "change", "verdict"]
+    frame = pd.DataFrame(analysis.main, columns=pd.Index(Finding._fields), dtype=object)[columns]
+    return frame.rename(columns={"label": "encoding", "value": analysis.criterion.metric})
 
 
 def findings(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
@@ -97,24 +75,22 @@ def every_comparison(analysis: Analysis) -> pd.DataFrame:
 
 def latex(analysis: Analysis) -> str:
     """Tables of `markdown` without facts about training, as LaTeX with captions; the three lines are comments."""
-    lines = [r"% \usepackage{booktabs}", *(f"% {head}: {words}." for head, words in conclude(analysis).lines.items())]
+    lines = [r"% \usepackage{booktabs}", *(f"% {head}: {text}." for head, text in conclude(analysis).lines.items())]
     run, criterion, (values, *others) = analysis.run, analysis.criterion, _tables(analysis)
     of_values = f"{' '.join(criterion.title().split())} By length in {run.task.unit}; brackets are 95% intervals."
     captioned = [table.latex(*values, of_values)]
     if analysis.compared(run.lengths[-1]):
         captioned.append(table.latex(*others[-1], f"Pairs of encodings at {run.lengths[-1]} {run.task.unit}."))
-    captioned += [table.latex(heads, cells, f"{title}.") for title, heads, cells in tables_of_parts(run)]
     return "\n\n".join(["\n".join(lines), *captioned]) + "\n"
 
 
 def markdown(analysis: Analysis) -> str:
     """The three lines, the values by length, facts about training, and comparisons at the longest length, as Markdown."""
-    conclusion = "\n".join(f"* **{head}**: {words}." for head, words in conclude(analysis).lines.items())
+    conclusion = "\n".join(f"* **{head}**: {text}." for head, text in conclude(analysis).lines.items())
     values, *others = (table.markdown(*lines) for lines in _tables(analysis))
     if analysis.compared(analysis.run.lengths[-1]):
         others.insert(-1, f"At {analysis.run.lengths[-1]} {analysis.run.task.unit}:")
-    parts = [f"{title}:\n\n{table.markdown(heads, lines)}" for title, heads, lines in tables_of_parts(analysis.run)]
-    return "\n\n".join([conclusion, values, *others, *parts]) + "\n"
+    return "\n\n".join([conclusion, values, *others]) + "\n"
 
 
 def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
@@ -186,50 +162,3 @@ def with_ends(value: str, ends: str) -> str:
 def number(value: float | None) -> str | None:
     """A number in a table, such as 1,024 or 0.004 or 3.1e+07."""
     return None if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
-
-
-Lines = tuple[str, list[str], list[list[str]]]
-"""A table in words: its title, heads, lines."""
-
-
-def tables_of_parts(run: Run) -> list[Lines]:
-    """Tables of ceilings, of values by size, and of the orders that are kept, if the study has them."""
-    if not run.others:
-        return []
-    criterion, tables, sizes = CRITERIA[run.task.kind](run), [], by_size(run)
-    if rows := ceilings(run):
-        trained = "Ceiling: the same encoding trained at the tested length, on as many tokens"
-        title = f"{trained}. {run.task.words.capitalize()}; differences are unpaired over seeds"
-        size = ["size"] * (len(sizes) > 1)
-        heads = ["at", f"trained at {run.train_length}", "trained there", "difference", "p (Holm)", "verdict"]
-        lines = []
-        for row in rows:
-            ends = criterion.span(row.gap.low, row.gap.high, 1)
-            value, ceiling, gap = (
-                criterion.amount(number.value or 0, 1) for number in (row.value, row.ceiling, row.gap)
-            )
-            compared = [value, ceiling + " *" * (not row.learned), with_ends(gap, ends), p_words(row.p), row.verdict]
-            lines.append([row.label, *(row.size for _ in size), str(row.length), *compared])
-        tables.append((title, ["encoding", *size, *heads], lines))
-    if len(sizes) > 1:
-        criteria = [CRITERIA[run.task.kind](part) for part in sizes.values()]
-        lines = [
-            [label, str(length), *(_value(criterion_of_size, label, length, run.methods[0]) for criterion_of_size in criteria)]
-            for length in run.lengths for label in run.labels
-        ]  # fmt: skip
-        tables.append((f"Sizes, width x layers. {run.task.words.capitalize()}", ["encoding", "at", *sizes], lines))
-        lines = [
-            [f"{pair.smaller} to {pair.larger}", str(pair.length), f"{pair.kept} of {pair.pairs}"]
-            for pair in agreement(run)
-        ]
-        title = (
-            "Pairs of encodings whose order stays the same at the next size. Without those that learned too little (*)"
-        )
-        tables.append((title, ["size", "at", "pairs"], lines))
-    return tables
-
-
-def _value(criterion: Criterion, label: str, length: int, method: str) -> str:
-    sums = criterion.sums(label, length, method)
-    mark = " *" if sums and criterion.learned_too_little(label) else ""
-    return criterion.amount(level(sums, criterion.metric).value or 0, 1) + mark if sums else "-"

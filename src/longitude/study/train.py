@@ -80,7 +80,7 @@ def block_options(config: StudyConfig) -> dict[str, Any]:
     if most := QUERIES_PER_KEY.get(config.block):
         options["num_key_value_heads"] = config.heads // max(n for n in range(1, most + 1) if config.heads % n == 0)
     if config.block == "inkling":
-        options["attention_scale"] = config.heads / config.width  # 1 / head_dim, as queries and keys are normalized
+        options["attention_scale"] = config.heads / config.hidden  # 1 / head_dim, as queries and keys are normalized
     return options
 
 
@@ -91,7 +91,7 @@ def in_block(config: StudyConfig, label: str) -> dict[str, Any]:
     parsed = parse_label(label, mixer)
     if "mixer" in block and parsed.mixers and mixer not in [spec["name"] for spec in parsed.mixers]:
         raise UsageError("", f"{mixer} among the mixers of a label in --block {config.block}, or no mixer", repr(label))
-    named = parsed.options(config.depth, mixer)
+    named = parsed.options(config.layers, mixer)
     if "mixers" in named:
         block.pop("mixer", None)
     for spec in parsed.mixers:  # a label adds its convolutions to those of the block
@@ -103,7 +103,7 @@ def in_block(config: StudyConfig, label: str) -> dict[str, Any]:
 # ---- training --------------------------------------------------------------------------------------------------------
 def recipe(config: StudyConfig) -> dict[str, Any]:
     """Settings for building and training every model of a study, besides the options of the study."""
-    sizes: Any = {"hidden_size": config.width, "num_hidden_layers": config.depth, "num_attention_heads": config.heads}
+    sizes: Any = {"hidden_size": config.hidden, "num_hidden_layers": config.layers, "num_attention_heads": config.heads}
     block = block_options(config)
     model = LongitudeConfig(**sizes | block, vocab_size=task_of(config.task).vocabulary(config), encoding="nope")
     initial = "normal with standard deviation 1/sqrt(width of a layer's input)"
@@ -116,8 +116,8 @@ def model_config(config: StudyConfig, label: str) -> LongitudeConfig:
     """Configuration of the models of a label. ValueError if the options do not fit the shape."""
     task = task_of(config.task)
     return LongitudeConfig(
-        hidden_size=config.width,
-        num_hidden_layers=config.depth,
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
         max_position_embeddings=task.trained_positions(config),
         vocab_size=task.vocabulary(config),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +54,7 @@ def units_of(config: StudyConfig, trial: Trial, data: Mapping[str, Any]) -> Tria
         trial: One of its trials.
         data: The description of its data: hashes of the text stand for the options that chose it.
     """
-    options = asdict(config.parts[0])
+    options = asdict(config)
     trained = {name: options[name] for name in TRAINING} | asdict(trial)
     # Generated tasks have no text: their examples follow from the options, those of the selection from --documents.
     trained |= {"text": data.get("training_sha256"), "selection": data.get("selection_sha256", config.documents)}
@@ -85,7 +85,6 @@ class StudyPlan:
         data: Data for training and measuring.
         run: The run directory.
         steps: Steps of the labels that differ from the study's.
-        others: Plans of the other sizes and training lengths of the study, on the same data; this one is of the first.
         models: Label -> mixer and encodings of its layers, each different one once, with every option, such as RoPE's base.
     """
 
@@ -94,12 +93,6 @@ class StudyPlan:
     run: Path
     steps: dict[str, int] = field(default_factory=dict)
     models: dict[str, list[Any]] = field(default_factory=dict)
-    others: tuple["StudyPlan", ...] = ()
-
-    @property
-    def parts(self) -> list["StudyPlan"]:
-        """A plan per size and training length: the first of both, then `others`."""
-        return [replace(self, config=self.config.parts[0], others=()), *self.others]
 
     @cached_property
     def trials(self) -> list[TrialUnits]:

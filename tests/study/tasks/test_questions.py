@@ -16,7 +16,7 @@ from longitude.study.tasks.base import TASKS, of_task, task_of
 from longitude.study.tasks.questions import NOT_ASKED, Drawn, Questions, by_distance
 from longitude.study.train import build_model
 from tests.study.conftest import SHAPE, run, units_in
-from tests.study.tasks.more import FILE, MORE, task_named
+from tests.study.tasks.more import MORE, task_named
 from tests.support import refused
 
 OURS = [name for name, kind in TASKS.items() if issubclass(kind, Questions)]
@@ -135,20 +135,6 @@ def test_a_task_begins_with_a_label_that_solves_it_and_goes_well_past_training(n
     assert config.train_length in config.test_lengths and config.longest >= 4 * config.train_length
     described = task_of(name).prepare(replace(config, documents=2)).description
     assert described["ceiling"] == ceiling and {*map(int, described["floor"])} == {*config.test_lengths}
-
-
-def test_groups_are_groups():
-    symmetric = FILE["symmetric"]
-    for order, table in (
-        (2, languages.cyclic(2)),
-        (60, symmetric(5, even=True)),
-        (120, symmetric(5)),
-    ):
-        every = np.arange(order)
-        assert (table[0] == every).all() and (table[:, 0] == every).all()
-        assert all((np.sort(line) == every).all() for line in (*table, *table.T))
-        assert (table[table] == table[:, table]).all()  # (a b) c = a (b c)
-    assert not (symmetric(5, even=True) == symmetric(5, even=True).T).all()
 
 
 def test_flip_flop_ignores_as_often_as_its_sets_say():

@@ -7,7 +7,6 @@ from longitude.report import passage
 from longitude.report.figure import Figure
 from longitude.report.wording import papers
 from longitude.study.analysis import Analysis
-from longitude.study.parts import by_train_length
 from longitude.study.pictures import PICTURES
 
 
@@ -16,13 +15,11 @@ def one_text(analysis: Analysis) -> Iterator[Figure]:
     """One text under the first seed of each label, as far as its window was measured."""
     run = analysis.run
     names, panels = papers(run.labels), {}
-    for length, part in by_train_length(run).items():
-        for label in part.labels:
-            done = next((trial for trial in part.of(label) if trial.status == "done"), None)
-            if done and done.window is not None:
-                bits = done.window["nats"].to_numpy() / math.log(2)
-                name = names[label] if part is run else f"{names[label]}, at {length}"
-                panels[name] = passage.Panel([*done.window["text"]], bits, part.train_length, label)
+    for label in run.labels:
+        done = next((trial for trial in run.of(label) if trial.status == "done"), None)
+        if done and done.window is not None:
+            bits = done.window["nats"].to_numpy() / math.log(2)
+            panels[names[label]] = passage.Panel([*done.window["text"]], bits, run.train_length, label)
     if panels:
         longest = max(len(panel.pieces) for panel in panels.values())
         caption = f"One held-out text of {longest:,} {run.task.unit}, of median compressed size. Models: the first seed of each."
