@@ -94,11 +94,8 @@ class Sinusoidal(AtInput):
         i = torch.arange(half, device=positions.device, dtype=wide(positions.device))
         exponent = 2 * i / self.dim if paper else i / max(half - 1, 1)
         angles = positions[..., None] * (self.base**-exponent / self.factor)
-        sines, cosines = angles.sin(), angles.cos()
-        if self.layout == "interleaved":
-            codes = torch.stack([sines, cosines], -1).flatten(-2)
-        else:
-            codes = torch.cat([sines, cosines], -1)
+        both = [angles.sin(), angles.cos()]
+        codes = torch.stack(both, -1).flatten(-2) if self.layout == "interleaved" else torch.cat(both, -1)
         return F.pad(codes, (0, self.dim - codes.shape[-1]))  # an odd dim: cut the last cosine, or add zeros
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -33,9 +33,6 @@ class FixedBias:
     attention may compute their table once.
     """
 
-    def __call__(self, offset: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
@@ -365,11 +362,7 @@ class T5Bias(Encoding):
             raise UsageError("T5", f"num_buckets of {smallest} or more{even}", num_buckets)
         exact = num_buckets // smallest
         if max_distance <= exact:
-            raise UsageError(
-                "T5",
-                f"max_distance above {exact}, as num_buckets={num_buckets} keeps {exact} single distances apart",
-                max_distance,
-            )
+            raise UsageError("T5", f"max_distance above {exact} with num_buckets={num_buckets}", max_distance)
         self.num_heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
         self.bidirectional, self.shared = bidirectional, shared
         self.table = nn.Parameter(torch.empty(num_buckets, num_heads))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from longitude.errors import UsageError
 from longitude.native.derivatives import constant_in_graphs
 from longitude.positions.base import ENCODINGS, Columns, Encoding, Region, Result, resolved
-from longitude.positions.coordinates import Positions, explicit
+from longitude.positions.coordinates import Positions, explicit, single_axis
 from longitude.positions.terms import RowBias, SinkLogits, Temperature, Term
 
 COMBINED: dict[str, Callable[[list[Any]], Any]] = {
@@ -116,12 +116,8 @@ class Composed(Encoding):
             return
         for m in self.each:
             if any(p.is_meta for p in m.parameters(recurse=False)):
-                raise UsageError(
-                    f"encoding {type(m).__name__}",
-                    f"parameters on {device}",
-                    "parameters on meta, without numbers",
-                    "load them, or keep the encoding in memory when a model is offloaded",
-                )
+                who = f"encoding {type(m).__name__}"
+                raise UsageError(who, f"parameters on {device}", "parameters on meta", "load them before the call")
 
     def __iter__(self) -> Iterator[Encoding]:
         return iter(self.each)
@@ -240,28 +236,18 @@ def require_separate_columns(shared: Collection[str]) -> None:
 
 def require_separable(moving: str, members: Sequence[Any], terms: Sequence[tuple[Any, Term]]) -> None:
     """ValueError if a member excludes attention in separate parts of the keys, which the encoding named `moving` needs."""
+    of_rows = [m for m, term in terms if isinstance(term, RowBias)]
     for m in members:
-        if m.length_at(0, 0) is not None:
-            raise ValueError(f"{moving} moves positions, and {type(m).__name__} follows a length; use one of them")
-        if m.rotate_values:
-            raise ValueError(
-                f"{moving} moves positions by pairs, and {type(m).__name__} rotates values; use one of them"
-            )
-    for m, term in terms:
-        if isinstance(term, RowBias):
-            raise ValueError(
-                f"{moving} attends in parts, and {type(m).__name__} reads whole rows of scores; use one of them"
-            )
+        if m.length_at(0, 0) is not None or m.rotate_values or m in of_rows:
+            how = "follows a length, rotates values or reads whole rows of scores"
+            raise ValueError(f"{moving} attends in parts of the keys, and {type(m).__name__} {how}; use one of them")
 
 
 def of_axes(member: Encoding, positions: Tensor) -> Tensor:
     """Positions for a member; ValueError if it has one axis and the positions have several."""
-    if member.axes > 1 or positions.dim() < 3 or not member.overrides("embed", "prepare"):
+    if member.axes > 1 or not member.overrides("embed", "prepare"):
         return positions
-    if positions.shape[-1] > 1:
-        who, shape = type(member).__name__, list(positions.shape)
-        raise UsageError(f"{who} measures one axis", "positions [L] or [B, L]", shape)
-    return positions[..., 0]
+    return single_axis(type(member).__name__, positions)
 
 
 @constant_in_graphs

@@ -189,11 +189,8 @@ def multimodal_positions(segments: Sequence[int | tuple[int, int, int]], next_te
     for segment in segments:
         counts = tuple(segment) if isinstance(segment, Sequence) else (segment,)
         if len(counts) not in (1, 3) or any(type(n) is not int or n < 1 for n in counts):
-            raise UsageError(
-                "multimodal_positions",
-                "a number of text tokens or (frames, height, width), each an int of 1 or more",
-                repr(segment),
-            )
+            expected = "a number of text tokens or (frames, height, width), each an int of 1 or more"
+            raise UsageError("multimodal_positions", expected, repr(segment))
         if len(counts) == 1:
             positions.append(start + torch.arange(counts[0])[:, None].expand(-1, 3))
         else:

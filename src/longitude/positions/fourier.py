@@ -103,16 +103,13 @@ class FoPE(Encoding):
 
     def queries(self, q: Tensor, prepared: Angles) -> Tensor:
         """Rotate queries q [B, H, L, head_dim], each head by the series of its key head."""
-        return self._rotated(q, prepared)
+        return self.keys(q, prepared)
 
     def keys(self, k: Tensor, prepared: Angles) -> Tensor:
         """Rotate keys k [B, Hkv, L, head_dim]."""
-        return self._rotated(k, prepared)
-
-    def _rotated(self, x: Tensor, prepared: Angles) -> Tensor:
-        if x.dim() != 4 or x.shape[1] % self.num_kv_heads or x.shape[-1] != self.head_dim:
+        if k.dim() != 4 or k.shape[1] % self.num_kv_heads or k.shape[-1] != self.head_dim:
             raise UsageError(
-                "fope", f"[B, H, L, {self.head_dim}] with H a multiple of {self.num_kv_heads}", list(x.shape)
+                "fope", f"[B, H, L, {self.head_dim}] with H a multiple of {self.num_kv_heads}", list(k.shape)
             )
-        table = by_heads(prepared, x.shape[1])
-        return rotate_by_formula(x.to(table.cos.dtype), table, self.layout).to(x.dtype)
+        table = by_heads(prepared, k.shape[1])
+        return rotate_by_formula(k.to(table.cos.dtype), table, self.layout).to(k.dtype)

@@ -193,9 +193,8 @@ def ropes_by_layer(
     rotations: dict[str, tuple[float, float]] = {}
     for kind, base, share in zip(types, bases, shares):
         if rotations.setdefault(kind, (base, share)) != (base, share):
-            raise UsageError(
-                "rope_theta", f"one base and share for layers of {kind!r}", [rotations[kind], (base, share)]
-            )
+            several = [rotations[kind], (base, share)]
+            raise UsageError("rope_theta", f"one base and share for layers of {kind!r}", several)
     scaled = config.get(SCALED) or ["full_attention"]
     return {
         kind: rope_of({BASES[0]: base, SHARES[0]: share} | (dict(scaling) if kind in scaled else {}), config)
@@ -434,12 +433,8 @@ def write_layers(rope: RopeConfig, inner: dict[str, Any], outside: dict[str, Any
         _require("ministral3_temperature", rope.temperature)
         length = rope.temperature["original_max_length"]
         if inner.setdefault(ORIGINAL, length) != length:
-            raise UsageError(
-                "temperature",
-                f"original_max_length={inner[ORIGINAL]}, that of the scaling, because a config has one {ORIGINAL} "
-                "for both",
-                length,
-            )
+            expected = f"original_max_length={inner[ORIGINAL]}, that of the scaling: a config has one {ORIGINAL}"
+            raise UsageError("temperature", expected, length)
         inner["llama_4_scaling_beta"] = rope.temperature["beta"]
     if rope.rotates is not None:
         outside["no_rope_layers"] = [int(flag) for flag in rope.rotates]

@@ -60,6 +60,7 @@ class WideLinear(nn.Linear):
 
 
 PLAIN = (nn.Linear, WideLinear, nn.Conv1d, nn.GroupNorm, nn.Sequential, nn.ReLU)
+HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 PLAIN_WEIGHTS = (Tensor, nn.Parameter, FakeTensor, NoneType)
 """Classes of weights, without those that only wrap others; FakeTensor is what torch.export passes."""
 
@@ -70,19 +71,11 @@ def is_plain(*layers: nn.Module) -> bool:
     False for other classes, layers with hooks, a replaced forward, as with accelerate's loading of weights on demand, and
     weights of other classes, such as quantized ones, whose few operations are those that the layer itself calls.
     """
-    of_all = nn.modules.module
-    hooks = any(
-        (
-            of_all._global_forward_hooks,
-            of_all._global_forward_pre_hooks,
-            of_all._global_backward_hooks,
-            of_all._global_backward_pre_hooks,
-        )
-    )
-    return not hooks and all(
+    hooked = any(getattr(nn.modules.module, f"_global_{hooks}") for hooks in HOOKS)
+    return not hooked and all(
         type(layer) in PLAIN
         and "forward" not in layer.__dict__
-        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+        and not any(getattr(layer, f"_{hooks}") for hooks in HOOKS)
         and all(type(p) in PLAIN_WEIGHTS for p in layer._parameters.values())
         for layer in layers
     )

@@ -36,11 +36,7 @@ class Places(AtInput):
     def ids(self, option: str, numbers: Sequence[int]) -> tuple[int, ...]:
         """The token ids of an option as a tuple; ValueError unless they are different ints of 0 or more."""
         ids = (numbers,) if isinstance(numbers, int) else tuple(numbers)
-        if (
-            not ids
-            or len({*ids}) < len(ids)
-            or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in ids)
-        ):
+        if not ids or len({*ids}) < len(ids) or any(type(n) is not int or n < 0 for n in ids):
             who = type(self).__name__
             raise UsageError(who, f"{option} to be token ids, each 0 or more and named once", repr(numbers))
         return ids

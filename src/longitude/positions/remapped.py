@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, Unpack
 
 import torch
@@ -10,9 +9,9 @@ from torch import Tensor
 
 from longitude.errors import Positive, UsageError
 from longitude.positions.base import Region, register
-from longitude.positions.coordinates import floor_divide, require_positions, wide
+from longitude.positions.coordinates import floor_divide, wide
 from longitude.positions.rotary import Rotary, RotaryOptions
-from longitude.positions.rotation import Layout, RotaryTable
+from longitude.positions.rotation import Layout
 
 Variant = Literal["paper", "code"]
 
@@ -30,25 +29,9 @@ class Remapped(Rotary):
     def __init__(self, head_dim: int, layout: Layout, **options: Unpack[RotaryOptions]):
         super().__init__(head_dim, layout, **options)
         if not self.stable_keys:
-            raise UsageError(
-                type(self).__name__,
-                "a scaling that does not follow the length",
-                repr(self.scaling),
-                "declare its length with follow='declared'",
-            )
+            who, remedy = type(self).__name__, "declare its length with follow='declared'"
+            raise UsageError(who, "a scaling that does not follow the length", repr(self.scaling), remedy)
         self.stable_keys = False
-
-    def prepare(
-        self,
-        positions: Tensor,
-        length: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        center: Tensor | None = None,
-        move: Callable[[Tensor], Tensor] | None = None,
-    ) -> RotaryTable:
-        """Cos and sin in float32 or wider, of positions [L] or [B, L], or of those to which a region maps them by `move`."""
-        require_positions(positions, who=type(self).__name__)
-        return self.tables(positions if move is None else move(positions), length, dtype, center)
 
 
 def _same(positions: Tensor) -> Tensor:
@@ -229,9 +212,7 @@ class DualChunk(Remapped):
         **options: Unpack[RotaryOptions],
     ):
         if local_size >= chunk_size:
-            raise UsageError(
-                "DualChunk", "local_size below chunk_size", f"{local_size} and {chunk_size}", "a sixteenth is usual"
-            )
+            raise UsageError("DualChunk", "local_size below chunk_size", f"{local_size} and {chunk_size}")
         super().__init__(head_dim, layout, **options)
         self.relative = False
         self.chunk_size, self.local_size, self.variant = chunk_size, local_size, variant

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
@@ -128,18 +128,15 @@ class Rotary(Encoding):
         length: int | None = None,
         dtype: torch.dtype = torch.float32,
         center: Tensor | None = None,
+        move: Callable[[Tensor], Tensor] | None = None,
     ) -> RotaryTable:
         """Cos and sin in float32 or wider, of positions [L] or [B, L], with several axes also [L, axes] or [B, L, axes].
 
         center: position from which gradients of learned frequencies count, the same for all queries and keys of a call.
+        move: maps positions to those of a region (ReRoPE), which may lie between two tokens.
         """
         require_positions(positions, who=type(self).__name__)
-        return self.tables(positions, length, dtype, center)
-
-    def tables(
-        self, positions: Tensor, length: int | None, dtype: torch.dtype, center: Tensor | None = None
-    ) -> RotaryTable:
-        """Cos and sin of checked positions."""
+        positions = positions if move is None else move(positions)
         theta, factor = self._theta(length, positions.device)
         coordinates = by_axis(positions, self.axes, type(self).__name__)
         angles = self.angles(coordinates, theta)
@@ -330,11 +327,8 @@ class MultimodalRotary(Rotary):
             sections = (pairs - 2 * side, side, side)
         three = isinstance(sections, list | tuple) and len(sections) == 3
         if not three or any(type(n) is not int or n < 0 for n in sections) or sum(sections) != pairs:
-            raise UsageError(
-                "MultimodalRotary",
-                f"sections of pairs for time, height and width that sum to rotary_dim/2 = {pairs}",
-                repr(sections),
-            )
+            expected = f"sections of pairs for time, height and width that sum to rotary_dim/2 = {pairs}"
+            raise UsageError("MultimodalRotary", expected, repr(sections))
         self.sections, self.arrangement = tuple(sections), arrangement
         if arrangement == "contiguous":
             self.axis_of_pair = [axis for axis in range(3) for _ in range(sections[axis])]
@@ -342,12 +336,8 @@ class MultimodalRotary(Rotary):
             self.axis_of_pair = [k % 3 if k < 3 * sections[k % 3] else 0 for k in range(pairs)]
         counts = tuple(self.axis_of_pair.count(axis) for axis in range(3))
         if counts != self.sections:
-            raise UsageError(
-                "MultimodalRotary",
-                "sections that interleave",
-                repr(sections),
-                f"{pairs} interleaved pairs read {counts}: pass these, or arrangement='contiguous'",
-            )
+            remedy = f"{pairs} interleaved pairs read {counts}: pass these, or arrangement='contiguous'"
+            raise UsageError("MultimodalRotary", "sections that interleave", repr(sections), remedy)
 
 
 class ScaledRotaryTable(NamedTuple):

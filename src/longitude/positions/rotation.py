@@ -120,12 +120,8 @@ def rotate_by_formula(x: Tensor, table: Angles, layout: str) -> Tensor:
 def fits(x: Tensor, table: Tensor) -> bool:
     """Whether the table has a row for each token of x [B, H, L, 2 pairs or more]."""
     *rows, length, pairs = table.shape
-    return (
-        x.dim() == 4
-        and x.shape[2] == length
-        and x.shape[3] >= 2 * pairs
-        and (not rows or rows in ([x.shape[0], 1], [1, 1]))
-    )
+    of_tokens = x.dim() == 4 and x.shape[2] == length and x.shape[3] >= 2 * pairs
+    return of_tokens and (not rows or rows in ([x.shape[0], 1], [1, 1]))
 
 
 @lru_cache
@@ -284,11 +280,7 @@ def convert_layout(weight: Tensor, head_dim: int, to: str, rotary_dim: int | Non
     if not isinstance(weight, Tensor):
         raise UsageError("convert_layout", f"a tensor [heads * {head_dim}, ...]", repr(weight))
     if weight.dim() < 1 or not len(weight) or len(weight) % head_dim:
-        raise UsageError(
-            "convert_layout",
-            f"[heads * {head_dim}, ...], a multiple of head_dim={head_dim} rows",
-            list(weight.shape),
-            "split fused projections into queries, keys and values first",
-        )
+        remedy = "split fused projections into queries, keys and values first"
+        raise UsageError("convert_layout", f"a multiple of head_dim={head_dim} rows", list(weight.shape), remedy)
     order = torch.cat([pair_order(rotary_dim, to), torch.arange(rotary_dim, head_dim)]).to(weight.device)
     return weight.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)

@@ -82,12 +82,8 @@ def from_dict(spec: Scaling | Mapping[str, Any] | None) -> Scaling | None:
     if spec is None or isinstance(spec, Scaling):
         return spec
     if not isinstance(spec, Mapping) or "name" not in spec:
-        raise UsageError(
-            "scaling",
-            "a scheme, {'name': ..., its options} or None",
-            repr(spec),
-            "a Hugging Face config is read by from_hugging_face",
-        )
+        remedy = "a Hugging Face config is read by from_hugging_face"
+        raise UsageError("scaling", "a scheme, {'name': ..., its options} or None", repr(spec), remedy)
     name, options = spec["name"], {option: value for option, value in spec.items() if option != "name"}
     kind = SCHEMES[name]
     return kind(**resolve_options(name, kind, options, {}, "scaling"))

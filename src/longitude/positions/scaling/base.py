@@ -77,9 +77,7 @@ class Scaling(Checked):
         for kind, row in ROPE_TYPES.items():
             if row.scheme is type(self):
                 return kind, base, self
-        raise UsageError(
-            "", "a scaling that has a rope_type", self, "`longitude extend` writes its frequencies as longrope"
-        )
+        raise UsageError("", "a scaling that has a rope_type", self, "`longitude extend` writes it as longrope")
 
     def length_at(self, query: Length, newest: Length) -> Length | None:
         """The length that tables follow, for a query at position `query` and the newest key at position `newest`.
@@ -168,7 +166,8 @@ def register_scheme(name: str, note: str = "", **how: bool) -> Callable[[Scheme]
     def add(scheme: Scheme) -> Scheme:
         scheme.name = name
         SCHEMES.aliases |= {spelled: name for spelled in spellings(name) if spelled != name}
-        METHODS[name] = Method(name, note or (scheme.__doc__ or "").partition("\n")[0], scheme.extending, **how)
+        row: Any = {"note": note or (scheme.__doc__ or "").partition("\n")[0], "make": scheme.extending} | how
+        METHODS[name] = Method(name, **row)
         return SCHEMES.register(name)(scheme)
 
     return add
@@ -179,13 +178,8 @@ def method_of(name: str) -> Method:
     SCHEMES.load()
     method = next((METHODS[spelled] for spelled in spellings(name) if spelled in METHODS), None)
     if method is None or not method.extends:
-        names = [
-            *(name for name, row in METHODS.items() if row.extends),
-            *["all"] * (name != "all"),
-        ]  # "all" compares them
-        raise unknown(
-            "method", name, names, "`longitude extend --method all` compares those without search and training."
-        )
+        names = [other for other in ("all", *METHODS) if other != name and (other == "all" or METHODS[other].extends)]
+        raise unknown("method", name, names, "`longitude extend --method all` compares those without training.")
     return method
 
 
@@ -238,12 +232,8 @@ class Follows(Scaling):
         if self.follow != "declared":
             return self.max_length or self.original_max_length
         if (declared := self.declared()) is None:
-            raise UsageError(
-                self.name,
-                "max_length, the length that follow='declared' chooses its frequencies for",
-                "None",
-                "pass it, or follow='row' or 'sequence'",
-            )
+            expected = "max_length, the length that follow='declared' chooses its frequencies for"
+            raise UsageError(self.name, expected, "None", "pass it, or follow='row' or 'sequence'")
         return declared
 
     def canonical(self, length: Any) -> Any:
