@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
@@ -53,7 +54,7 @@ def _made(term: OffsetBias, first: int, count: int, q: Tensor, dtype: torch.dtyp
 @lru_cache(maxsize=32)  # by the numbers of the bias: equal ones are the same function
 @torch.inference_mode(False)
 @torch.no_grad()
-def _table(at: FixedBias, lowest: int, size: int, dtype: torch.dtype) -> Tensor:
+def _table(at: Callable[[Tensor], Tensor], lowest: int, size: int, dtype: torch.dtype) -> Tensor:
     """The bias at 2 size offsets, descending to the lowest."""
     return at(lowest + 2 * size - 1 - torch.arange(2 * size, device="cpu")).to(dtype).contiguous()
 
