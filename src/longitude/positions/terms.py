@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 from longitude.errors import UsageError
 from longitude.positions.formulas import Counted, NormalizedOffset
-
-if TYPE_CHECKING:
-    from longitude.attention.request import Request
 
 __all__ = [
     "Drift",
@@ -49,6 +46,30 @@ def require_among_keys(q: Tensor, k: Tensor) -> None:
         raise UsageError("the encoding", "queries among the keys", f"{q.shape[2]} queries and {k.shape[2]} keys")
 
 
+class Scored(Protocol):
+    """What terms read of a call whose scores they add to: attention's Request."""
+
+    q: Tensor
+    scale: float
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries."""
+        ...
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Positions of queries [..., Lq] and keys [..., Lk]."""
+        ...
+
+    def q_tokens(self) -> Tensor:
+        """Order of each query in the sequence, [Lq]."""
+        ...
+
+    def k_tokens(self) -> Tensor:
+        """Order of each key in the sequence, [Lk]."""
+        ...
+
+
 class Term:
     """Base class of terms. A new kind is one class: `dense` is all that the reference and the chunked backend need.
 
@@ -69,7 +90,7 @@ class Term:
     def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """UsageError unless its tensors fit queries [B, H, Lq, D], keys [B, Hkv, Lk, D] and values [B, Hkv, Lk, Dv]."""
 
-    def dense(self, r: Request, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+    def dense(self, r: Scored, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
         """The numbers added to the scores of a request, [..., heads, Lq, Lk].
 
         q: its queries in float32 or wider. scores [B, H, Lq, Lk]: scale q.k. allowed [..., Lq, Lk]: visible pairs.
@@ -110,10 +131,10 @@ class OffsetBias(Term):
     reach: int | None = None
     of: nn.Module | None = None
 
-    def dense(self, r: Request, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+    def dense(self, r: Scored, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
         return self.bias(r)
 
-    def bias(self, r: Request) -> Tensor:
+    def bias(self, r: Scored) -> Tensor:
         """The bias of all pairs, [..., heads, Lq, Lk]."""
         i, j = r.places()
         offsets = i[..., :, None] - j[..., None, :]
@@ -140,10 +161,10 @@ class PairBias(Term):
         if isinstance(self.at, NormalizedOffset):
             self.at.require(q)
 
-    def dense(self, r: Request, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+    def dense(self, r: Scored, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
         return self.bias(r)
 
-    def bias(self, r: Request) -> Tensor:
+    def bias(self, r: Scored) -> Tensor:
         """The bias of all pairs, [..., heads, Lq, Lk]."""
         i, j = r.places()
         bias = self.at(i[..., :, None], j[..., None, :])
@@ -169,7 +190,7 @@ class Drift(Term):
         require_among_keys(q, k)
         require_shape("Drift.level", self.level, q, *of_either_heads(q, k, k.shape[2]))
 
-    def dense(self, r: Request, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+    def dense(self, r: Scored, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
         level = self.level.repeat_interleave(r.heads // self.level.shape[1], 1)
         drift = level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()]
         return r.scale * drift if self.scaled else drift
@@ -249,7 +270,7 @@ class RowBias(Term):
         if isinstance(self.of, Counted):
             require_shape("Counted.table", self.of.table, q, (q.shape[3], self.of.columns))
 
-    def dense(self, r: Request, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+    def dense(self, r: Scored, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
         bias = self.of(q, scores, allowed)
         require_shape("RowBias", bias, q, tuple(scores.shape))
         return bias
