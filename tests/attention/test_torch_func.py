@@ -242,24 +242,3 @@ def test_linearize_is_jvp(name):
     for given in ({}, {"q_positions": places, "k_positions": places}):
         ours = partial(lg.attend, k=k, v=v, encoding=encoding, **given)
         close(torch.func.linearize(ours, q)[1](direction), torch.func.jvp(ours, (q,), (direction,))[1])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
-def test_linearize_of_a_padded_model_is_jvp():
-    config = {
-        "vocab_size": 16,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 32,
-    }
-    mixers = ["attention", {"name": "hierarchical", "window": 3}]
-    model = lg.LongitudeForCausalLM(lg.LongitudeConfig(**config, encoding="rope", mixers=mixers)).double().eval()
-    mask = torch.tensor([[1] * 9, [0] * 3 + [1] * 6])
-    x, direction = random(2, 9, 32), random(2, 9, 32, seed=5)
-
-    def logits(x):
-        return model(inputs_embeds=x, attention_mask=mask, use_cache=False).logits[mask.bool()]
-
-    close(torch.func.linearize(logits, x)[1](direction), torch.func.jvp(logits, (x,), (direction,))[1])

@@ -74,6 +74,3 @@ def test_fewer_threads_than_asked_for_do_all_the_work():
         for library in libraries():
             library.use_team(ctypes.c_void_p(load.team()))
         torch.set_num_threads(before)
-
-
-# ---- another runtime, in a process of its own; the time limit only ends one that hangs ------------------------------------

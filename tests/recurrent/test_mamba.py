@@ -35,7 +35,10 @@ def test_groups_serve_channels_side_by_side(form):
         for g, c in enumerate(torch.arange(6).split(2))
     ]
     want = [torch.cat(parts, 1) for parts in zip(*of_groups, strict=True)]
-    close(list(scan(u, delta, A, B, C)), want, atol=1e-10, rtol=1e-10)
+    got = scan(u, delta, A, B, C)
+    close(list(got), want, atol=1e-10, rtol=1e-10)
+    of_all, of_parts = (torch.autograd.grad(y.sin().sum() + h.sum(), (u, delta, A, B, C)) for y, h in (got, want))
+    close(of_all, of_parts, atol=1e-10, rtol=1e-10)
 
 
 def test_chunks_bound_what_training_keeps(form):

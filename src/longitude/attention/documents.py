@@ -251,12 +251,8 @@ def real_tokens(attention_mask: Tensor) -> Tensor | None:
 def require_numbers(name: str, numbers: Tensor) -> None:
     """ValueError for a negative document number: in `streams_of` those mark padding."""
     if not tracing() and bool((numbers_of(numbers) < 0).any()):
-        raise UsageError(
-            name,
-            "numbers of 0 or more",
-            int(numbers_of(numbers).min()),
-            "mark padding with 0 in attention_mask, and give it any number of 0 or more here",
-        )
+        remedy = "mark padding with 0 in attention_mask, and give it any number of 0 or more here"
+        raise UsageError(name, "numbers of 0 or more", int(numbers_of(numbers).min()), remedy)
 
 
 # ---- places of the tokens of a model ---------------------------------------------------------------------------------

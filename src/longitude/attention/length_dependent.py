@@ -98,12 +98,11 @@ def require_same_past(encoding: Composed, max_position: int | Tensor, now: int |
         max_position, now = torch.broadcast_tensors(*both(max_position, now))
     changed = encoding.length_at(max_position, max_position) != encoding.length_at(max_position, now)
     if bool(changed.any()) if isinstance(changed, Tensor) else changed:
-        raise UsageError(
-            "cache",
+        expected, got = (
             "new tokens that rotate with the tables of the cached ones",
-            "a sequence length at which the tables change",
-            "prefill again from the start, or pass follow='row' or 'declared'",
+            "a length at which the tables change",
         )
+        raise UsageError("cache", expected, got, "prefill again from the start, or pass follow='row' or 'declared'")
 
 
 def later(a: int | Tensor, b: int | Tensor) -> int | Tensor:
@@ -137,12 +136,10 @@ def _runs(
             return
     places = explicit(q_positions, r.rows, r.q.device)
     if not readable(places, *([last] if isinstance(last, Tensor) else [])):
-        raise UsageError(
-            "positions",
-            "an int to count from, because tables of this encoding follow the length",
-            "a tensor while compiling or under torch.func.vmap, where its numbers are not known",
-            "call it for each row, outside of them; a RoPE scaling may also have follow='declared'",
-        )
+        expected = "an int to count from, because tables of this encoding follow the length"
+        got = "a tensor while compiling or under torch.func.vmap, where its numbers are not known"
+        remedy = "call it for each row, outside of them; a RoPE scaling may also have follow='declared'"
+        raise UsageError("positions", expected, got, remedy)
     places = places.amax(-1) if places.dim() == 3 else places
     lengths = encoding.length_at(*torch.broadcast_tensors(places, torch.as_tensor(last, device=places.device)))
     lengths = lengths if lengths.dim() == 2 else lengths[None]

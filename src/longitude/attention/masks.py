@@ -74,11 +74,8 @@ class Mask:
     def require_past(self, past: int) -> None:
         """ValueError if cached tokens would have had to attend to the new ones."""
         if self.looks_ahead:
-            raise UsageError(
-                f"mask: {type(self).__name__}, in which cached tokens attend to later ones",
-                "the whole sequence in one call, or (...) & lg.Causal()",
-                f"{past} cached tokens",
-            )
+            what = f"mask: {type(self).__name__}, in which cached tokens attend to later ones"
+            raise UsageError(what, "the whole sequence in one call, or (...) & lg.Causal()", f"{past} cached tokens")
 
     def __and__(self, other: Mask) -> Mask:
         require_mask(other)
@@ -277,11 +274,8 @@ class Prefix(Mask):
     def require_past(self, past: int) -> None:
         longest = int(self.length.max()) if isinstance(self.length, Tensor) else self.length
         if past < longest:
-            raise UsageError(
-                "Prefix",
-                f"a first call with the whole prefix of {longest} tokens, which attend to each other",
-                f"{past} tokens in the cache",
-            )
+            expected = f"a first call with the whole prefix of {longest} tokens, which attend to each other"
+            raise UsageError("Prefix", expected, f"{past} tokens in the cache")
 
 
 @dataclass(frozen=True, eq=False)
@@ -606,12 +600,8 @@ def from_tensor(tensor: Tensor, batch: int, rows: int, keys: int) -> Mask:
         if torch.compiler.is_compiling():
             assert_later(~other, "mask: expected bool, or 0 and -inf")
         elif bool(other):
-            raise UsageError(
-                "mask",
-                f"{shape}, or 0 and -inf",
-                f"{kind_of(tensor)} that adds other numbers to the scores",
-                "an encoding with lg.terms.PairBias adds a bias",
-            )
+            got = f"{kind_of(tensor)} that adds other numbers to the scores"
+            raise UsageError("mask", f"{shape}, or 0 and -inf", got, "an encoding with lg.terms.PairBias adds a bias")
         seen = ~hidden
     elif seen.dtype != torch.bool:
         raise UsageError("mask", shape, kind_of(tensor))

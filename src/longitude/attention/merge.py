@@ -64,8 +64,8 @@ def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
         fits = fits and kind == kinds[0] and out.dim() == 4 and lse.shape == out.shape[:3]
         fits = fits and out.device == lse.device and out.is_floating_point() and lse.is_floating_point()
     if not fits:
-        raise UsageError(
-            "merge_attention",
-            "a list of floating-point outputs [B, H, Lq, Dv] and a list of as many logsumexps [B, H, Lq], all alike",
-            f"{list(map(kind_of, outs))} and {list(map(kind_of, lses))}" if parts else f"{outs!r} and {lses!r}",
+        expected = (
+            "a list of floating-point outputs [B, H, Lq, Dv] and a list of as many logsumexps [B, H, Lq], all alike"
         )
+        got = f"{list(map(kind_of, outs))} and {list(map(kind_of, lses))}" if parts else f"{outs!r} and {lses!r}"
+        raise UsageError("merge_attention", expected, got)

@@ -302,11 +302,9 @@ def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[
 def require_cache(layer: Mixer, cache: Any, kinds: Collection[str]) -> None:
     """ValueError unless it is None or of a kind that the mixer reads."""
     if cache is not None and getattr(cache, "kind", None) not in kinds:
-        raise UsageError(
-            f"cache: {type(layer).__name__}",
-            f"the {type(layer.cache_layer()).__name__} that its cache_layer() makes",
-            getattr(cache, "owner", None) or type(cache).__name__,
-        )
+        expected = f"the {type(layer.cache_layer()).__name__} that its cache_layer() makes"
+        got = getattr(cache, "owner", None) or type(cache).__name__
+        raise UsageError(f"cache: {type(layer).__name__}", expected, got)
 
 
 def require_plain(layer: Mixer, mask: Mask, what: str) -> None:

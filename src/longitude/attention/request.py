@@ -225,11 +225,8 @@ def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
             got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise UsageError(name, "a floating-point tensor [batch, heads, length, head_dim]", got)
     if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
-        raise UsageError(
-            "",
-            "q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] with the same B, D and Lk",
-            f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
-        )
+        expected = "q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] with the same B, D and Lk"
+        raise UsageError("", expected, f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
     if k.shape[1] and q.shape[1] % k.shape[1]:
         raise UsageError("", "heads of k and v to divide those of q", f"{k.shape[1]} and {q.shape[1]}")
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):

@@ -54,11 +54,8 @@ def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: T
             or (column.shape[1] != k.shape[1] and column.shape[1] != heads)
             or column.shape[2] != tokens
         ):
-            raise UsageError(
-                f"context[{name!r}]",
-                f"[{q.shape[0]}, heads, {keys}, ...] with {heads} heads, or {k.shape[1]} as the keys have",
-                list(column.shape),
-            )
+            expected = f"[{q.shape[0]}, heads, {keys}, ...] with {heads} heads, or {k.shape[1]} as the keys have"
+            raise UsageError(f"context[{name!r}]", expected, list(column.shape))
 
 
 def require_terms(terms: tuple[Term, ...], q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -108,8 +108,7 @@ class FoPE(Encoding):
     def keys(self, k: Tensor, prepared: Angles) -> Tensor:
         """Rotate keys k [B, Hkv, L, head_dim]."""
         if k.dim() != 4 or k.shape[1] % self.num_kv_heads or k.shape[-1] != self.head_dim:
-            raise UsageError(
-                "fope", f"[B, H, L, {self.head_dim}] with H a multiple of {self.num_kv_heads}", list(k.shape)
-            )
+            expected = f"[B, H, L, {self.head_dim}] with H a multiple of {self.num_kv_heads}"
+            raise UsageError("fope", expected, list(k.shape))
         table = by_heads(prepared, k.shape[1])
         return rotate_by_formula(k.to(table.cos.dtype), table, self.layout).to(k.dtype)

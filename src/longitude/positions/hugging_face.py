@@ -414,12 +414,9 @@ def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling
         if rope.partial_rotary_factor != 1 or not isinstance(rope.scaling, Linear | None):
             scheme = type(rope.scaling).__name__ if rope.scaling else "no"
             share = f" and partial_rotary_factor={rope.partial_rotary_factor}" * (rope.partial_rotary_factor != 1)
-            raise UsageError(
-                "rope_parameters",
-                "p-RoPE alone or with Linear scaling",
-                f"p-RoPE with {scheme} scaling{share}",
-                'rope_type "proportional" has a factor and nothing else: Linear scaling (--method linear) is the one that fits',
-            )
+            got = f"p-RoPE with {scheme} scaling{share}"
+            remedy = 'rope_type "proportional" has a factor and nothing else: Linear scaling (--method linear) fits'
+            raise UsageError("rope_parameters", "p-RoPE alone or with Linear scaling", got, remedy)
         return "proportional", rope.base, rope.scaling
     if rope.scaling is None:
         return "default", rope.base, None

@@ -65,13 +65,11 @@ def layers_of(
     if of_layer is None:
         layers = config.get("num_hidden_layers")
         if not isinstance(layers, int):
-            raise UsageError(
-                "", "num_hidden_layers", repr(layers), "a config of text and images has it in its text_config"
-            )
+            remedy = "a config of text and images has it in its text_config"
+            raise UsageError("", "num_hidden_layers", repr(layers), remedy)
         if types is None and isinstance(ropes, Mapping):
-            raise ValueError(
-                f"expected layer_types, one per layer, because rotations differ by type ({', '.join(ropes)})"
-            )
+            by_type = ", ".join(ropes)
+            raise ValueError(f"expected layer_types, one per layer, because rotations differ by type ({by_type})")
         width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         of_layer = []
         for layer in range(layers):

@@ -61,9 +61,8 @@ def gated_delta_rule(
     tokens = {"q": (q, "B G L K"), "k": (k, "B G L K"), "v": (v, "B H L V"), "g": (g, shape), "beta": (beta, "B H L")}
     require_tokens("gated_delta_rule", **tokens)
     if v.shape[1] % q.shape[1]:
-        raise UsageError(
-            "gated_delta_rule", "the heads of q and k to divide those of v", f"{q.shape[1]} and {v.shape[1]}"
-        )
+        got = f"{q.shape[1]} and {v.shape[1]}"
+        raise UsageError("gated_delta_rule", "the heads of q and k to divide those of v", got)
     exact = state_dtype(v)
     writes = beta.to(exact)[..., None] * k.to(exact).repeat_interleave(v.shape[1] // k.shape[1], 1)
     decay = g if g.dim() == 4 else g[..., None]

@@ -71,9 +71,8 @@ def selective_scan(
     batch, channels, length = u.shape
     groups = B.shape[1] if B.dim() == 4 else 1
     if channels % groups:
-        raise UsageError(
-            "selective_scan", "the groups of B and C to divide the channels of u", f"{groups} and {channels}"
-        )
+        expected = "the groups of B and C to divide the channels of u"
+        raise UsageError("selective_scan", expected, f"{groups} and {channels}")
     mode, chunk_size, reset, valid = require_running("selective_scan", batch, length, **run)
     require_state("selective_scan", state, {"state": (batch, channels, A.shape[1])})
     dtype = state_dtype(u)

@@ -105,11 +105,8 @@ class Mamba2(RecurrentMixer):
         who, head_dim = "Mamba2", 64 if head_dim is None else head_dim
         inner = expand * dim
         if inner % head_dim or (inner // head_dim) % groups:
-            raise UsageError(
-                who,
-                f"head_dim to divide expand dim = {inner} into heads, and groups to divide the heads",
-                f"head_dim={head_dim} and groups={groups}",
-            )
+            expected = f"head_dim to divide expand dim = {inner} into heads, and groups to divide the heads"
+            raise UsageError(who, expected, f"head_dim={head_dim} and groups={groups}")
         self.dim, self.inner, self.num_heads, self.head_dim = dim, inner, inner // head_dim, head_dim
         self.state_size, self.groups, self.norm_eps = state_size, groups, norm_eps
         mixed = inner + 2 * groups * state_size

@@ -188,11 +188,8 @@ class Mamba3(RecurrentMixer):
             )
         inner = expand * dim
         if inner % head_dim or state_size % 4:
-            raise UsageError(
-                "Mamba3",
-                f"head_dim to divide expand dim = {inner} into heads, and a state_size of a multiple of 4",
-                f"head_dim={head_dim} and state_size={state_size}",
-            )
+            expected = f"head_dim to divide expand dim = {inner} into heads, and a state_size of a multiple of 4"
+            raise UsageError("Mamba3", expected, f"head_dim={head_dim} and state_size={state_size}")
         self.dim, self.inner, self.num_heads, self.head_dim = dim, inner, inner // head_dim, head_dim
         self.state_size, self.norm_eps, self.decay_activation = state_size, norm_eps, decay_activation
         self.sizes = [inner, inner, state_size, state_size, *[self.num_heads] * 3, state_size // 4]

@@ -65,9 +65,8 @@ def s4d(
     require_tokens("s4d", u=(u, "B H L"), log_dt=(log_dt, "H"), D=(D, "H"))
     batch, channels, length = u.shape
     if A.dim() != 2 or len(A) != channels or C.shape != A.shape or not (A.is_complex() and C.is_complex()):
-        raise UsageError(
-            "s4d", f"complex A and C [{channels}, N/2]", f"{A.dtype} {list(A.shape)} and {C.dtype} {list(C.shape)}"
-        )
+        got = f"{A.dtype} {list(A.shape)} and {C.dtype} {list(C.shape)}"
+        raise UsageError("s4d", f"complex A and C [{channels}, N/2]", got)
     mode, chunk_size, reset, valid = require_running("s4d", batch, length, **run)
     require_state("s4d", state, {"state": (batch, *A.shape)})
     dtype = state_dtype(u)

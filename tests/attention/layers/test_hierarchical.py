@@ -169,18 +169,6 @@ def test_positions_move_together(name: str) -> None:
     close(hierarchical(*inputs, positions=with_gap + 11, **options), gaps)
 
 
-# ---- precision -------------------------------------------------------------------------------------------------------
-def test_bfloat16() -> None:
-    """Summaries of narrow keys are wide: as near to float64 as one rounding of the output."""
-    narrow = [x.bfloat16() for x in numbers(200, batch=1)]
-    options = {"window": 16, "encoding": lg.Rotary(DIM, "interleaved")}
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = hierarchical(*narrow, **options)
-    exact = hierarchical(*(x.double() for x in narrow), **options)
-    assert rounded.dtype == torch.bfloat16
-    torch.testing.assert_close(rounded.double(), exact, rtol=2**-6, atol=2**-7)
-
-
 # ---- refusals --------------------------------------------------------------------------------------------------------
 class Mirror(lg.Encoding):
     def keys(self, k: Tensor, prepared: object) -> Tensor:

@@ -186,14 +186,3 @@ def test_a_layer_over_it_has_its_keywords(kind: str) -> None:
     assert {name: derived[name] for name in keys.__annotations__} == {name: own[name] for name in keys.__annotations__}
     assert {name for name, p in own.items() if p.kind is p.KEYWORD_ONLY} == {*AttendOptions.__annotations__}
     assert "options" not in derived
-
-
-def test_keywords_that_a_layer_fixes_are_refused() -> None:
-    for call in (
-        lambda: lg.attention.StickBreaking(8, 2, softcap=1.0),
-        lambda: lg.attention.StickBreaking(8, 2, backend="table"),
-        lambda: lg.attention.ChunkAttention(8, 2, size=3, step=2),
-        lambda: lg.attention.WindowAttention(8, 2, size=3, stp=2),
-    ):
-        with pytest.raises(TypeError):
-            call()

@@ -131,31 +131,3 @@ def test_the_exponential_of_float32_to_its_ends():
             assert 0 <= float(state) < 1.2e-38
         else:
             assert float(state) == pytest.approx(e if e < 3.4028235e38 else math.inf, rel=3e-7)
-
-
-@pytest.mark.parametrize("channels", [CHANNELS, 1])
-def test_groups_of_a_scan_are_scans_of_their_own(channels: int) -> None:
-    """Outputs, states after them and every gradient, from a state and through the last one."""
-    groups = 3
-    tokens = BATCH, LENGTH, groups
-    shapes = (
-        [(*tokens, channels)] * 2
-        + [(groups, SIZE, channels)]
-        + [(*tokens, SIZE)] * 2
-        + [(BATCH, groups, SIZE, channels)]
-    )
-    tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    axes = 2, 2, 0, 2, 2, 1
-    directions = [torch.randn(*tokens, channels, dtype=torch.float64), torch.randn(shapes[-1], dtype=torch.float64)]
-
-    def results(group: slice) -> list[torch.Tensor]:
-        part = [
-            x.narrow(axis, group.start, group.stop - group.start).clone() for x, axis in zip(tensors, axes, strict=True)
-        ]
-        out = loops.ScanLoop.apply(*[x.requires_grad_() for x in part[:5]], None, part[5].requires_grad_(), 3)
-        return [*out, *torch.autograd.grad(out, part, [directions[0][:, :, group], directions[1][:, group]])]
-
-    whole = results(slice(0, groups))
-    alone = zip(*[results(slice(g, g + 1)) for g in range(groups)], strict=True)
-    for got, parts, axis in zip(whole, alone, (2, 1, *axes), strict=True):
-        torch.testing.assert_close(got, torch.cat(parts, axis), rtol=1e-12, atol=1e-12)

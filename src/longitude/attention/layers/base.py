@@ -201,11 +201,9 @@ class AttentionLayer(Mixer):
     def require_in_order(self, inputs: MixerInputs) -> None:
         """ValueError unless the mask is causal; documents and padding must be in documents=."""
         if any(isinstance(m, Documents | Padding) for m in inputs.mask.parts()) or not is_causal(inputs.mask):
-            raise UsageError(
-                f"mask: {type(self).__name__} with short_conv, which reads the tokens before each",
-                "lg.Causal() and windows, with documents and padding as documents=",
-                repr(inputs.mask),
-            )
+            what = f"mask: {type(self).__name__} with short_conv, which reads the tokens before each"
+            expected = "lg.Causal() and windows, with documents and padding as documents="
+            raise UsageError(what, expected, repr(inputs.mask))
         if inputs.memory is not None and "output" in self.short_conv:
             raise UsageError("memory", "none with short_conv 'output'", "one", "a memory has no outputs")
 
@@ -233,9 +231,8 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
         require_tokens(x, dim)
         if cache is not None or memory.dim() != 3 or memory.shape[::2] != x.shape[::2]:
             with_cache = " and a cache; a cache already stores earlier tokens" if cache is not None else ""
-            raise UsageError(
-                "memory", f"[{x.shape[0]}, M, {x.shape[2]}] and no cache", f"{list(memory.shape)}{with_cache}"
-            )
+            got = f"{list(memory.shape)}{with_cache}"
+            raise UsageError("memory", f"[{x.shape[0]}, M, {x.shape[2]}] and no cache", got)
         x, remembered = torch.cat([memory.detach(), x], 1), memory.shape[1]
     past = cache.get_seq_length() if cache is not None else 0
     if cache is not None and past and cache.keys is not None and cache.keys.shape[0] != x.shape[0]:
@@ -308,12 +305,9 @@ def require_past(who: str, mask: Mask) -> None:
     """ValueError unless the mask leaves no key after the query."""
     require_mask(mask)
     if not is_causal(mask):
-        raise UsageError(
-            f"mask: {who} attends to the past only",
-            "Causal() with what else is joined to it by &",
-            type(mask).__name__,
-            "MultiHeadAttention takes any mask, lg.Band(before, after) among them",
-        )
+        what, expected = f"mask: {who} attends to the past only", "Causal() with what else is joined to it by &"
+        remedy = "MultiHeadAttention takes any mask, lg.Band(before, after) among them"
+        raise UsageError(what, expected, type(mask).__name__, remedy)
 
 
 def attended(

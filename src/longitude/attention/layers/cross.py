@@ -88,11 +88,8 @@ class CrossAttention(Headed):
     def of_source(self, source: Tensor | None, cache: DynamicLayer | None, batch: int) -> tuple[Tensor, Tensor]:
         """[B, Hkv, S, head_dim] each: those of a filled cache, else projected from the source and cached."""
         if cache is not None and (not hasattr(cache, "keys") or hasattr(cache, "kind")):
-            raise UsageError(
-                "cache: CrossAttention",
-                "the DynamicLayer that its cache_layer() makes",
-                getattr(cache, "owner", None) or type(cache).__name__,
-            )
+            got = getattr(cache, "owner", None) or type(cache).__name__
+            raise UsageError("cache: CrossAttention", "the DynamicLayer that its cache_layer() makes", got)
         if cache is None or not cache.get_seq_length():
             if source is None:
                 raise UsageError("source", "[B, S, kv_dim], or a cache with its keys and values", "neither")
@@ -102,7 +99,6 @@ class CrossAttention(Headed):
         assert isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
         expected = batch, self.num_kv_heads, k.shape[2] if source is None else source.shape[1], self.head_dim
         if k.shape != expected:
-            raise UsageError(
-                "cache", f"keys {list(expected)} of this layer's source", list(k.shape), "a cache serves one source"
-            )
+            keys = f"keys {list(expected)} of this layer's source"
+            raise UsageError("cache", keys, list(k.shape), "a cache serves one source")
         return k, v

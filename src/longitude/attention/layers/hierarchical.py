@@ -539,8 +539,5 @@ class HierarchicalAttention(StateMixer, Headed):
         """ValueError for a state of another batch, window, size or encoding."""
         expected = [batch, self.num_kv_heads, self.window + CHUNK - 1, self.head_dim * (1 + encoding.transforms)]
         if state is not None and list(state.keys.shape) != expected:
-            raise UsageError(
-                "cache: HierarchicalAttention",
-                f"a state with keys {expected}, of this batch, window and head_dim, twice as wide if an encoding rotates",
-                list(state.keys.shape),
-            )
+            kind = f"keys {expected} of this batch, window and head_dim, twice as wide if an encoding rotates"
+            raise UsageError("cache: HierarchicalAttention", kind, list(state.keys.shape))

@@ -233,11 +233,8 @@ class LatentAttention(AttentionLayer):
             for name, expected in (("num_heads", self.num_heads), ("head_dim", self.rope_dim)):
                 got = getattr(member, name, expected)
                 if got != expected:
-                    raise UsageError(
-                        type(member).__name__,
-                        f"{name}={expected} for latent attention, whose encodings rotate rope_dim numbers of each head",
-                        got,
-                    )
+                    size = f"{name}={expected} for latent attention, which rotates rope_dim numbers of each head"
+                    raise UsageError(type(member).__name__, size, got)
 
 
 def adds(encoding: Composed) -> bool:

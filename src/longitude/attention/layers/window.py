@@ -85,12 +85,8 @@ class WindowAttention(MultiHeadAttention):
         """
         need = (self.size - 1) * self.step
         if getattr(inputs.cache, "kind", None) == "rolling" and inputs.cache.keep < need:
-            raise UsageError(
-                "cache",
-                f"a layer that keeps {need} tokens or more",
-                f"one that keeps {inputs.cache.keep}",
-                "self.cache_layer() makes one",
-            )
+            expected, got = f"a layer that keeps {need} tokens or more", f"one that keeps {inputs.cache.keep}"
+            raise UsageError("cache", expected, got, "self.cache_layer() makes one")
         return super().mix_tokens(x, inputs)
 
     def extra_repr(self) -> str:

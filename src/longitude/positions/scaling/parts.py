@@ -125,12 +125,8 @@ class NTKByParts(Scaling):
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         if high < 0:  # below the lower clamp: the ramp would run backwards, and nothing be scaled
-            raise UsageError(
-                self.name,
-                f"an original_max_length in which a pair rotates beta_slow={self.beta_slow} times",
-                self.original_max_length,
-                "llama3 has no such limit",
-            )
+            expected = f"an original_max_length in which a pair rotates beta_slow={self.beta_slow} times"
+            raise UsageError(self.name, expected, self.original_max_length, "llama3 has no such limit")
         low, high = max(low, 0), min(high, rotary_dim - 1)
         return low, high + 0.001 if low == high else high
 

@@ -95,10 +95,8 @@ def autograd_graph(build: Example, kinds: tuple[str, ...] | None = QUICK) -> Non
         for name in ("auto", *case.able()):
             for wanted, graph in _graphs(case, name).items():
                 if graph != want[wanted]:
-                    raise LawBroken(
-                        f"backend {name}, mask {kind}: wanting a gradient for {wanted}, expected {want[wanted]}, as `reference` "
-                        f"has, got {graph}"
-                    )
+                    expected = f"wanting a gradient for {wanted}, expected {want[wanted]}, as `reference` has"
+                    raise LawBroken(f"backend {name}, mask {kind}: {expected}, got {graph}")
 
 
 def _graphs(case: Call, backend: str) -> dict[str, str]:
@@ -203,10 +201,8 @@ def memory(
     longer: dict[str, Any] = {} if "max_length" in build.options else {"max_length": 2 * length}
     longer |= {name: 8 * n for name, n in SMALL_ENCODING.items() if build.has(name) and name not in build.options}
     encoding = build(**longer).float()
-    if encoding.max_length is not None and encoding.max_length < 2 * length:
-        raise DoesNotApply(
-            f"the table route is tried at {2 * length} tokens, and its positions end at {encoding.max_length}"
-        )
+    if (last := encoding.max_length or 2 * length) < 2 * length:
+        raise DoesNotApply(f"the table route is tried at {2 * length} tokens, and its positions end at {last}")
     require_one_table(encoding, 2 * length)
     short = {name: x.float() for name, x in heads_and_tokens(8, 8, batch=1).items()}
     if (why := Call(encoding, short).refusals()["table"]) is not None:
@@ -223,10 +219,8 @@ def memory(
         bias_tables._table.cache_clear()  # one of the two lengths may have been computed before
         largest, peak = memory_of(forward_and_backward)
         if largest >= 4 * tokens**2:
-            raise LawBroken(
-                f"backend table, {tokens} tokens: expected no tensor of {tokens} x {tokens} elements, got {largest} bytes"
-            )
+            expected = f"expected no tensor of {tokens} x {tokens} elements"
+            raise LawBroken(f"backend table, {tokens} tokens: {expected}, got {largest} bytes")
         peaks.append(peak)
-    return Measurement(
-        peaks[1] / peaks[0], MOST, cause=f"backend table, {tokens} tokens: {peaks[0]} -> {peaks[1]} bytes"
-    )
+    cause = f"backend table, {tokens} tokens: {peaks[0]} -> {peaks[1]} bytes"
+    return Measurement(peaks[1] / peaks[0], MOST, cause=cause)

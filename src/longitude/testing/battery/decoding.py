@@ -64,10 +64,8 @@ def forms(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> None:
     first, *others = nets
     for length in lengths:
         x, documents = numbers(2, length, DIM), two_documents(length)
-        for what, ids, seen in (
-            ("", None, None),
-            (", with documents", documents, (documents >= 0)[..., None].double()),
-        ):
+        in_documents = ", with documents", documents, (documents >= 0)[..., None].double()
+        for what, ids, seen in (("", None, None), in_documents):
             want = nets[first].answer(x, 0, ids, seen=seen)
             for name in others:
                 close(f"{length} tokens{what}: {first} and {name}", nets[name].answer(x, 0, ids, seen=seen), want)

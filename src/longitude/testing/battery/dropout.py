@@ -122,10 +122,9 @@ def _as_often(case: Call, name: str) -> None:
     often = (left > 0.5 * weights).double().mean(0)[seen]
     off, deviation = often - 1 + P, (P * (1 - P) / MANY) ** 0.5
     if bool((off.abs() > 6 * deviation).any()) or abs(off.mean()) > 6 * deviation / often.numel() ** 0.5:
-        raise LawBroken(
-            f"backend {name}: expected each weight to be left in {1 - P:.0%} of {MANY} draws, got {often.min():.0%} to "
-            f"{often.max():.0%}, {often.mean():.2%} in the mean"
-        )
+        expected = f"expected each weight to be left in {1 - P:.0%} of {MANY} draws"
+        got = f"got {often.min():.0%} to {often.max():.0%}, {often.mean():.2%} in the mean"
+        raise LawBroken(f"backend {name}: {expected}, {got}")
 
 
 # ---- mixers: the output ----------------------------------------------------------------------------------------------------

@@ -165,9 +165,8 @@ def prompt_lookup_of_encodings(build: Example) -> None:
     encoding = compose(build())
     carried = bool(tensors_in(encoding.context(numbers(1, 3, DIM))[1]))
     if carried != encoding.carries:
-        raise LawBroken(
-            f"declared carries = {encoding.carries}, and its context passes on {'a state' if carried else 'none'}"
-        )
+        passed = "a state" if carried else "none"
+        raise LawBroken(f"declared carries = {encoding.carries}, and its context passes on {passed}")
     _require_prompt_lookup("two layers", of_attention(build))
 
 

@@ -61,9 +61,8 @@ def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUI
                     lost = _lost(case, name, value, backend)
                     _require_lost(here, lost, dependent & math.isnan(value))
                     if bool((far := lost & ~near).any()):
-                        raise LawBroken(
-                            f"{here}: outputs at {far.nonzero().tolist()} are not finite, but the token is hidden from them"
-                        )
+                        lost_at = f"outputs at {far.nonzero().tolist()} are not finite"
+                        raise LawBroken(f"{here}: {lost_at}, but the token is hidden from them")
         if encoding.reads_tokens:
             want = _lost(case, "x", math.nan, "reference")
             for backend in ("reference", *backends):
@@ -214,11 +213,10 @@ def _stays_in_its_document(
         what = f"{value} in a document, {here}"
         answers = _everything(net, x.masked_fill(bad[..., None], value), documents)
         _same_elsewhere(what, answers, clean, ~(second | padding))
-        if not net.mixer.saturates and any(bool(answers[n][bad].isfinite().all(-1).any()) for n in ("output", SINGLE)):
+        finite = [answers[name].isfinite().all(-1) for name in ("output", SINGLE)]
+        if not net.mixer.saturates and any(bool(x[bad].any()) for x in finite):
             raise LawBroken(f"{what}: its own output is finite")
-        if hasattr(net.mixer, "mode") and any(
-            (answers[n].isfinite().all(-1) == behind).any() for n in ("output", SINGLE)
-        ):
+        if hasattr(net.mixer, "mode") and any(bool((x == behind).any()) for x in finite):
             raise LawBroken(f"{what}: expected NaN in its own and all later outputs of its document alone")
         what = f"{value} at padding, {here}"
         answers = _everything(net, x.masked_fill(padding[..., None], value), documents)
