@@ -1,7 +1,6 @@
 """`longitude extend --method all`: every method on one model in memory, by position, as measuring its checkpoint gives it."""
 
 import json
-import shlex
 from itertools import pairwise
 from pathlib import Path
 
@@ -76,22 +75,6 @@ def test_losses_are_those_of_the_checkpoint_that_a_method_writes(kind, checkpoin
         assert (
             max(abs(a / b - 1) for a, b in zip(row(comparison, name), row(comparison, UNCHANGED), strict=True)) > 1e-3
         )
-
-
-@pytest.mark.slow
-def test_the_best_and_the_command(compared, checkpoint, command, monkeypatch, text) -> None:
-    """The lowest of each column has the mark in the table, and the printed command is one that works."""
-    comparison = compared(checkpoint("llama"), "--factor", 5)
-    rows = {entry["method"]: [bucket["perplexity"] for bucket in entry["losses"]] for entry in comparison["rows"]}
-    assert [*rows] == [UNCHANGED, *module.compared()]
-    for i, best in enumerate(comparison["best"]):
-        assert best["method"] == min(rows, key=lambda name: rows[name][i])
-    program, verb, *options = shlex.split(comparison["command"])
-    assert (program, verb) == ("longitude", "extend") and options[options.index("--factor") + 1] == "5"
-    code, _, error = command(*options, "--no-measure", "--dry-run")
-    assert (code, error) == (0, "")
-    code, printed, error = command(checkpoint("llama"), *ALL, "--text", text)
-    assert code == 0 and "about" in error and printed.count("*") == len(EDGES) - 1 + 1  # and its explanation
 
 
 def made_up(nats: dict[str, list[float]]) -> Comparison:

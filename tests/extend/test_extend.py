@@ -11,11 +11,8 @@ from torch import Tensor
 import longitude as lg
 from longitude.checkpoints.config import from_hugging_face
 from longitude.checkpoints.positions import rotary_of
-from longitude.extend.short_contexts import ShortContextLoss
-from longitude.extend.show import verdict
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling.base import METHODS, Scaling, plain, register_scheme
-from longitude.statistics.documents import Interval
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved
 
 WITHOUT_SEARCH = [name for name, method in METHODS.items() if not method.searched and name != "clipped"]
@@ -322,20 +319,3 @@ def test_cost_is_measured(checkpoint, write, text, monkeypatch) -> None:
     assert abs(linear["difference"]["value"]) > 0.01
     assert linear["length"] == LENGTH and linear["documents"] > 1
     assert linear["original"] == costs["dynamic"]["original"]
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ((0.1, 0.05, 0.15), "worse"),
-        ((-0.1, -0.15, -0.05), "better"),
-        ((0.1, -0.05, 0.25), "no difference"),
-        ((0.1, None, None), "no verdict"),
-        ((None, None, None), "no verdict"),
-    ],
-)
-def test_short_texts_get_a_verdict_by_the_paired_interval(change, word) -> None:
-    """Which excludes zero or not, whatever the intervals of both models are; in percent of the original."""
-    cost = ShortContextLoss(64, Interval(2.0, 1.0, 3.0), Interval(2.1, 1.1, 3.1), Interval(*change), 5, 320, "text")
-    assert verdict(cost).startswith(word)
-    assert ("5.0%" in verdict(cost)) == (word in ("worse", "better", "no difference"))

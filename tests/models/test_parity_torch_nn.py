@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from longitude.models import LongitudeConfig, LongitudeForMaskedLM, LongitudeForSeq2SeqLM
-from longitude.models.blocks import MLP, norm
 from tests.support import close
 
 DIM, HEADS, WIDE, LAYERS, VOCABULARY = 24, 4, 40, 3, 31
@@ -137,41 +136,3 @@ def test_the_encoder_decoder_is_torchs(pre, act, source, target):
     close(model.encoder.embed_tokens.weight.grad, embed.grad, 1e-9)
     same_gradients(model.encoder, encoder)
     same_gradients(model.decoder, decoder)
-
-
-# ---- the numbers of the formulas -------------------------------------------------------------------------------------
-def small(**options) -> LongitudeConfig:
-    return LongitudeConfig(hidden_size=4, intermediate_size=4, num_attention_heads=1, **options)
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("layernorm", [-1.3416355, -0.4472118, 0.4472118, 1.3416355]),  # biased variance, eps = 1e-5 inside the root
-        ("rmsnorm", [0.3651484, 0.7302967, 1.0954452, 1.4605935]),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_norms(kind, expected, dtype):
-    layer = norm(small(norm=kind)).to(dtype)
-    close(layer(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=dtype)), torch.tensor(expected, dtype=dtype), 2e-7)
-    layer.weight.data.mul_(3)
-    close(layer(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=dtype)), 3 * torch.tensor(expected, dtype=dtype), 6e-7)
-
-
-@pytest.mark.parametrize(
-    ("act", "of_one", "of_minus_two"),
-    [
-        ("relu", 1.0, 0.0),
-        ("gelu", 0.8413447, -2 * 0.0227501),  # x Phi(x)
-        ("gelu_tanh", 0.8411920, -0.0454023),
-        ("swiglu", 0.7310586 * 1.0, -2 * 0.1192029 * -2.0),  # silu(gate) up, both the same here
-    ],
-)
-def test_activations(act, of_one, of_minus_two):
-    """The MLP with identities for matrices: the activation itself."""
-    layer = MLP(small(hidden_act=act)).double()
-    for matrix in layer.children():
-        nn.init.eye_(matrix.weight)
-    x = torch.tensor([1.0, -2.0, 0.0, 1.0], dtype=torch.float64)
-    close(layer(x), torch.tensor([of_one, of_minus_two, 0.0, of_one], dtype=torch.float64), 1e-7)

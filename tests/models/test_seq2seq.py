@@ -10,7 +10,6 @@ from transformers import DynamicCache, EncoderDecoderCache
 import longitude as lg
 from longitude.attention.mixer import list_mixers
 from longitude.models import LongitudeForSeq2SeqLM
-from longitude.models.decoder import Source
 from tests.models.conftest import mixer_spec
 from tests.support import close as near, parameter_gradients, refused
 
@@ -152,22 +151,6 @@ def test_the_encoder_of_a_recurrence_has_positions(build, pair):
     model, (x, _) = build("auto", mixer="retention"), pair()
     assert all(type(block.mixer) is lg.MultiHeadAttention for block in model.encoder.layers)
     assert (model.encoder(x.flip(1))[0].flip(1) - model.encoder(x)[0]).abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_it_gives_what_its_stacks_give(build, pair):
-    model = build("nope", mixers=["retention", "attention"], encoder_encoding="rope")
-    (x, y), also = pair(), {"output_hidden_states": True, "output_attentions": True}
-    out = model(x, attention_mask=MASK, decoder_input_ids=y, **also)
-    encoded = model.encoder(x, attention_mask=MASK, **also)
-    embeds, source = model.encoder.embed_tokens(y), {"source": Source(encoded.last_hidden_state, MASK)}
-    decoded = model.decoder(inputs_embeds=embeds, **source, **also)
-    for name, want in (("hidden_states", 3), ("attentions", 2)):
-        assert len(out[f"encoder_{name}"]) == len(out[f"decoder_{name}"]) == want
-        close(list(out[f"encoder_{name}"]), list(encoded[name]))
-        close(out[f"decoder_{name}"][1:], decoded[name][1:])
-    close(list(out.cross_attentions), list(decoded.cross_attentions))
-    assert out.decoder_attentions[0] is None
 
 
 # ---- layers, labels, caches ------------------------------------------------------------------------------------------
