@@ -32,7 +32,9 @@ def names() -> list[str]:
 def executed(notebook: Any, timeout: int = 600) -> Any:
     """The notebook with the outputs of its cells. ValueError for one that writes to standard error."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # of the kernel, too: notebooks ask nothing of a network
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `longitude` is of this Python
+    os.environ["PATH"] = (
+        f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `longitude` is of this Python
+    )
     with TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook,

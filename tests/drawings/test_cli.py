@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import longitude as lg
+from longitude.drawings.subjects import subjects
 from longitude.report.figure import color_of, dashes_of
 from tests.support import require_words
 
@@ -110,12 +111,15 @@ def test_a_notebook_shows_a_picture():
         lg.show("alibi", picture="bais")
 
 
-def test_learned_biases_are_drawn_trained_or_the_title_says_so():
+def test_learned_numbers_are_drawn_trained_or_not_at_all():
     """Saved numbers of T5 fall with the distance; those of other options do not exist."""
     [t5] = lg.show("t5", length=64).drawings
     near, far = (np.mean([line[1][place] for line in t5.lines.values()]) for place in (1, 60))
     assert t5.title.endswith("after training at length 128") and near > far + 3
-    assert "before training" in lg.show("t5:max_distance=32", length=64).drawings[0].title
+    for label in ("t5:max_distance=99", "learned", "shaw"):
+        assert not {"bias", "table"} & {drawing.name for drawing in next(subjects([label], (), {})).drawings}
+    with pytest.raises(ValueError, match="noise before training"):
+        lg.show("learned")
 
 
 def test_an_encoding_has_one_color_whatever_is_beside_it():

@@ -163,16 +163,7 @@ def test_the_sinusoid_table():
     )
 
 
-# ---- vectors and weights ----------------------------------------------------------------------------------------------
-def test_vectors_of_shaw():
-    module = built("shaw:max_distance=5", SHAPE).encoding
-    query = torch.randn(16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    near(
-        lines("shaw:max_distance=5", "vectors")["random query 1"],
-        lambda d: float(query @ module.key_table[5 - min(5, int(d))].detach()) / 4,
-    )
-
-
+# ---- weights ----------------------------------------------------------------------------------------------
 def test_weights_are_a_softmax_of_what_position_adds():
     found = lines("alibi", "weights")["head 1"]
     total = sum(math.exp(-d / 4) for d in range(64))

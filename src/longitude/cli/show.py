@@ -54,7 +54,7 @@ def show(
         from longitude.drawings.charts import require_place
 
         require_place(out)
-    from longitude.drawings import chosen_of
+    from longitude.drawings import chosen_of, nothing_of
     from longitude.drawings.subjects import subjects
 
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
@@ -65,7 +65,7 @@ def show(
         drawings = chosen_of(drawings, picture)
     if out is not None:
         if not drawings:
-            raise ValueError(f"--out {out}: nothing is drawn of {', '.join(name)}; leave it out")
+            raise ValueError(f"--out {out}: {nothing_of(name)}")
         from longitude.drawings.charts import write
 
         write(out, [(subject.label, subject.words) for subject in shown], drawings)

@@ -62,7 +62,7 @@ def show(*names: str, picture: str | None = None, **sizes: int) -> Pictures:
         The pictures. A notebook displays them, and `save("alibi.svg")` writes them.
 
     Raises:
-        ValueError: For an unknown name, picture or size.
+        ValueError: For an unknown name, picture or size, and where nothing can be drawn.
     """
     from longitude.drawings.drawing import side_by_side
     from longitude.drawings.subjects import subjects
@@ -73,8 +73,18 @@ def show(*names: str, picture: str | None = None, **sizes: int) -> Pictures:
         raise unknown("size", min(others), ["length", "heads", "head_dim"], "")
     shown = [*subjects(names, (), sizes)]
     every = side_by_side({subject.label: subject.drawings for subject in shown})
+    if not every:
+        raise ValueError(nothing_of(names))
     chosen = chosen_of(every, picture) if picture else every[:1]
     return Pictures(shown, chosen, [drawing.name for drawing in every if drawing not in chosen])
+
+
+def nothing_of(names: Sequence[str]) -> str:
+    """Why there is no picture, and what has some."""
+    return (
+        f"nothing is drawn of {', '.join(names)}: expected fixed numbers, and learned ones are noise before training; "
+        "`longitude show` draws the biases of a folder that `longitude study` wrote"
+    )
 
 
 def chosen_of(drawings: Sequence[Any], picture: str) -> list[Any]:

@@ -1,7 +1,7 @@
 """Drawings of encodings: each function takes a built encoding, and draws nothing if it does not apply.
 
 Every number comes from the methods that attention calls (`embed`, `rotate_queries`, `terms`, `lg.attend`), not from a
-formula here.
+formula here. Learned numbers are drawn after training or not at all: before it they are noise, or a flat line.
 """
 
 import json
@@ -20,13 +20,11 @@ from longitude.drawings.rotations import pairs_of, scores
 from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.bias import FORBIDDEN, T5Bias, t5_bucket
 from longitude.positions.composed import Composed, compose
-from longitude.positions.terms import OffsetBias, OffsetVectors, PairBias, Temperature
+from longitude.positions.terms import OffsetBias, PairBias, Temperature
 
-SEEDS = 3
-"""Number of seeds for random queries."""
-UNTRAINED = " before training (seed 0)"
+HEADS = 4
 AFTER = " after training at length 128"
-"""Ends of titles of learned numbers."""
+"""Heads of the saved encodings, and the end of titles of their numbers."""
 OTHERS = "num_heads", "training"
 """Attributes that the saved encoding and the one that is drawn need not share."""
 
@@ -43,7 +41,7 @@ def drawings(encoding: Encoding, shape: Shape) -> list[Drawing]:
         Drawings with distinct names.
     """
     members = list(encoding) if isinstance(encoding, Composed) else [encoding]
-    kinds = (table, pairs_of, scores, bias, buckets, vectors, temperature)
+    kinds = (table, pairs_of, scores, bias, buckets, temperature)
     pictures = [drawing for member in members for draw in kinds for drawing in draw(member, shape)]
     return [*pictures, *weights(encoding, shape)]
 
@@ -51,17 +49,16 @@ def drawings(encoding: Encoding, shape: Shape) -> list[Drawing]:
 # ---- at the input ----------------------------------------------------------------------------------------------------
 def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """Draw the embeddings that are added to the tokens."""
-    if not encoding.at_input:
+    if not encoding.at_input or encoding.learned:  # before training a table is noise
         return
     length = min(shape.length, encoding.max_length or shape.length)
     added = encoding.embed(torch.zeros(1, length, shape.dim, dtype=torch.float64), torch.arange(length)[None])[0]
     shown, step = min(length, 48), shape.dim // 64 | 1  # odd: sines and cosines take turns
     columns = range(0, shape.dim, step)
-    started = UNTRAINED if encoding.learned else ""
     every = "" if step == 1 else f" Of {shape.dim} dimensions, one in {step} is drawn."
     yield Grid(
         name="table",
-        title=f"What is added to the tokens at positions 0 to {shown - 1}{started}",
+        title=f"What is added to the tokens at positions 0 to {shown - 1}",
         caption=f"A row for each position, a column for each dimension of the token.{every}",
         x="dimension",
         y="position",
@@ -74,7 +71,7 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     cosine = (unit[length - 1 - torch.from_numpy(offsets)] * unit[-1]).sum(-1).numpy()
     yield Lines(
         name="codes",
-        title=f"How alike the codes of two positions are, by offset{started}",
+        title="How alike the codes of two positions are, by offset",
         caption=f"The cosine of what is added at position {length - 1} and at one this far before it.",
         x="offset (query - key)",
         y="cosine",
@@ -85,7 +82,7 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 @cache
 def _saved() -> dict[str, Any]:
-    """Learned numbers of one study: seed 0, 800 steps on the standard library of Python."""
+    """Options and learned numbers of encodings of one study: seed 0, 800 steps on the standard library of Python."""
     return json.loads(files("longitude.drawings").joinpath("trained.json").read_text(encoding="utf-8"))
 
 
@@ -95,12 +92,11 @@ def trained(encoding: Encoding) -> Encoding | None:
     def options(of: Encoding) -> dict[str, Any]:
         return {name: value for name, value in vars(of).items() if name[0] != "_" and name not in OTHERS}
 
-    for name, numbers in _saved().items():
-        weights = {key: torch.tensor(values) for key, values in numbers.items()}
-        made = build(name, num_heads=next(iter(weights.values())).shape[-1])
+    for label, saved in _saved().items():
+        made = build(label.partition(":")[0], num_heads=HEADS, **saved["options"])
         if type(made) is type(encoding) and options(made) == options(encoding):
-            made.load_state_dict(weights)
-            return made
+            made.load_state_dict({name: torch.tensor(numbers) for name, numbers in saved["weights"].items()})
+            return made.double()
     return None
 
 
@@ -115,9 +111,10 @@ def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     terms = [] if encoding.reads_tokens else encoding.terms({})
     if not terms or not all(isinstance(term, OffsetBias | PairBias) for term in terms):
         return
-    saved, when = trained(encoding), UNTRAINED if encoding.learned else ""
-    if saved is not None:
-        encoding, when = saved.double(), AFTER
+    shown = trained(encoding) if encoding.learned else encoding
+    if shown is None:
+        return
+    encoding, when = shown, AFTER if encoding.learned else ""
     newest, offsets = shape.length - 1, offsets_of(shape.length)
     sided = getattr(encoding, "bidirectional", False) or getattr(encoding, "future", "symmetric") != "symmetric"
     offsets = np.unique([*-offsets, *offsets]) if sided else offsets
@@ -156,38 +153,16 @@ def buckets(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     )
 
 
-def vectors(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """Scores that vectors per offset bring, for random queries."""
-    for term in _terms(encoding, OffsetVectors):
-        offsets = offsets_of(shape.length)
-        keys = term.keys(torch.from_numpy(offsets))
-        keys = keys if keys.dim() == 2 else keys[0]  # those of the first head
-        generator = torch.Generator().manual_seed(0)
-        lines = {}
-        for seed in range(SEEDS):
-            query = torch.randn(shape.head_dim, generator=generator, dtype=torch.float64)
-            lines[f"random query {seed + 1}"] = offsets, (keys @ query * shape.head_dim**-0.5).numpy()
-        yield Lines.by_offset(
-            name="vectors",
-            title=f"What the vector of an offset adds to the score, for random queries,{UNTRAINED}",
-            caption="scale q . K[offset], of the first head: the query decides which offsets it prefers.",
-            y="added to the score",
-            lines=lines,
-            marks={} if term.reach is None else {"last offset of its own": term.reach},
-            focus="random query 1",
-        )
-
-
 def temperature(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     """Draw the temperature that multiplies queries."""
-    for term in _terms(encoding, Temperature):
+    shown, when = trained(encoding) if encoding.learned else encoding, AFTER if encoding.learned else ""
+    for term in [] if shown is None else _terms(shown, Temperature):
         of_keys, step = term.of == "visible", getattr(encoding, "step", 0)
         numbers = np.unique(np.geomspace(1, max(16 * shape.length, 8 * step), 400).astype(int))
         factors = term.at(torch.from_numpy(numbers)[None, None])[0, 0].numpy()  # those of the first head
         yield Lines(
             name="temperature-by-keys" if of_keys else "temperature-by-position",
-            title=f"What a query is multiplied by, by {'the keys it attends to' if of_keys else 'its position'}"
-            f"{UNTRAINED if encoding.learned else ''}",
+            title=f"What a query is multiplied by, by {'the keys it attends to' if of_keys else 'its position'}{when}",
             caption="A factor of 2 makes all scores of the query twice as far apart, and its attention sharper.",
             x="keys" if of_keys else "position",
             y="factor",
