@@ -47,7 +47,9 @@ def test_a_one_sided_alibi_has_a_side_for_each_half_of_its_heads():
 
 
 def test_temperatures_are_their_formulas():
-    near(lines("ssmax", "temperature-by-keys")["factor"], lambda n: 0.168 * math.log(n), 1e-7)
+    saved = trained(built("ssmax", SHAPE).encoding)
+    assert isinstance(saved, lg.SSMax)
+    near(lines("ssmax", "temperature-by-keys")["factor"], lambda n: saved.rate[0].item() * math.log(n), 1e-7)
     near(lines("log_n:trained_length=64", "temperature-by-keys")["factor"], lambda n: math.log(n) / math.log(64))
     steps = lines("llama4_temperature:floor_scale=16", "temperature-by-position")["factor"]
     near(steps, lambda i: 1 + 0.1 * math.log(1 + (i + 1) // 16))

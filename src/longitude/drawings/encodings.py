@@ -82,7 +82,7 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 @cache
 def _saved() -> dict[str, Any]:
-    """Options and learned numbers of encodings of one study: seed 0, 800 steps on the standard library of Python."""
+    """Options and numbers of the first layer: seed 0, two layers, 800 steps on the standard library of Python."""
     return json.loads(files("longitude.drawings").joinpath("trained.json").read_text(encoding="utf-8"))
 
 
