@@ -57,13 +57,13 @@ def pages(source: Path) -> Iterator[tuple[str, str]]:
 
 def plain(text: str) -> str:
     """Text whose signs mean nothing to Markdown; `code` and addresses stay."""
-    return SIGN.sub(lambda found: found[1] or f"\\{found[2]}", " ".join(text.split()))
+    return SIGN.sub(lambda match: match[1] or f"\\{match[2]}", " ".join(text.split()))
 
 
 def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
     """What the template shows of one."""
     label = label_of(name, factory)
-    one = shown(label)
+    subject = shown(label)
     return {
         "kind": kind,
         "name": name,
@@ -74,8 +74,8 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "paper": paper(name),
         "note": note(name),
         "chips": chips(name, kind),
-        "facts": [(head, text) for head, text in one.words if head and head not in ("source", "cost here")],
-        "pictures": [picture(label, figure(drawing), source) for drawing in one.drawings],
+        "facts": [(head, text) for head, text in subject.words if head and head not in ("source", "cost here")],
+        "pictures": [picture(label, figure(drawing), source) for drawing in subject.drawings],
         "properties": property_row(name) if kind == "encoding" else None,
         "decode": [*decode_rows(name)] if kind == "mixer" else [],
         "laws": (laws := law_rows(kind, name)),
@@ -108,15 +108,15 @@ def chips(name: str, kind: str) -> list[str]:
         )
         return [] if of is None else [f"cache: {of['growth']}"]
     row = next((row for row in results("properties")["rows"] if row["encoding"] == name), None)
-    words = ["learned parameters" if example(name)().learned else "no parameters"]
+    facts = ["learned parameters" if example(name)().learned else "no parameters"]
     if row is not None:
-        words.insert(0, {True: "relative", False: "not relative", None: ""}[row["relative"]])
-        words.append(f"time: {row['cost']:.2f}× PyTorch")
+        facts.insert(0, {True: "relative", False: "not relative", None: ""}[row["relative"]])
+        facts.append(f"time: {row['cost']:.2f}× PyTorch")
     if name in make_gallery.holding():
         verdict, change = make_gallery.holding()[name]
-        found = [verdict] if change is None else [make_gallery.signed(change), verdict]
-        words.insert(2, f"loss at {make_gallery.FACTOR}×: {', '.join(found)}")
-    return [each for each in words if each]
+        moved = [verdict] if change is None else [make_gallery.signed(change), verdict]
+        facts.insert(2, f"loss at {make_gallery.FACTOR}×: {', '.join(moved)}")
+    return [*filter(None, facts)]
 
 
 def label_of(name: str, factory: Any) -> str:
@@ -126,8 +126,8 @@ def label_of(name: str, factory: Any) -> str:
         for option, parameter in options_of(factory).items()
         if parameter.default is parameter.empty and option not in (*Shape().known, "layout", "encoding")
     ]
-    given = {**SMALL, **LARGE}
-    options = ",".join(f"{option}={given[option]}" for option in needed if option in given)
+    values = {**SMALL, **LARGE}
+    options = ",".join(f"{option}={values[option]}" for option in needed if option in values)
     return f"{name}:{options}" if options else name
 
 
@@ -135,10 +135,10 @@ def label_of(name: str, factory: Any) -> str:
 def shown(label: str) -> Subject:
     """As `longitude show` has it; in words alone what cannot be built without options that nobody knows."""
     try:
-        [one] = subjects([label], (), {})
+        [subject] = subjects([label], (), {})
     except ValueError as error:
         return Subject(label, {}, [("needs", str(error))], [])
-    return one
+    return subject
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
@@ -185,16 +185,16 @@ def decode_rows(name: str) -> Iterator[dict[str, Any]]:
 
 def law_rows(kind: str, name: str) -> list[tuple[str, str, dict[str, Any] | None]]:
     """(law, what it says, what was found) of the tests; None: not tried yet. Those that do not apply are last."""
-    found = make_laws.read()["found"].get(name, {})
+    tried = make_laws.read()["found"].get(name, {})
     battery = make_laws.laws() if kind == "encoding" else make_laws.mixers.laws()
-    rows = [(law.name, law.claim, found.get(law.name)) for law in battery.values()]
+    rows = [(law.name, law.claim, tried.get(law.name)) for law in battery.values()]
     return sorted(rows, key=lambda row: row[2] is not None and row[2]["status"] == "not applicable")
 
 
 def counted(laws: list[tuple[str, str, dict[str, Any] | None]]) -> str:
     """29 passed, 2 not applicable; empty where none was tried."""
-    found = [result["status"] for _, _, result in laws if result]
-    return ", ".join(f"{found.count(status)} {status}" for status in STATUSES if status in found)
+    statuses = [result["status"] for _, _, result in laws if result]
+    return ", ".join(f"{statuses.count(status)} {status}" for status in STATUSES if status in statuses)
 
 
 # ---- what papers say -------------------------------------------------------------------------------------------------
