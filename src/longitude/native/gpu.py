@@ -17,13 +17,13 @@ def switched_off() -> set[str]:
     ValueError for another form, and for `reference`, which supports what no other backend does.
     """
     named = os.environ.get("LONGITUDE_BACKENDS", "")
-    words = [word.strip() for word in named.split(",") if word.strip()]
-    if any(not word.startswith("-") or word == "-reference" for word in words):
+    switches = [name.strip() for name in named.split(",") if name.strip()]
+    if any(not name.startswith("-") or name == "-reference" for name in switches):
         raise ValueError(
             "LONGITUDE_BACKENDS: expected backends to switch off, all but reference, each after a minus, such as "
             f"-triton,-table; got {named!r}"
         )
-    return {word[1:] for word in words}
+    return {name[1:] for name in switches}
 
 
 def why_no_triton() -> str | None:

@@ -65,7 +65,7 @@ class Composed(Encoding):
         for member in members:
             if not isinstance(member, Encoding):
                 raise UsageError("", "encodings", repr(member), "build one by name with lg.encoding(name, ...)")
-        members = [one for m in members for one in (m if isinstance(m, Composed) else [m])]
+        members = [member for m in members for member in (m if isinstance(m, Composed) else [m])]
         self.members = nn.ModuleList(members)
         self.each = tuple(members)  # the same, because a look-up in modules costs time in every layer
         for name, combine in COMBINED.items():

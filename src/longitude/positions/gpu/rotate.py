@@ -55,8 +55,8 @@ def kernel(q, k, q_out, k_out, cos, sin, length, pairs, each, q_rest, k_rest, q_
     The grid has one dimension, because the others end at 65535. each: numbers between the tables of two rows; 0: one for all.
     """
     blocks, groups = tl.cdiv(length, T), tl.cdiv(q_heads + k_heads, H)
-    own, group = tl.program_id(0) // blocks, tl.program_id(0) // blocks % groups
-    b = (own // groups).to(tl.int64)
+    place, group = tl.program_id(0) // blocks, tl.program_id(0) // blocks % groups
+    b = (place // groups).to(tl.int64)
     first, at = (tl.program_id(0) % blocks).to(tl.int64) * T, tl.arange(0, T)
     real = first + at < length
     pair = tl.arange(0, PAIRS)
