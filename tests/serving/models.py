@@ -1,4 +1,4 @@
-"""Configs of published models, few layers of each, with their values about positions; and dicts that lines often have."""
+"""Configs of published models, few layers of each, with their values about positions; what lines make of them; and frequent dicts."""
 # ruff: noqa: E501 - a line or a config is a line here
 
 import json
@@ -6,6 +6,10 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
+
+from longitude.serving.effective import Case, judged, opened
+from longitude.serving.findings import Finding, findings
+from longitude.serving.line import lines_in
 
 SIZES: dict[str, Any] = {
     "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "num_hidden_layers": 2,
@@ -78,7 +82,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
                             "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
     },
     "deepseek": {"model_type": "deepseek_v3", "max_position_embeddings": 163840, "rope_theta": 10000, "rope_scaling": DEEPSEEK, **LATENT},
-    "phi": {"model_type": "phi", "max_position_embeddings": 2048, "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "glm4": {"model_type": "glm4", "max_position_embeddings": 32768, "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "pad_token_id": 0},
+    "phi": {"model_type": "phi", "max_position_embeddings": 2048, "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "pad_token_id": 0},
     "mistral": {"model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": 4096, "rope_theta": 10000.0},
 }  # fmt: skip
 
@@ -92,3 +97,15 @@ def model(name: str) -> Path:
     sizes = {} if "text_config" in config else SIZES
     (folder / "config.json").write_text(json.dumps(sizes | config))
     return folder
+
+
+@cache
+def alone(name: str) -> Any:
+    """(config, its rotations, note): what `opened` reads, once a session."""
+    return opened(str(model(name)))
+
+
+def cases(name: str, text: str, suffix: str = "") -> list[tuple[Case, list[Finding]]]:
+    """The cases of the lines in a text, and their findings."""
+    made = [judged(line, *alone(name)[:2]) for line in lines_in(text, suffix)]
+    return [(case, findings(case)) for case in made]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from longitude.serving.check import check_lines, wrong
+from longitude.serving.findings import wrong
 from longitude.serving.write import corrected
-from tests.serving.models import F2, FLAT, Y2, Y4, model
+from tests.serving.models import F2, FLAT, Y2, Y4, cases
 
 VLLM, SGLANG = "vllm serve m ", "python -m sglang.launch_server --model-path m "
 LONG, OVER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 ", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 "
@@ -26,7 +26,7 @@ def sglang(keys: object, length: int | None = None, before: str = OVER) -> str:
 
 def rules(name: str, line: str) -> list[str]:
     """The rules that find the line wrong, or not to be judged."""
-    [(_, rows, _)] = check_lines(str(model(name)), line)
+    [(_, rows)] = cases(name, line)
     return [row.rule for row in rows if row.verdict in ("wrong", "unknown")]
 
 
@@ -101,12 +101,12 @@ def test_threads(thread) -> None:
 def test_a_corrected_line_reaches_the_length(thread) -> None:
     """`corrected` gives no line that is wrong; most threads have one that is right."""
     name, line, _ = THREADS[thread]
-    [(case, _, _)] = check_lines(str(model(name)), line)
+    [(case, _)] = cases(name, line)
     remedy, why = corrected(case)
     assert bool(remedy) != bool(why)
     assert bool(remedy) == (thread not in NO_LINE)
     if remedy:
-        [(again, rows, _)] = check_lines(str(model(name)), remedy)
+        [(again, rows)] = cases(name, remedy)
         assert not wrong(rows) and again.tokens == (case.meant.length or case.before.declared)
 
 

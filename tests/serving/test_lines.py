@@ -2,19 +2,22 @@
 # ruff: noqa: E501 - a line or a config is a line here
 
 import json
+import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from longitude.serving.check import as_json, check_lines
 from longitude.serving.config import Config
-from longitude.serving.effective import alone_of, judged, opened
+from longitude.serving.effective import alone_of, judged
 from longitude.serving.findings import findings, wrong
-from longitude.serving.line import lines_in
+from longitude.serving.line import FACTS, lines_in
 from longitude.serving.write import corrected
 from tests.checkpoints.published import PUBLISHED
-from tests.serving.models import DEEPSEEK, FLAT, ORIGINAL, Y4, model
+from tests.serving.models import DEEPSEEK, FLAT, ORIGINAL, Y4, cases, model
 from tests.serving.test_cases import LINEAR16, LLAMA, LONG, PLUS, SGLANG, VLLM, WHOLE, rules, sglang, vllm
 
 LINEAR = {"rope_type": "linear", "factor": 4, "rope_theta": 1000000}
@@ -68,6 +71,14 @@ MUST_FIND = {
 def test_it_finds(case) -> None:
     name, line, expected = MUST_FIND[case]
     assert {*rules(name, line)} == expected
+    [(_, rows)] = cases(name, line)
+    sources = [row.source for row in rows if row.verdict == "wrong"]
+    assert [source for source in sources if not re.search(r"\d: .*(\w/[\w/.-]*\.(py|cpp):|#\d+)", source)] == []
+
+
+def test_every_rule_has_a_source_in_every_engine() -> None:
+    keys = {"flat", "base", "lost", "type", "factor", "length", "rows", "unread", "parse"}
+    assert [(facts.name, lacking) for facts in FACTS.values() if (lacking := keys - facts.sources.keys())] == []
 
 
 M3 = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768, "rope_theta": 1000000.0}
@@ -97,6 +108,7 @@ RIGHT = {
     "deepseek as it is": ("deepseek", VLLM + "--max-model-len 131072"),
     "deepseek, the same by another name": ("deepseek", vllm({"rope_scaling": {**DEEPSEEK, "rope_type": "deepseek_yarn", "type": "deepseek_yarn", "rope_theta": 10000}}, 131072)),
     "deepseek in SGLang": ("deepseek", SGLANG + "--context-length 131072"),
+    "a share that the class fills in": ("glm4", vllm(PLUS, 131072)),
     "gemma3 as it is": ("gemma3", LLAMA + "-c 32768"),
     "mistral": ("mistral", VLLM + "--max-model-len 32k --kv-cache-dtype fp8"),
     "transformers": ("qwen3", "transformers serve m"),
@@ -130,16 +142,13 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_line_is_found(name, tmp_path) -> None:
-    place = tmp_path / name
-    place.write_text(FORMS[name])
-    [line] = lines_in(FORMS[name], place.suffix)
+def test_a_line_is_found(name) -> None:
+    suffix = Path(name).suffix
+    [line] = lines_in(FORMS[name], suffix)
     flags = dict(line.flags)
     assert (line.engine, flags["--max-model-len"]) == ("vllm", "131072")
     assert json.loads(flags["--hf-overrides"] or "") == WHOLE
-    assert not [
-        row for _, rows, _ in check_lines(str(model("qwen3")), str(place)) for row in rows if row.verdict == "wrong"
-    ]
+    assert not [row for _, rows in cases("qwen3", FORMS[name], suffix) for row in rows if row.verdict == "wrong"]
 
 
 SERVED = "vllm serve m --max-model-len 131072"
@@ -212,7 +221,6 @@ def test_a_line_in_data_is_found(form) -> None:
 
 PYTHON = {
     "names": 'MODEL = "m"\nllm = LLM(model=MODEL, max_model_len=131072, seed=len(x))',
-    "a dict": 'options = {"model": "m", "max_model_len": 131072}\nllm = LLM(**options)',
     "arguments": 'AsyncEngineArgs(model="m", max_model_len=131072)',
     "json.dumps": "sgl.Engine(model_path=path, context_length=131072, json_model_override_args=json.dumps({}))",
     "transformers": 'AutoConfig.from_pretrained("m", torch_dtype=torch.float32, max_position_embeddings=131072)',
@@ -223,11 +231,6 @@ PYTHON = {
 def test_a_call_is_found(form) -> None:
     [line] = lines_in(PYTHON[form])
     assert "131072" in [value for _, value in line.flags]
-
-
-def test_names_with_two_values_are_not_known() -> None:
-    [line] = lines_in("n = 4096\nn = 8192\nLLM('m', max_model_len=n)")
-    assert dict(line.flags)["--max-model-len"] == "${n}"
 
 
 @pytest.mark.parametrize(
@@ -276,8 +279,14 @@ def test_a_release_that_was_not_read_is_not_judged() -> None:
         ("pip install vllm==0.10.0\n" + removed, "unknown"),
         ("pip install vllm==0.33.0\n" + removed, "wrong"),
     ):
-        [(_, rows, _)] = check_lines(str(model("qwen3")), text)
+        [(_, rows)] = cases("qwen3", text)
         assert rows[0].verdict == verdict
+
+
+@cache
+def published() -> list[tuple[str, Config, Any]]:
+    configs = {name: Config.of(raw) for name, raw in PUBLISHED.items()}
+    return [(name, config, alone_of({}, config)[0]) for name, config in configs.items()]
 
 
 @pytest.mark.parametrize(
@@ -285,17 +294,15 @@ def test_a_release_that_was_not_read_is_not_judged() -> None:
 )
 def test_no_alarm_for_published_configs(line) -> None:
     """Without a flag about positions. Of `dynamic`, vLLM's table has fewer rows than the length that it derives."""
-    for name, raw in PUBLISHED.items():
-        config = Config.of(raw)
-        alone, _ = alone_of({}, config)
-        rows = findings(judged(lines_in(line)[0], config, alone))
+    for name, config, rotations in published():
+        rows = findings(judged(lines_in(line)[0], config, rotations))
         assert not wrong(rows) or (line == "vllm serve m" and config.flat.get("rope_type") == "dynamic"), (name, rows)
 
 
 def test_nothing_is_executed_or_expanded(tmp_path) -> None:
     trap = tmp_path / "made"
     text = f"vllm serve m --max-model-len $(touch {trap}) `touch {trap}`"
-    [(_, rows, _)] = check_lines(str(model("qwen3")), text)
+    [(_, rows)] = cases("qwen3", text)
     assert not trap.exists()
     assert [row.verdict for row in rows] == ["unknown"]
 
@@ -364,6 +371,7 @@ def test_exit_codes_and_json(command, tmp_path) -> None:
     code, out, _ = command("check", folder / "config.json", "--serve", wrong, "--json")
     [case] = json.loads(out)
     assert code == 1 and case["findings"][0]["verdict"] == "wrong" and "--max-model-len" in case["corrected"]
+    assert case["layers"]["all"]["checkpoint"]["base"] == 1_000_000
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"serve: {wrong.replace(' m ', f' {folder} ')}\n")
     assert command("check", recipe)[0] == 1
@@ -381,7 +389,7 @@ def test_extend_prints_a_line_that_check_finds_right(engine, command) -> None:
     code, line, error = command("extend", model("qwen3") / "config.json", "--to", 131072, "--for", engine)
     assert code == 0, error
     assert rules("qwen3", line) == []
-    [(case, _, _)] = check_lines(str(model("qwen3")), line)
+    [(case, _)] = cases("qwen3", line)
     assert case.rope is not None and case.rope.scaling is not None and case.rope.scaling.name == "yarn"
     assert case.rope.base == 1000000 and (case.tokens == 131072 or engine == "mlx")
 
@@ -395,6 +403,7 @@ def test_extend_prints_a_line_that_check_finds_right(engine, command) -> None:
             "HF=$T vllm serve $MODEL --dir ~/m ",
         ),
         ('{"model": "m", "max_model_len": 131072}', ".json", "vllm serve --model m "),
+        ("vllm serve m --name '$(touch x)' --max-model-len 131072", "", "vllm serve m --name '$(touch x)' "),
         (
             "image: vllm/vllm-openai\nargs: [--model, m, --max-model-len, 131072]\n",
             ".yaml",
@@ -403,8 +412,8 @@ def test_extend_prints_a_line_that_check_finds_right(engine, command) -> None:
     ],
 )
 def test_a_corrected_line_is_one_to_paste(line, suffix, begins) -> None:
-    config, alone, _ = opened(str(model("qwen3")))
-    remedy, _ = corrected(judged(lines_in(line, suffix)[0], config, alone))
+    [(case, _)] = cases("qwen3", line, suffix)
+    remedy, _ = corrected(case)
     assert remedy is not None and remedy.startswith(begins + "--hf-overrides '{")
 
 
@@ -412,18 +421,18 @@ def test_a_corrected_line_keeps_the_scheme_of_training() -> None:
     """Llama 3.1 and gpt-oss: no key of the scheme is lost, and nothing is scaled twice."""
     for name, length in (("llama3", 262144), ("gpt_oss", 262144), ("ministral", 524288)):
         line = vllm({"rope_parameters": FLAT, "max_position_embeddings": length}, length)
-        [(case, rows, _)] = check_lines(str(model(name)), line)
+        [(case, rows)] = cases(name, line)
         assert wrong(rows)
         remedy, why = corrected(case)
         assert remedy is not None, why
-        [(again, _, _)] = check_lines(str(model(name)), remedy)
+        [(again, _)] = cases(name, remedy)
         trained, used = case.alone[case.full or None].scaling, again.scaling
         assert trained is not None and used == replace(trained, factor=length / trained.original_max_length)
 
 
 def test_no_length_where_the_engine_stops() -> None:
-    [(case, rows, note)] = check_lines(str(model("qwen3")), VLLM + "--rope-theta 5 --max-model-len 65536")
-    assert as_json(case, rows, note)["lengths"]["vLLM"] is None
+    [(case, rows)] = cases("qwen3", VLLM + "--rope-theta 5 --max-model-len 65536")
+    assert as_json(case, rows, None)["lengths"]["vLLM"] is None
 
 
 def test_extend_has_no_line_where_none_is_right(command) -> None:

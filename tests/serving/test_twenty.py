@@ -1,9 +1,8 @@
 """Twenty lines that were written without a look at the rules, half of them right: no false alarm, at most two misses."""
 
 # ruff: noqa: E501 - a line is a line here
-from longitude.serving.check import check_lines, wrong
-from longitude.serving.line import lines_in
-from tests.serving.models import model
+from longitude.serving.findings import wrong
+from tests.serving.models import cases
 
 COMPOSE = """
 services:
@@ -78,16 +77,12 @@ WRONG = [
 ]
 
 
-def alarms(name: str, text: str, tmp_path) -> list[str]:
-    place = tmp_path / "line.yaml"
-    place.write_text(text)
-    assert lines_in(text, ".yaml" if "services" in text else "")
-    results = check_lines(str(model(name)), str(place) if "services" in text else text)
-    return [row.text for _, rows, _ in results for row in rows if wrong(rows)]
+def alarms(name: str, text: str) -> list[str]:
+    judged = cases(name, text, ".yaml" if "services" in text else "")
+    assert judged
+    return [row.text for _, rows in judged for row in rows if wrong(rows)]
 
 
-def test_no_false_alarm_and_no_miss(tmp_path) -> None:
-    false = [(name, text, found) for name, text in RIGHT if (found := alarms(name, text, tmp_path))]
-    missed = [(name, text) for name, text in WRONG if not alarms(name, text, tmp_path)]
-    assert false == []
-    assert missed == []
+def test_no_false_alarm_and_no_miss() -> None:
+    assert [(name, text, texts) for name, text in RIGHT if (texts := alarms(name, text))] == []
+    assert [(name, text) for name, text in WRONG if not alarms(name, text)] == []

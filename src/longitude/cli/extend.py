@@ -168,10 +168,11 @@ def _print_line(model: str, config: ExtendOptions, out: Path | None, json: bool)
             raise UsageError("--for", f"no option but {', '.join(f'--{name}' for name in TARGET)}", f"--{refused}")
     if config.to is None:
         raise UsageError("--for", "--to, the length in tokens", "none")
-    from longitude.serving.write import extended
+    from longitude.extend.plan import Target
+    from longitude.extend.serve import line_for
 
     chosen = {name: value for name, value in config.chosen(*TARGET).items() if value is not None}
-    line = extended(str(config.for_), model, **chosen)
+    line = line_for(str(config.for_), model, Target(**{"method": "yarn", **chosen}))
     print_json({"engine": config.for_, "line": line}) if json else print(line)
     return DONE
 

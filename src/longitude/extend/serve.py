@@ -6,15 +6,20 @@ import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from longitude.extend.plan import ExtendPlan
+from longitude.checkpoints.compare import head_dim_of
+from longitude.checkpoints.declared import class_of
+from longitude.errors import UsageError
+from longitude.extend.plan import ExtendPlan, Target
 from longitude.positions.config_keys import SCHEMAS
+from longitude.positions.hugging_face import to_hugging_face
 from longitude.positions.scaling import DynamicNTK, LongRoPE, NTKByParts, YaRN
 from longitude.positions.scaling.linear import is_unrotated
 from longitude.serving.config import Config, Stops
-from longitude.serving.effective import alone_of
+from longitude.serving.effective import alone_of, opened
 from longitude.serving.line import FACTS
-from longitude.serving.write import written
+from longitude.serving.write import started, written
 
 FILE = "serve.md"
 """Name of the file in the new folder."""
@@ -39,13 +44,16 @@ class Line:
 def of_folder(plan: ExtendPlan, folder: str) -> list[Line]:
     """Commands for the new folder."""
     file = "model.gguf" if folder == "." else f"{folder}.gguf"
-    name, file, length = shlex.quote(folder), shlex.quote(file), plan.length
-    convert = f"python convert_hf_to_gguf.py {name} --outfile {file}"
+    convert = f"python convert_hf_to_gguf.py {shlex.quote(folder)} --outfile {shlex.quote(file)}"
+
+    def command(engine: str, model: str, flag: str) -> str:
+        return started(engine, model, {flag: str(plan.length)})
+
     lines = [
-        Line("vLLM", f"vllm serve {name} --max-model-len {length}"),
-        Line("SGLang", f"python -m sglang.launch_server --model-path {name} --context-length {length}"),
-        Line("llama.cpp", f"{convert} && llama-server -m {file} -c {length}", COMPARE),
-        Line("transformers", f"transformers serve {name}"),
+        Line("vLLM", command("vllm", folder, "--max-model-len")),
+        Line("SGLang", command("sglang", folder, "--context-length")),
+        Line("llama.cpp", f"{convert} && {command('llama.cpp', file, '-c')}", COMPARE),
+        Line("transformers", f"transformers serve {shlex.quote(folder)}"),
     ]
     return [_if_any(plan, line) for line in lines]
 
@@ -68,6 +76,41 @@ def of_original(plan: ExtendPlan) -> list[Line]:
         except Stops as stop:
             lines.append(Line(FACTS[engine].name, "", f"none with the original weights: {stop.what}"))
     return [_if_any(plan, line) for line in lines]
+
+
+def line_for(engine: str, name: str, target: Target) -> str:
+    """The line by which an engine serves a checkpoint's original weights at a new length, judged by the engine's own rules.
+
+    Args:
+        engine: "vllm", "sglang", "llama.cpp", "transformers" or "mlx".
+        name: A folder, a config.json, a GGUF file or a name in the local cache; no weights are read.
+        target: The extension, by a method that needs neither a search nor training.
+
+    Raises:
+        ValueError: A checkpoint that is extended already, or an engine that has no line for it; with the reason.
+    """
+    config, alone, _ = opened(name)
+    rotation, length = alone.get(config.full, alone.get(None)), target.original or config.declared
+    if rotation is None or length is None:
+        raise UsageError("extend", "a checkpoint that rotates, with a declared length", "none", "pass --original")
+    if rotation.scaling is not None:
+        raise UsageError("extend", "a checkpoint that is not extended yet", f"one with {rotation.scaling.name}")
+    if target.to <= length:
+        raise UsageError("--to", f"more than {length}, the training length", target.to)
+    if target.searched or target.method == "drope":
+        raise UsageError("--for", "a method that neither searches nor trains", target.method)
+    scheme = target.scheme(target.factor or target.to / length, length)
+    theirs = class_of(config.raw) if config.raw else None
+    width = head_dim_of(theirs, config.full) if theirs is not None else config.text.get("head_dim")
+    changed = rotation._replace(scaling=scheme, rotates=None, unrotated_temperature=None)
+    made = to_hugging_face(changed, width)[SCHEMAS[0]]
+    parameters = made if config.full is None else {**config.parameters, config.full: made}
+    place = Path(name)
+    model = name if place.suffix != ".json" else str(place.parent) if place.name == "config.json" else "MODEL"
+    try:
+        return written(engine, model, config, parameters, target.to, alone)
+    except Stops as stop:
+        raise ValueError(f"{name}: {engine} has no line for {target.method}: {stop.what} ({stop.source})") from stop
 
 
 def _if_any(plan: ExtendPlan, line: Line) -> Line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from longitude.positions.config_keys import WINDOWED
 from longitude.positions.hugging_face import RopeConfig
 from longitude.report.table import table
 from longitude.runs.files import read_json
-from longitude.serving.config import Config, Stops, rope
+from longitude.serving.config import Config, NotKnown, rope
 from longitude.serving.effective import Case, judged, opened
 from longitude.serving.findings import Finding, findings, wrong
 from longitude.serving.line import lines_of
@@ -53,45 +54,36 @@ def check_lines(model: str | None, text: str) -> list[tuple[Case, list[Finding],
 
 
 # ---- output ------------------------------------------------------------------------------------------------------------
-def cells(rotation: RopeConfig | None) -> dict[str, str]:
-    """The numbers of a rotation, by their names in the table."""
+def numbers(rotation: RopeConfig | None) -> dict[str, Any]:
+    """The numbers of a rotation, by their names in the table; None for what it has not."""
     if rotation is None:
         return {}
-    scaling = rotation.scaling
-    factor, original = (getattr(scaling, name, None) for name in ("factor", "original_max_length"))
-    warm = rotation.temperature or rotation.unrotated_temperature
+    scaling, warm = rotation.scaling, rotation.temperature or rotation.unrotated_temperature
     return {
-        "base": f"{rotation.base:,.0f}" if rotation.base >= 1000 else f"{rotation.base:g}",
+        "base": rotation.base,
         "scheme": "none" if scaling is None else scaling.name,
-        "factor": "-" if factor is None else f"{factor:g}",
-        "original length": "-" if original is None else f"{original:,}",
-        "attention factor": "1" if scaling is None else f"{scaling.factors()[0]:.4g}",
-        "rotated share": f"{rotation.partial_rotary_factor:g}",
-        "sections": "-" if rotation.sections is None else "/".join(map(str, rotation.sections)),
-        "temperature": "-" if warm is None else warm["name"],
+        "factor": getattr(scaling, "factor", None),
+        "original length": getattr(scaling, "original_max_length", None),
+        "attention factor": 1.0 if scaling is None else scaling.factors()[0],
+        "rotated share": rotation.partial_rotary_factor,
+        "sections": rotation.sections,
+        "temperature": warm and warm["name"],
     }
 
 
-def sides(case: Case) -> Iterator[tuple[str | None, dict[str, dict[str, str]]]]:
-    """(label, {column: cells}) for each kind of layers: the checkpoint alone, the engine, and what is meant."""
+def sides(case: Case) -> Iterator[tuple[str | None, dict[str, dict[str, Any]]]]:
+    """(label, {column: numbers}) for each kind of layers: the checkpoint alone, the engine, and what is meant."""
     meant: dict[str | None, RopeConfig] = {}
     if case.meant.parameters != case.before.parameters:
         parameters = Config({}, {"rope_parameters": case.meant.parameters}).by_type
-        try:
+        with suppress(NotKnown):
             meant = {label: rope(flat, case.meant.length) for label, flat in parameters.items()}
-        except Stops:
-            meant = {}
-    for label in case.alone:
-        window = case.before.window(label)
-        columns = {
-            "checkpoint": cells(case.alone[label]),
-            case.line.name: cells(case.used.get(label, case.used.get(None))),
-        }
+    for label, alone in case.alone.items():
+        columns = {"checkpoint": alone, case.line.name: case.used.get(label, case.used.get(None))}
         if label not in WINDOWED and (like := meant.get(label, meant.get(None))):
-            columns["meant"] = cells(like._replace(partial_rotary_factor=case.alone[label].partial_rotary_factor))
-        if window is not None:
-            columns = {name: column | {"window": f"{window:,}"} for name, column in columns.items() if column}
-        yield label, columns
+            columns["meant"] = like._replace(partial_rotary_factor=alone.partial_rotary_factor)
+        window = {"window": case.before.window(label)}
+        yield label, {name: numbers(rotation) | window for name, rotation in columns.items()}
 
 
 def lengths(case: Case) -> dict[str, int | None]:
@@ -122,29 +114,33 @@ def known(case: Case) -> str:
     return f"{case.line.name} {case.facts.version}: {case.facts.known}"
 
 
+def shown(value: Any) -> str:
+    """A cell."""
+    if isinstance(value, tuple):
+        return "/".join(map(str, value))
+    if isinstance(value, int | float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return value or "-"
+
+
 def screen(case: Case, rows: list[Finding], note: str | None) -> Iterator[Any]:
     """The tables, the findings and the corrected line, for 80 columns."""
     yield f"\n{known(case)}"
     yield from [note] if note else []
-    tokens = {name: "-" if length is None else f"{length:,}" for name, length in lengths(case).items()}
-    tokens |= {case.line.name: "stops"} if case.stops else {}
+    tokens = lengths(case) | ({case.line.name: "stops"} if case.stops else {})
     for label, columns in sides(case):
-        names = [name for name in columns if columns[name] or name == case.line.name]
-        head = table(label or "all layers", *names, words=1)
-        for row in dict.fromkeys(key for column in columns.values() for key in column):
-            values = [columns[name].get(row, "-") for name in names]
-            if {*values} - {"-"}:
-                head.add_row(row, *values)
-        if label not in WINDOWED:
-            head.add_row("length", *(tokens.get(name, "-") for name in names))
+        head = table(label or "all layers", *columns, words=1)
+        of_layers = {
+            name: column | ({} if label in WINDOWED else {"length": tokens[name]}) for name, column in columns.items()
+        }
+        for row in dict.fromkeys(row for column in of_layers.values() for row in column):
+            cells = [shown(column.get(row)) for column in of_layers.values()]
+            if {*cells} - {"-"}:
+                head.add_row(row, *cells)
         yield head
     colors = {"wrong": "bold red", "unknown": "yellow", "costs": "cyan", "remark": "dim"}
-    for finding in rows:
-        yield Text.assemble(
-            (f"\n{finding.verdict}: ", colors[finding.verdict]),
-            finding.text,
-            (f"\n  {finding.source}" if finding.source else "", "dim"),
-        )
+    for verdict, text, source in ((row.verdict, row.text, row.source) for row in rows):
+        yield Text.assemble((f"\n{verdict}: ", colors[verdict]), text, (f"\n  {source}" if source else "", "dim"))
     if wrong(rows):
         remedy, why = corrected(case)
         yield f"\ncorrected:\n{remedy}" if remedy else f"\nno line corrects it: {why}"

@@ -15,18 +15,10 @@ from longitude.checkpoints.declared import class_of, text_part
 from longitude.errors import UsageError, unknown
 from longitude.positions.config_keys import BASES, FULL, KEYS, LENGTHS, ORIGINAL, SCHEMAS, SHARES, WINDOWED, value_of
 from longitude.positions.hugging_face import RopeConfig, read_ropes, share_of
-from longitude.serving.line import TELLING, Facts, Line
+from longitude.serving.line import RENAMED, TELLING, Facts, Line
 
 ROPE, LENGTH, BASE = SCHEMAS[0], LENGTHS[0], BASES[0]
 TEXT = "text_config"
-RENAMED = {
-    "telechat3-yarn": "yarn",
-    "deepseek_yarn": "yarn",
-    "deepseek_llama_scaling": "yarn",
-    "su": "longrope",
-    "mrope": "default",
-}
-"""Names of types that engines accept and transformers does not, and the scheme of which each is a form."""
 Parameters = dict[str, Any]
 
 
@@ -116,7 +108,10 @@ class Config:
     def lengths(self, keys: tuple[str, ...]) -> list[int]:
         """The lengths that it declares. Stops for text in place of a number, NotKnown if it declares none."""
         if isinstance(text := self.text.get(LENGTH), str):
-            raise Stops(f"{LENGTH} is text, {text!r}", "transformers: StrictDataclassFieldValidationError")
+            raise Stops(
+                f"{LENGTH} is text, {text!r}",
+                "transformers/configuration_utils.py: StrictDataclassFieldValidationError",
+            )
         if not (lengths := [n for key in keys if type(n := self.text.get(key)) is int]):
             raise NotKnown("the config declares no length")
         return lengths
@@ -148,15 +143,10 @@ def merge(target: dict[str, Any], updates: Mapping[str, Any]) -> None:
             target[alias(key)] = copy.deepcopy(value)
 
 
-def update(target: dict[str, Any], updates: Mapping[str, Any]) -> None:
-    """Every key is replaced whole."""
-    target.update({alias(key): value for key, value in updates.items()})
-
-
 def replace(target: dict[str, Any], updates: Mapping[str, Any]) -> None:
     """The dict itself is replaced."""
     target.clear()
-    update(target, updates)
+    target.update(updates)
 
 
 def overridden(config: Config, keys: Parameters, of_part: Callable[..., None], of_rope: Callable[..., None]) -> Config:
@@ -166,38 +156,45 @@ def overridden(config: Config, keys: Parameters, of_part: Callable[..., None], o
         current = after.parent.get(alias(key))
         put = of_part if key.endswith("_config") else of_rope if alias(key) == ROPE else None
         if put is not None and isinstance(value, dict) and isinstance(current, dict):
-            put(current, value)
+            put(current, {alias(inner): new for inner, new in value.items()})
         else:
             after.parent[alias(key)] = value
     return after
 
 
-def with_base(parameters: Parameters, config: Config, facts: Facts) -> Parameters | None:
-    """Flat rope parameters with the base that an engine fills in; None for a class that takes no scaling.
+def followed(parameters: Parameters, config: Config, facts: Facts) -> Parameters | None:
+    """Flat rope parameters with the base and share that an engine fills in; None for a class that takes no scaling.
 
-    Stops for text in place of numbers, NotKnown for a class that was not followed.
+    Stops for types that the engine has not, and for missing keys and values of another type. NotKnown for what was not followed.
     """
     if config.kind in facts.unscaled:
         return None
-    plain = {BASE: facts.bases.get(config.kind, 10_000.0)} | parameters
-    if config.kind in facts.unclear and plain.get("rope_type", "default") != "default":
+    kind, where = parameters.get("rope_type", parameters.get("type", "default")), facts.sources["get_rope"]
+    if BASE not in parameters and config.kind in facts.no_base:
+        raise Stops("KeyError 'rope_theta': the dict has no base", facts.no_base[config.kind])
+    share = {SHARES[0]: facts.shares[config.kind]} if config.kind in facts.shares else {}
+    plain = {BASE: facts.bases.get(config.kind, 10_000.0)} | share | parameters
+    if config.kind in facts.unclear and kind != "default":
         raise NotKnown(facts.unclear[config.kind])
     for key in (BASE, "factor", ORIGINAL):
         if isinstance(plain.get(key), str):
-            raise Stops(f"TypeError: {key} is text, {plain[key]!r}, and a number is needed", facts.sources["get_rope"])
+            raise Stops(f"TypeError: {key} is text, {plain[key]!r}, and a number is needed", where)
+    needed = (*facts.needed.get(kind, ()), *facts.needed.get(config.kind, ()))
+    if missing := [key for key in needed if plain.get(key) is None]:
+        raise Stops(f"KeyError {missing[0]!r}: the dict has no {' and no '.join(missing)}", where)
+    if kind == "linear" and isinstance(factor := plain.get("factor"), int) and "linear" in facts.sources:
+        raise Stops(f"TypeError: factor {factor} must be {factor}.0", facts.sources["linear"])
+    if kind in facts.others:
+        raise NotKnown(f"its class for {kind} was not followed ({where})")
+    if kind not in facts.types:
+        raise Stops(f"ValueError: unknown rope_type {kind!r}", where)
     return plain
-
-
-def require_float(parameters: Parameters, source: str) -> None:
-    """Stops for a whole factor, with which vLLM and SGLang cannot compute linear scaling."""
-    if isinstance(factor := parameters.get("factor"), int):
-        raise Stops(f"TypeError: factor {factor} must be {factor}.0", source)
 
 
 def rope(parameters: Mapping[str, Any], declared: int | None, **changes: Any) -> RopeConfig:
     """Flat rope parameters, as positions/hugging_face.py reads them; keys of other types are left out, as engines do.
 
-    declared: max_position_embeddings. changes: values that an engine takes instead. Stops for values that are no numbers.
+    declared: max_position_embeddings. changes: values that an engine takes instead. NotKnown for numbers that no scheme allows.
     """
     parameters = {**parameters, **changes}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
@@ -208,7 +205,7 @@ def rope(parameters: Mapping[str, Any], declared: int | None, **changes: Any) ->
     try:
         read = read_ropes({key: value for key, value in config.items() if value is not None})
     except (ValueError, TypeError) as error:
-        raise Stops(str(error), "") from error
+        raise NotKnown(f"what it does with these numbers: {error}") from error
     assert isinstance(read, RopeConfig)
     return read
 
@@ -221,9 +218,8 @@ def flags_of(config: Config, parameters: Parameters, length: int, facts: Facts, 
 
 def _with_floats(parameters: Parameters) -> Parameters:
     """Rope parameters with every factor a float, which linear scaling needs in vLLM and SGLang."""
-    whole: Parameters = {
-        key: _with_floats(value) if isinstance(value, dict) else value for key, value in parameters.items()
-    }
+    inner = {key: _with_floats(value) for key, value in parameters.items() if isinstance(value, dict)}
+    whole: Parameters = parameters | inner
     return whole | ({"factor": float(whole["factor"])} if whole.get("factor") is not None else {})
 
 
@@ -276,18 +272,18 @@ class Served(NamedTuple):
     """Lengths with which an engine serves.
 
     Attributes:
-        length: Tokens of the longest request; None if that is not known.
-        rows: Positions of the tables of cos and sin; None for no table.
-        limit: The length that the config allows, before flags.
+        length: Tokens of the longest request; 0 if that is not known.
+        rows: Positions of the tables of cos and sin.
+        limit: The length that the config allows, before flags; 0 for an engine without a limit.
         refused: The error for a length that is too long.
         wanted: Tokens of a request that flags ask for, if they differ from the length asked for.
     """
 
-    length: int | None
-    rows: float | None = None
-    limit: float | None = None
+    length: int = 0
+    rows: float = math.inf
+    limit: float = 0
     refused: Stops | None = None
-    wanted: int | None = None
+    wanted: int = 0
 
 
 def too_long(facts: Facts, asked: Overrides, limit: float) -> Stops:
@@ -307,10 +303,10 @@ def parse(line: Line) -> Overrides:
                 put(dotted, path, literal(value, flag), facts)
             else:
                 _read(asked, facts, name, value)
-        except EatenQuotes as error:
-            asked.stops.append(Stops(str(error), facts.sources.get("parse", "")))
-        except NotLiteral as error:
-            asked.unknown.append(str(error))
+        except Stops as stop:
+            asked.stops.append(Stops(stop.what, facts.sources["parse"]))
+        except NotKnown as reason:
+            asked.unknown.append(str(reason))
     if dotted:  # they are put together at the end, and the last JSON wins whole (vllm/utils/argparse_utils.py:396-505)
         asked.keys = dotted
     return asked
@@ -339,7 +335,8 @@ def _read(asked: Overrides, facts: Facts, flag: str, value: str | None) -> None:
         asked.keys[key] = _json_or_text(literal(value, flag))
     else:
         asked.flags.pop(flag, None)  # the last one comes last
-        asked.flags[flag] = literal(value, flag) if kind in ("scheme", "metadata") else number(value, flag, kind)
+        text = literal(value, flag)
+        asked.flags[flag] = text if kind in ("scheme", "metadata") else number(text, flag, kind)
 
 
 def named(line: Line) -> Iterator[tuple[str, str | None]]:
@@ -370,20 +367,12 @@ def put(target: dict[str, Any], path: str, value: str, facts: Facts) -> None:
     target[last] = tokens(value, path, facts.units) if is_number else _json_or_text(value)
 
 
-class NotLiteral(ValueError):
-    """A value is a variable, which cannot be judged."""
-
-
-class EatenQuotes(ValueError):
-    """JSON whose quotes a shell has taken."""
-
-
 def literal(value: str | None, flag: str) -> str:
-    """The value of a flag. UsageError if it has none; NotLiteral if a shell would put another in its place."""
+    """The value of a flag. UsageError if it has none; NotKnown if a shell would put another in its place."""
     if value is None:
         raise UsageError(flag, "a value", "none")
     if re.search(r"\$[\w({]|\{\{|`", value):
-        raise NotLiteral(f"{flag} has a variable, {value[:60]!r}, and nothing is expanded here: write its value")
+        raise NotKnown(f"{flag} has a variable, {value[:60]!r}, and nothing is expanded here: write its value")
     return value
 
 
@@ -397,27 +386,25 @@ def tokens(text: str, flag: str, units: Mapping[str, int]) -> int:
     return int(float(parts[1]) * unit)
 
 
-def number(value: str | None, flag: str, kind: str) -> float:
-    """A number. UsageError for other text, and for one that is not finite."""
-    text, expected = literal(value, flag), "a number" if kind == "number" else "a whole number, such as 131072"
-    try:
-        parsed = float(text) if kind == "number" else int(text)
-    except ValueError:
-        raise UsageError(flag, expected, text[:40]) from None
-    if not math.isfinite(parsed):
-        raise UsageError(flag, "a finite number", text[:40])
-    return parsed
+def number(text: str, flag: str, kind: str) -> float:
+    """A number. UsageError for other text."""
+    pattern, expected = r"-?\d+", "a whole number, such as 131072"
+    if kind == "number":
+        pattern, expected = r"-?\d*\.?\d+(e[+-]?\d\d?)?", "a number"
+    if not re.fullmatch(pattern, text):
+        raise UsageError(flag, expected, text[:40])
+    return float(text) if kind == "number" else int(text)
 
 
 def json_of(value: str, flag: str) -> dict[str, Any]:
-    """The object of a flag. EatenQuotes if a shell took its quotes; UsageError for other text that is no JSON object."""
+    """The object of a flag. Stops if a shell took its quotes; UsageError for other text that is no JSON object."""
     try:
         keys = json.loads(value)
     except RecursionError:
         raise UsageError(flag, "a JSON object", "one that is nested too deeply") from None
     except ValueError as error:
         if value.lstrip().startswith("{") and '"' not in value and "'" not in value and ":" in value:
-            raise EatenQuotes(f"{flag} has JSON without quotes, {value[:50]!r}: the shell took them") from None
+            raise Stops(f"{flag} has JSON without quotes, {value[:50]!r}: the shell took them", "") from None
         raise UsageError(flag, "a JSON object", f"{value[:40]!r} ({error})", "put it in single quotes") from None
     if not isinstance(keys, dict):
         raise UsageError(flag, "a JSON object", value[:40])

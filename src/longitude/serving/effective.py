@@ -15,38 +15,25 @@ from longitude.checkpoints import declared
 from longitude.checkpoints.compare import read
 from longitude.checkpoints.declared import by_type, text_part
 from longitude.errors import UsageError, one_line_of
-from longitude.positions.config_keys import BY_LAYER, COMMON, KEYS, SHARES
+from longitude.positions.config_keys import BY_LAYER, COMMON, KEYS, ORIGINAL, SHARES
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import YaRN, rope_frequencies
 from longitude.runs.files import read_json
 from longitude.runs.quiet import quiet
 from longitude.serving import llama_cpp, mlx, sglang, transformers, vllm
-from longitude.serving.config import (
-    BASE,
-    LENGTH,
-    ORIGINAL,
-    RENAMED,
-    Config,
-    NotKnown,
-    Overrides,
-    Parameters,
-    Served,
-    Stops,
-    parse,
-    rope,
-)  # fmt: skip
-from longitude.serving.line import Facts, Line
+from longitude.serving.config import BASE, LENGTH, Config, NotKnown, Overrides, Parameters, Served, Stops, parse, rope
+from longitude.serving.line import RENAMED, Facts, Line
 
 ENGINES: dict[str, Any] = {
     "vllm": vllm, "sglang": sglang, "llama.cpp": llama_cpp, "transformers": transformers, "mlx": mlx,
 }  # fmt: skip
 """The file of each engine: apply, rotation, served, line, and parse if flags are more than their kinds."""
 FEW = 12
+UNFOLLOWED = (TypeError, KeyError, AttributeError, ArithmeticError)
+"""Errors of our own functions for values of other types than in any config."""
 Ropes = dict[str | None, RopeConfig]
 SCHEME = {"type", "rope_type", *(key for keys in KEYS.values() for key in keys)} - {*COMMON[1:], "alpha", LENGTH}
 """Keys of rope parameters that belong to a scheme; the others are the model's."""
-NUMBERS = (BASE, "factor", ORIGINAL, "attention_factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor",
-           "high_freq_factor")  # fmt: skip
 
 
 @dataclass
@@ -66,13 +53,17 @@ class Meant:
     original: int | None
 
     @property
+    def kind(self) -> str | None:
+        """The type of the scaling that the line has."""
+        kind = self.scheme.get("rope_type", self.scheme.get("type"))
+        return kind if isinstance(kind, str) else None
+
+    @property
     def scales(self) -> bool:
         """Whether the line asks for a scaling."""
-        kind = self.scheme.get("rope_type", self.scheme.get("type"))
         factor = self.scheme.get("factor")
-        if kind is None:
-            return isinstance(factor, int | float) and factor != 1
-        return kind not in ("default", "none")
+        is_factor = isinstance(factor, int | float) and factor != 1
+        return is_factor if self.kind is None else self.kind not in ("default", "none")
 
 
 @dataclass
@@ -86,7 +77,7 @@ class Case:
         alone: Rotations of the checkpoint as its class computes them, by layer type.
         after: The config as the engine has it; None if the engine stops before.
         used: Rotations that the engine computes.
-        served: Lengths with which it serves; None if it stops, or they are not known.
+        served: Lengths with which it serves.
         stops: Errors with which the engine ends.
         unknown: What cannot be judged, and why.
     """
@@ -97,7 +88,7 @@ class Case:
     alone: Ropes
     after: Config | None = None
     used: Ropes = field(default_factory=dict)
-    served: Served | None = None
+    served: Served = field(default_factory=Served)
     stops: list[Stops] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
 
@@ -147,7 +138,7 @@ class Case:
     @property
     def tokens(self) -> int:
         """Tokens of the longest request; 0 if that is not known."""
-        return (self.served.length if self.served else None) or 0
+        return self.served.length
 
     @property
     def longer(self) -> bool:
@@ -156,8 +147,7 @@ class Case:
 
     @property
     def limit(self) -> float:
-        """The length that the config allows the engine; 0 if it has no limit."""
-        return (self.served.limit if self.served else None) or 0
+        return self.served.limit
 
 
 def opened(name: str) -> tuple[Config, Ropes, str | None]:
@@ -195,8 +185,8 @@ def alone_of(raw: Mapping[str, Any], config: Config) -> tuple[Ropes, str | None]
         return {}, why  # nothing rotates
     try:
         return {label: rope(parameters, config.declared) for label, parameters in config.by_type.items()}, why
-    except Stops as error:
-        raise ValueError(f"its rope parameters cannot be read: {error.what}") from error
+    except NotKnown as error:
+        raise ValueError(f"its rope parameters cannot be read: {error}") from error
 
 
 def _of_few_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -213,7 +203,6 @@ def _of_few_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def judged(line: Line, config: Config, alone: Ropes) -> Case:
     """What the engine of a line makes of a config."""
     asked = getattr(ENGINES[line.engine], "parse", parse)(line)
-    require_numbers(asked)
     case = Case(line, asked, config, alone, stops=[*asked.stops], unknown=[*asked.unknown])
     case.unknown += [f"{word} stands for flags that are not seen here: write them" for word in line.unseen]
     for step in () if asked.stops else (_rotate, _serve):
@@ -223,12 +212,7 @@ def judged(line: Line, config: Config, alone: Ropes) -> Case:
             case.stops.append(stop)
         except NotKnown as reason:
             case.unknown.append(str(reason))
-        except (
-            TypeError,
-            KeyError,
-            AttributeError,
-            ArithmeticError,
-        ) as error:  # values of other types than in any config
+        except UNFOLLOWED as error:
             case.unknown.append(f"its overrides have values that cannot be followed ({error!r:.80})")
     return case
 
@@ -265,23 +249,17 @@ def meant_of(case: Case) -> Meant:
     original, of_line = declared if case.is_plain else saved.get(ORIGINAL), scheme.get(ORIGINAL)
     if case.is_plain and isinstance(of_line, int) and of_line <= (declared or of_line):
         original = of_line
-    length = asked.length or longest(asked.keys, declared)
-    meant = Meant(length, dict(case.before.parameters), scheme, original)
-    base = scheme.get(BASE, asked.keys.get(BASE))
-    if not meant.scales:
-        if base is not None and not scheme.get("factor"):
-            meant.parameters = _with(case, {**saved, BASE: base})
-        elif length and declared and length > declared and case.is_plain:
-            meant.parameters = _with(case, saved | _scaled("yarn", length / declared, declared))
+    meant = Meant(asked.length or longest(asked.keys, declared), dict(case.before.parameters), scheme, original)
+    base, factor = scheme.get(BASE, asked.keys.get(BASE)), scheme.get("factor")
+    if not meant.scales and base is not None and not factor:
+        meant.parameters = _with(case, {**saved, BASE: base})
         return meant
-    kind, factor = scheme.get("rope_type", scheme.get("type")), scheme.get("factor")
-    kind = RENAMED.get(kind, kind) if isinstance(kind, str) else "yarn"
-    factor = float(factor) if isinstance(factor, int | float | str) and _is_number(factor) else 0.0
+    kind = RENAMED.get(meant.kind, meant.kind) if meant.kind and meant.scales else "yarn"
+    factor = float(factor or 0) if meant.scales and _is_number(factor) else 0.0
     if 0 < factor < 1:
         factor = 1 / factor
-    if length is None and factor and original and case.is_plain:
-        length = round(factor * original)
-    if original is None or length is None or length <= (declared or 0):
+    length = meant.length or (round(factor * original) if factor and original and case.is_plain else None)
+    if original is None or length is None or length <= (declared or 0) or not (case.is_plain or meant.scales):
         return meant  # nothing needs to be scaled, or not otherwise than it was in training
     meant.length = length
     if not case.is_plain:  # nothing is scaled twice: the scheme of training, as far as is asked for
@@ -289,7 +267,7 @@ def meant_of(case: Case) -> Meant:
     if factor * original < 0.99 * length:
         factor = length / original
     if factor > 1:
-        kept = {key: value for key, value in saved.items() if key not in SCHEME and key != ORIGINAL}
+        kept = {key: value for key, value in saved.items() if key not in SCHEME}
         kept |= {key: value for key, value in scheme.items() if key in SCHEME - {"type", ORIGINAL}}
         meant.parameters = _with(case, kept | _scaled(kind, factor, original))
     return meant
@@ -311,17 +289,6 @@ def _is_number(value: Any) -> bool:
         return 0 < float(value) < 1e32  # the method drope writes 1e30
     except (TypeError, ValueError, OverflowError):
         return False
-
-
-def require_numbers(asked: Overrides) -> None:
-    """UsageError for overridden numbers that no engine could use; text is left to the engine."""
-    parts = [asked.keys, *(part for part in asked.keys.values() if isinstance(part, dict))]
-    numbers = [(LENGTH, part.get(LENGTH)) for part in parts]
-    numbers += [(key, scheme.get(key)) for _, scheme in asked.schemes for key in NUMBERS]
-    for key, value in numbers:
-        if value is not None and not isinstance(value, str) and (isinstance(value, bool) or not _is_number(value)):
-            expected = f"{key} to be a number above 0, and none beyond any model"
-            raise UsageError("an override", expected, repr(value)[:40])
 
 
 def longest(keys: Mapping[str, Any], declared: int | None) -> int | None:

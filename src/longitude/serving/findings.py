@@ -1,16 +1,17 @@
-"""What is wrong with a line: a table of rules in the order of harm, each with the source that it rests on."""
+"""What is wrong with a line: rules in the order of harm, each with the source that it rests on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
 from longitude.positions.config_keys import ALL_KEYS, SCHEMAS, SHARES
 from longitude.positions.scaling import Linear, Llama3, YaRN
-from longitude.serving.config import BASE, LENGTH, ORIGINAL, RENAMED, TEXT
+from longitude.serving.config import BASE, LENGTH, ORIGINAL, TEXT
 from longitude.serving.effective import Case, longest, new_angles
+from longitude.serving.line import RENAMED
 
 Verdict = Literal["wrong", "unknown", "costs", "remark"]
 MEASURED = (
@@ -35,37 +36,34 @@ class Finding(NamedTuple):
     source: str
 
 
-class Rule(NamedTuple):
-    """A rule.
-
-    Attributes:
-        name: Its name.
-        verdict: What its findings are.
-        broken: Yields a sentence for each finding.
-        source: The key of the engine's SOURCES, or an address.
-    """
-
-    name: str
-    verdict: Verdict
-    broken: Callable[[Case], Iterator[str]]
-    source: str = ""
+Rows = Iterator[tuple[str, str, str]]
+"""(rule, key of the engine's sources or an address, sentence) of each finding."""
+VERDICTS: dict[str, Verdict] = {
+    "not known": "unknown",
+    "release": "unknown",
+    "short texts": "costs",
+    "remark": "remark",
+}
+"""Verdicts of rules whose findings are not wrong."""
+ORDER = ("wrong", "unknown", "costs", "remark")
 
 
 def findings(case: Case) -> list[Finding]:
     """The findings on a line, the most harmful first. A release whose rules were not read makes what is wrong unknown."""
-    rows = [Finding("refused", "wrong", f"{case.line.name} stops: {stop.what}", stop.source) for stop in case.stops]
-    for rule in RULES:
-        source = case.facts.sources.get(rule.source, rule.source)
-        rows += [Finding(rule.name, rule.verdict, sentence, source) for sentence in rule.broken(case)]
-    rows += [Finding("not known", "unknown", reason, "") for reason in case.unknown]
-    pinned = case.line.release or case.facts.version
-    if pinned != case.facts.version or (case.unknown and case.before.kind in case.facts.unclear):
-        rows = [row._replace(verdict="unknown") if row.verdict == "wrong" else row for row in rows]
-    if pinned != case.facts.version:
-        other = f"the text pins {pinned}, which was not read: judged by {case.facts.version}"
-        rows.append(Finding("release", "unknown", other, ""))
-    order = ("wrong", "unknown", "costs", "remark")
-    return sorted(rows, key=lambda finding: order.index(finding.verdict))
+    facts, pinned = case.facts, case.line.release or case.facts.version
+    rows = [("refused", stop.source, f"{case.line.name} stops: {stop.what}") for stop in case.stops]
+    rows += [*no_effect(case), *keys_lost(case), *other_numbers(case), *lengths(case), *others(case)]
+    rows += [("not known", "", reason) for reason in case.unknown]
+    if pinned != facts.version:
+        rows.append(("release", "", f"the text pins {pinned}, which was not read: judged by {facts.version}"))
+    sure = pinned == facts.version and not (case.unknown and case.before.kind in facts.unclear)
+    usual: Verdict = "wrong" if sure else "unknown"
+    made = []
+    for rule, key, text in rows:
+        source = facts.sources.get(key, key)
+        read = f"{facts.name} {facts.version}: " if source and not source.startswith("docs/") else ""
+        made.append(Finding(rule, VERDICTS.get(rule, usual), text, f"{read}{source}"))
+    return sorted(made, key=lambda finding: ORDER.index(finding.verdict))
 
 
 def wrong(rows: list[Finding]) -> bool:
@@ -74,35 +72,30 @@ def wrong(rows: list[Finding]) -> bool:
 
 
 # ---- no effect, and lost keys --------------------------------------------------------------------------------------------
-def no_effect(case: Case) -> Iterator[str]:
+def no_effect(case: Case) -> Rows:
     """A scaling or a base that is asked for, or in config.json, and not used."""
-    kind, factor = case.before.kind, case.meant.scheme.get("factor")
+    kind, factor, base = case.before.kind, case.meant.scheme.get("factor"), case.asked.keys.get(BASE)
     if not case.alone and case.asked.schemes:
-        yield "no effect: no layer of the model rotates its queries and keys"
+        yield "no effect", "flat", "no effect: no layer of the model rotates its queries and keys"
     if case.rope is None or (case.scaling is not None and not _keeps_old(case)):
         return
+    fits = 0 < (case.asked.length or 0) <= case.declared
     if kind in case.facts.unscaled and not (case.is_plain and not case.meant.scales):
-        yield f"no effect: the class of {kind} takes no scaling ({case.facts.unscaled[kind]})"
-    elif case.meant.scales and (case.longer or not (factor == 1 or (factor is None and _fits(case)))):
+        yield "no effect", case.facts.unscaled[kind], f"no effect: the class of {kind} takes no scaling"
+    elif case.meant.scales and (case.longer or not (factor == 1 or (factor is None and fits))):
         rotation = "scaling of training" if case.scaling else "plain rotation"
-        yield f"no effect: the text model keeps its {rotation}; {_why(case)}"
-    base = case.asked.keys.get(BASE)
+        yield "no effect", "flat", f"no effect: the text model keeps its {rotation}; {_why(case)}"
     if isinstance(base, int | float) and case.rope.base != base:
-        yield f"no effect: rope_theta {base:,.0f} is set beside rope_parameters, whose {case.rope.base:,.0f} is used"
+        beside = f"rope_theta {base:,.0f} is set beside rope_parameters, whose {case.rope.base:,.0f} is used"
+        yield "no effect", "flat", f"no effect: {beside}"
 
 
 def _keeps_old(case: Case) -> bool:
     """Whether the engine uses the scaling of the checkpoint, and the line asks for another."""
-    kind, factor = case.meant.scheme.get("rope_type", case.meant.scheme.get("type")), case.meant.scheme.get("factor")
-    asked = {"rope_type": RENAMED.get(str(kind), kind), "factor": factor}
+    asked = {"rope_type": RENAMED.get(case.meant.kind, case.meant.kind), "factor": case.meant.scheme.get("factor")}
     other = any(value not in (None, case.saved.get(key)) for key, value in asked.items())
     numbers = [(type(scheme), getattr(scheme, "factor", None)) for scheme in (case.trained, case.scaling)]
     return case.meant.scales and other and numbers[0] == numbers[1]
-
-
-def _fits(case: Case) -> bool:
-    """Whether the length that the line asks for needs no scaling."""
-    return 0 < (case.asked.length or 0) <= case.declared
 
 
 def _why(case: Case) -> str:
@@ -116,191 +109,131 @@ def _why(case: Case) -> str:
         (case.line.engine == "llama.cpp", "--rope-scaling without --rope-scale leaves the scale 1"),
         ("type" in scheme and "rope_type" not in scheme,
          'the key "type" does not replace the "rope_type" of the checkpoint: write rope_type'),
-        (scheme.get("rope_type") == "dynamic", "dynamic with the original length of the config leaves the base unchanged"),
+        (case.meant.kind == "dynamic", "dynamic with the original length of the config leaves the base unchanged"),
         (case.scaling is None, "its rope_type is default"),
         (True, "no key of the dict reaches it"),
     )  # fmt: skip
     return next(reason for holds, reason in reasons if holds)
 
 
-def base_lost(case: Case) -> Iterator[str]:
-    saved, scheme = case.saved.get(BASE), case.meant.scheme
-    replaced = any(BASE not in flat for _, flat in case.asked.schemes)
+def keys_lost(case: Case) -> Rows:
+    """The base, sections, shares and dicts by layer type of the checkpoint, or shared keys beside the latter."""
+    saved, replaced = case.saved.get(BASE), any(BASE not in flat for _, flat in case.asked.schemes)
     if case.rope is not None and saved not in (None, case.rope.base) and (case.meant.scales or replaced):
-        named = scheme.get(BASE) == case.rope.base
+        named = case.meant.scheme.get(BASE) == case.rope.base
         how = "the line gives another base" if named else "the dict has none, and the engine fills in its own"
-        yield f"base lost: {case.rope.base:,.0f} in place of the checkpoint's {saved:,.0f}; {how}"
-
-
-def keys_lost(case: Case) -> Iterator[str]:
-    """Sections, shares and dicts by layer type of the checkpoint, or shared keys beside the latter."""
+        lost = f"{case.rope.base:,.0f} in place of the checkpoint's {saved:,.0f}; {how}"
+        yield "base lost", "base", f"base lost: {lost}"
     if case.after is None or case.line.engine == "llama.cpp":
         return
     before, after = case.before.by_type, case.after.by_type
     flat = [key for key, value in case.after.parameters.items() if not isinstance(value, dict | None)]
     if None not in after and flat:
-        yield f"shared keys ({', '.join(flat)}) beside dicts by layer type are refused or dropped: write them into each dict"
+        how = "beside dicts by layer type are refused or dropped: write them into each dict"
+        yield "keys lost", "lost", f"shared keys ({', '.join(flat)}) {how}"
     if len(before) > len(after):
-        yield f"lost: rope parameters by layer type ({', '.join(map(str, before))}) are replaced by one dict"
+        kinds = ", ".join(map(str, before))
+        yield "keys lost", "lost", f"lost: rope parameters by layer type ({kinds}) are replaced by one dict"
     elif case.asked.schemes:
         same_share = case.rope is not None and case.rope.partial_rotary_factor == case.before.share
         for label, parameters in before.items():
             for key in ("mrope_section", *SHARES[:1] * (not same_share)):
                 if parameters.get(key) not in (None, 1.0) and key not in after.get(label, {}):
-                    yield f"lost: {key} {parameters[key]} of the checkpoint"
+                    yield "keys lost", "lost", f"lost: {key} {parameters[key]} of the checkpoint"
 
 
 # ---- other numbers than meant ------------------------------------------------------------------------------------------
-def other_scheme(case: Case) -> Iterator[str]:
-    """Linear scaling that nobody named, or another scheme than that of training."""
+def other_numbers(case: Case) -> Rows:
+    """Another scheme than that of training, another original length, a factor twice, another factor of cos and sin."""
     unnamed = case.line.engine == "llama.cpp" and case.is_plain and "rope_type" not in case.meant.scheme
     if isinstance(case.scaling, Linear) and unnamed:
-        yield "a scale without --rope-scaling is linear: every frequency is divided, for short texts, too"
-    known = case.trained
-    if known and case.meant.scales and case.scaling is not None:
-        originals = [getattr(scheme, "original_max_length", None) for scheme in (known, case.scaling)]
-        if type(known) is not type(case.scaling) or originals[0] != originals[1]:
+        linear = "a scale without --rope-scaling is linear: every frequency is divided, for short texts, too"
+        yield "other scheme", "type", linear
+    known, scaling = case.trained, case.scaling
+    if known and case.meant.scales and scaling is not None:
+        originals = [getattr(scheme, "original_max_length", None) for scheme in (known, scaling)]
+        if type(known) is not type(scaling) or originals[0] != originals[1]:
             before = f"{known.name} (factor {getattr(known, 'factor', '-')}, original {originals[0]})"
-            yield f"the weights were trained with {before}, which is replaced: nothing is scaled twice"
-
-
-def original_taken(case: Case) -> Iterator[str]:
-    """An original length beyond that of training."""
+            replaced = f"the weights were trained with {before}, which is replaced: nothing is scaled twice"
+            yield "other scheme", "type", replaced
     trained, written = case.meant.original, case.meant.scheme.get(ORIGINAL)
-    if case.yarn is None or trained is None or not case.meant.scales or case.yarn.original_max_length <= trained:
-        return
-    used = case.yarn.original_max_length
-    if written is None:
-        yield f"no original length: the engine takes {used:,} in place of {trained:,}"
-    elif written == used:
-        yield f"original length {used:,} is longer than the checkpoint's {trained:,}: the factor counts twice"
-    else:
-        yield f"the ramp is computed from {used:,}, and {written:,} is written"
-
-
-def factor_twice(case: Case) -> Iterator[str]:
-    """The length raised by hand where the engine multiplies it as well."""
+    used = case.yarn and case.yarn.original_max_length
+    if used and trained and case.meant.scales and used > trained:
+        taken = f"original length {used:,} is longer than the checkpoint's {trained:,}: the factor counts twice"
+        if written != used:
+            taken = f"the ramp is computed from {used:,}, and {written or 'no original length'} is written"
+        yield "original length", "factor", taken
     raised = longest({key: value for key, value in case.asked.keys.items() if key != "max_model_len"}, case.declared)
-    if raised is not None and not isinstance(case.scaling, YaRN | Llama3 | None) and case.limit > 1.01 * raised:
+    if raised is not None and not isinstance(scaling, YaRN | Llama3 | None) and case.limit > 1.01 * raised:
         again = f"{LENGTH} is raised to {raised:,}, and {case.line.name} multiplies it again, to {case.limit:,.0f}"
-        yield f"factor twice: {again}: leave it at {case.declared:,}"
-
-
-def attention_factor(case: Case) -> Iterator[str]:
-    """A factor of cos and sin other than transformers computes for the same keys."""
-    if (scaling := case.yarn) is None:
-        return
-    source = {**case.saved, **case.meant.scheme} if case.meant.scales else case.saved
-    keys = {key: source[key] for key in ("attention_factor", "mscale", "mscale_all_dim") if source.get(key)}
-    wanted, used = YaRN(scaling.factor, scaling.original_max_length, **keys).factors()[0], scaling.factors()[0]
-    extra = case.meant.scheme.get("attn_factor") or case.asked.file.get("rope.scaling.attn_factor")
-    if keys and not extra and not math.isclose(wanted, used, rel_tol=1e-3):
-        yield f"{', '.join(keys)} not read: cos and sin are multiplied by {used:.4g} in place of {wanted:.4g}"
-    if "--yarn-attn-factor" in case.asked.flags:
-        yield "--yarn-attn-factor is overwritten by the formula: use --override-kv ARCH.rope.scaling.attn_factor=float:X"
+        yield "factor twice", "length", f"factor twice: {again}: leave it at {case.declared:,}"
+    if (yarn := case.yarn) is not None:
+        source = {**case.saved, **case.meant.scheme} if case.meant.scales else case.saved
+        keys = {key: source[key] for key in ("attention_factor", "mscale", "mscale_all_dim") if source.get(key)}
+        wanted, got = YaRN(yarn.factor, yarn.original_max_length, **keys).factors()[0], yarn.factors()[0]
+        extra = case.meant.scheme.get("attn_factor") or case.asked.file.get("rope.scaling.attn_factor")
+        if keys and not extra and not math.isclose(wanted, got, rel_tol=1e-3):
+            multiplied = f"cos and sin are multiplied by {got:.4g} in place of {wanted:.4g}"
+            yield "attention factor", "factor", f"{', '.join(keys)} not read: {multiplied}"
+        if "--yarn-attn-factor" in case.asked.flags:
+            instead = "use --override-kv ARCH.rope.scaling.attn_factor=float:X"
+            yield "attention factor", "factor", f"--yarn-attn-factor is overwritten by the formula: {instead}"
 
 
 # ---- lengths ---------------------------------------------------------------------------------------------------------
-def beyond(case: Case) -> Iterator[str]:
-    """Requests beyond the table, or beyond the scheme."""
-    rows = (case.served.rows if case.served else None) or math.inf
-    far = case.yarn.factor * case.yarn.original_max_length if case.yarn is not None else math.inf
-    if case.tokens > rows and not case.stops:
-        yield f"requests of {case.tokens:,} tokens pass the {rows:,.0f} rows of cos and sin: positions are read out of range"
-    elif case.tokens > 1.01 * far and not case.stops:
-        yield f"{case.tokens:,} tokens are beyond factor times original length, {far:,.0f}"
-
-
-def unscaled(case: Case) -> Iterator[str]:
-    """A length beyond the declared one, and a plain rotation."""
+def lengths(case: Case) -> Rows:
+    """Requests beyond the table or the scheme, longer ones without scaling, scaling without longer ones, cut ones."""
+    tokens, declared, yarn = case.tokens, case.declared, case.yarn
+    rows = case.served.rows
+    far = yarn.factor * yarn.original_max_length if yarn is not None else math.inf
+    if tokens > rows and not case.stops:
+        read = f"pass the {rows:,.0f} rows of cos and sin: positions are read out of range"
+        yield "too long", "rows", f"requests of {tokens:,} tokens {read}"
+    elif tokens > 1.01 * far and not case.stops:
+        yield "too long", "rows", f"{tokens:,} tokens are beyond factor times original length, {far:,.0f}"
     if case.rope is not None and case.scaling is None and case.longer and case.rope.base <= case.saved.get(BASE, 0):
-        yield f"{case.tokens:,} tokens with no scaling, and {case.declared:,} are declared{new_angles(case)}"
+        plain = f"{tokens:,} tokens with no scaling, and {declared:,} are declared{new_angles(case)}"
+        yield "no scaling", "length", plain
+    if case.scaling is not None and case.meant.scales and case.is_plain and case.limit and tokens and not case.longer:
+        needless = f"every text is scaled, and requests end at {tokens:,}: {declared:,} need no scaling"
+        yield "needless scaling", "length", needless
+    asked = case.asked.length or 0
+    wanted = case.served.wanted or asked or declared
+    if 0 < tokens <= case.limit < wanted:
+        yield "cut", "length", f"requests are cut to {tokens:,} tokens of {wanted:,}"
+    elif 0 < tokens < asked:  # 0: the engine stops
+        yield "remark", "", f"a request has {tokens:,} tokens: slots share {asked:,}"
+    if yarn is not None and case.meant.scales and case.longer:
+        yield "short texts", "docs/extending.md; spark-vllm-docker#259", MEASURED
+        if far > 1.5 * tokens:
+            times = f"{far / tokens:.1f} times what is served"
+            yield "short texts", "factor", f"factor {yarn.factor:g} is made for {far:,.0f}: {times}"
 
 
-def needless(case: Case) -> Iterator[str]:
-    """A scaling, and no longer text, in an engine with a limit."""
-    if (
-        case.scaling is not None
-        and case.meant.scales
-        and case.is_plain
-        and case.limit
-        and case.tokens > 0
-        and not case.longer
-    ):
-        yield f"every text is scaled, and requests end at {case.tokens:,}: {case.declared:,} need no scaling"
-
-
-def cut(case: Case) -> Iterator[str]:
-    """Requests shorter than asked for."""
-    wanted = (case.served and case.served.wanted) or case.asked.length or case.declared
-    if 0 < case.tokens <= case.limit < wanted:
-        yield f"requests are cut to {case.tokens:,} tokens of {wanted:,}"
-
-
-# ---- keys, drafts, costs -----------------------------------------------------------------------------------------------
-def unread(case: Case) -> Iterator[str]:
-    """Keys that nothing reads, and misspelt ones."""
-    if "max_model_len" in case.asked.keys:
-        yield f"max_model_len among the overrides sets no length: use {case.facts.flag('length')}"
-    for _, scheme in case.asked.schemes:
-        for key in scheme.keys() - ALL_KEYS - {"attn_factor", "extrapolation_factor", "max_trained_positions"}:
+# ---- keys, drafts, remarks ---------------------------------------------------------------------------------------------
+def others(case: Case) -> Rows:
+    """Keys that nothing reads, a draft model that overrides do not reach, and what is no fault."""
+    scheme, asked, kind = case.meant.scheme, case.asked, case.meant.kind
+    if "max_model_len" in asked.keys:
+        unset = f"max_model_len among the overrides sets no length: use {case.facts.flag('length')}"
+        yield "key not read", "unread", unset
+    for _, flat in asked.schemes:
+        for key in flat.keys() - ALL_KEYS - {"attn_factor", "extrapolation_factor", "max_trained_positions"}:
             if near := get_close_matches(key, ALL_KEYS, n=1, cutoff=0.8):
-                yield f"{key} is read by nothing: did you mean {near[0]}?"
-
-
-def draft(case: Case) -> Iterator[str]:
-    """A draft model that the overrides of vLLM do not reach."""
-    options = case.asked.draft or {}
+                yield "key not read", "unread", f"{key} is read by nothing: did you mean {near[0]}?"
+    options = asked.draft or {}
     name = options.get("method") or options.get("model")
-    if (
-        case.line.engine == "vllm"
-        and name not in (None, "ngram", "suffix")
-        and case.meant.scales
-        and case.scaling
-        and case.longer
-    ):
-        beyond_it = f"it rotates without scaling beyond {case.declared:,}; write the keys into config.json"
-        yield f"the draft ({name}) gets none of --hf-overrides: {beyond_it}"
-
-
-def costs(case: Case) -> Iterator[str]:
-    if case.yarn is not None and case.meant.scales and case.longer:
-        yield MEASURED
-        if (far := case.yarn.factor * case.yarn.original_max_length) > 1.5 * case.tokens:
-            yield f"factor {case.yarn.factor:g} is made for {far:,.0f}: {far / case.tokens:.1f} times what is served"
-
-
-def remarks(case: Case) -> Iterator[str]:
-    """What is no fault."""
-    scheme, asked = case.meant.scheme, case.asked
-    kind, written = scheme.get("rope_type", scheme.get("type")), scheme.get(ORIGINAL)
-    if asked.draft is not None and asked.schemes and case.line.engine != "vllm":
-        yield "the draft model gets the same overrides: right if its original length is the same"
-    if asked.length and 0 < case.tokens < asked.length and not [*cut(case)]:  # 0: the engine stops
-        yield f"a request has {case.tokens:,} tokens: slots share {asked.length:,}"
+    if case.line.engine != "vllm":
+        if asked.draft is not None and asked.schemes:
+            yield "remark", "draft", "the draft model gets the same overrides: right if its original length is the same"
+    elif name not in (None, "ngram", "suffix") and case.meant.scales and case.scaling and case.longer:
+        plain = f"it rotates without scaling beyond {case.declared:,}; write the keys into config.json"
+        yield "draft", "draft", f"the draft ({name}) gets none of --hf-overrides: {plain}"
+    written = scheme.get(ORIGINAL)
     if isinstance(written, int) and written < case.declared and case.is_plain:
-        yield f"two original lengths: {written:,} in the line, {case.declared:,} in config.json: ask the model card"
-    if isinstance(kind, str) and kind in RENAMED and case.line.engine != "transformers":
-        yield f"transformers has no rope_type {kind!r}: it is a form of {RENAMED[kind]}"
+        two = f"{written:,} in the line, {case.declared:,} in config.json: ask the model card"
+        yield "remark", "", f"two original lengths: {two}"
+    if kind in RENAMED and case.line.engine != "transformers":
+        yield "remark", "type", f"transformers has no rope_type {kind!r}: it is a form of {RENAMED[kind]}"
     if asked.lifted and (asked.length or 0) <= case.limit:
-        yield f"{case.facts.limit} lifts a limit that is not reached"
-
-
-RULES = (
-    Rule("no effect", "wrong", no_effect, "flat"),
-    Rule("base lost", "wrong", base_lost, "base"),
-    Rule("keys lost", "wrong", keys_lost, "lost"),
-    Rule("other scheme", "wrong", other_scheme, "type"),
-    Rule("original length", "wrong", original_taken, "factor"),
-    Rule("factor twice", "wrong", factor_twice, "length"),
-    Rule("too long", "wrong", beyond, "rows"),
-    Rule("no scaling", "wrong", unscaled, "length"),
-    Rule("attention factor", "wrong", attention_factor, "factor"),
-    Rule("needless scaling", "wrong", needless, "length"),
-    Rule("cut", "wrong", cut, "length"),
-    Rule("key not read", "wrong", unread, "unread"),
-    Rule("draft", "wrong", draft, "draft"),
-    Rule("short texts", "costs", costs, "docs/extending.md; spark-vllm-docker#259"),
-    Rule("remark", "remark", remarks),
-)
-"""Rules in the order of harm."""
+        yield "remark", "length", f"{case.facts.limit} lifts a limit that is not reached"

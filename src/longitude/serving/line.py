@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, islice, product
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import yaml
 
@@ -25,37 +26,17 @@ MOST_LINES, MOST_WORDS = 50, 2000
 """Lines of a text, and words of a line."""
 
 
-class Facts(NamedTuple):
+class Facts(SimpleNamespace):
     """What was read of an engine: its entry in engines.toml, which describes the fields."""
-
-    name: str
-    start: str
-    programs: str
-    known: str
-    flags: dict[str, str]
-    sources: dict[str, str]
-    version: str = ""
-    limit: str = ""
-    model: str = ""
-    images: str = ""
-    calls: str = ""
-    removed: str = ""
-    aliases: dict[str, str] = {}
-    units: dict[str, int] = {}
-    bases: dict[str, float] = {}
-    no_base: dict[str, str] = {}
-    unscaled: dict[str, str] = {}
-    unclear: dict[str, str] = {}
 
     def flag(self, kind: str) -> str:
         """The flag of a kind; empty if there is none."""
         return next((flag for flag, other in self.flags.items() if other == kind), "")
 
 
-FACTS = {
-    engine: Facts(**entry)
-    for engine, entry in tomllib.loads(Path(__file__).with_name("engines.toml").read_text()).items()
-}
+ENTRIES = tomllib.loads(Path(__file__).with_name("engines.toml").read_text())
+DEFAULTS, RENAMED = ENTRIES.pop("defaults"), ENTRIES.pop("renamed")
+FACTS = {engine: Facts(**DEFAULTS | entry) for engine, entry in ENTRIES.items()}
 PROGRAMS = {engine: "|".join(filter(None, [facts.programs, facts.images])) for engine, facts in FACTS.items()}
 NAMES = "|".join(PROGRAMS.values())
 CALLS = {engine: facts.calls for engine, facts in FACTS.items() if facts.calls}
@@ -168,15 +149,17 @@ def lines_of(text_or_file: str) -> list[Line]:
 def lines_in(text: str, suffix: str = "") -> list[Line]:
     """`lines_of` for a text. suffix: that of its file."""
     around = dict(ANSWERS.findall(text)), dict(PINNED.findall(text))
-    lines = [line for argv in _lists(text, suffix) if (line := _line(argv, *around) or _loose(argv, *around))]
-    if suffix not in DATA or not lines:
-        lines += [line for argv in _commands(text) if (line := _line(argv, *around))]
+    stored = [*_data(text, suffix)]
+    texts = stored if suffix in DATA and any(map(_has_line, stored)) else [*stored, text]
+    lines = [line for part in texts for argv in _commands(part) if (line := _line(argv, *around))]
     lines += _calls(text, *around)
-    distinct = {(line.engine, line.options): line for line in lines if line.options}  # a name alone is a mention
+    distinct = {
+        (line.engine, line.options): line for line in reversed(lines) if line.options
+    }  # a name alone is a mention
     if not distinct:
         expected = f"a line that starts {', '.join(facts.name for facts in FACTS.values())}"
         raise UsageError("--serve", expected, repr(text[:60]), "such as `vllm serve MODEL`")
-    return [*distinct.values()]
+    return [*reversed(distinct.values())]
 
 
 def _line(argv: list[str], variables: Mapping[str, str] = {}, pinned: Mapping[str, str] = {}) -> Line | None:
@@ -195,12 +178,8 @@ def _line(argv: list[str], variables: Mapping[str, str] = {}, pinned: Mapping[st
     return None
 
 
-def _loose(argv: list[str], variables: Mapping[str, str], pinned: Mapping[str, str]) -> Line | None:
-    """The line of flags without a program, by those that only one engine has."""
-    engine = next((TELLING[flag] for word in argv if (flag := word.partition("=")[0]) in TELLING), None)
-    if engine is None:
-        return None
-    return Line(engine, tuple(FACTS[engine].start.split()), tuple(argv), variables, pinned.get(engine))
+def _has_line(text: str) -> bool:
+    return any(line.options for argv in _commands(text) if (line := _line(argv)))
 
 
 def _flags_of(variables: Mapping[str, str]) -> Iterator[str]:
@@ -244,8 +223,8 @@ def _split(text: str) -> Iterator[list[str]]:
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
-def _lists(text: str, suffix: str) -> Iterator[list[str]]:
-    """Lists of words in a YAML or JSON text, or in a line of a Dockerfile."""
+def _data(text: str, suffix: str) -> Iterator[str]:
+    """The commands in a YAML or JSON text, or in lists of words in a Dockerfile."""
     is_data = suffix in DATA or re.match(r"\s*(\{|\[\s*[\"{\[])", text)
     image = None if is_data else next(iter(re.findall(r"(?m)^FROM\s+(\S+)", text)), None)
     for part in [text] if is_data else LISTS.findall(re.sub(*REWRITTEN[0], text))[:MOST_LINES]:
@@ -255,41 +234,42 @@ def _lists(text: str, suffix: str) -> Iterator[list[str]]:
             value = yaml.safe_load(part) if suffix in DATA[:2] else json.loads(part)
         except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as error:
             raise UsageError("--serve", "JSON or YAML", " ".join(str(error).split())[:160]) from None
-        yield from _lists_in(value if is_data else {"image": image, "command": value})
+        yield from _texts(value if is_data else {"image": image, "command": value})
 
 
-def _lists_in(value: Any, depth: int = 0) -> Iterator[list[str]]:
-    """Lists of words in data: lists as they are, a text split, command with args, and arguments by name as flags."""
+def _texts(value: Any, depth: int = 0) -> Iterator[str]:
+    """Commands in data: texts, lists of words, command with args, options of an image, and arguments by name as flags."""
     if depth > 32:
         raise UsageError("--serve", "data nested at most 32 deep", "more")
     if isinstance(value, str):
-        yield from _commands(value)
+        yield value
     elif isinstance(value, list):
-        if value and all(isinstance(word, str | int | float) for word in value):
-            yield [str(word) for word in value]
-        for inner in value:  # also the text of sh -c
-            yield from _lists_in(inner, depth + 1)
+        yield _started(_command(value))
     elif isinstance(value, Mapping):
-        command = " ".join(filter(None, [_text(value.get(key)) for key in ("command", "args")]))
-        of_image = " ".join([str(value.get("image")), *command.splitlines()])  # options of the image's program
-        lists = ([argv for argv in _commands(text) if _line(argv)] for text in (command, of_image))
-        yield from (lines := next(filter(None, lists), []))
-        rest = {key: inner for key, inner in value.items() if not lines or key not in ("image", "command", "args")}
-        flags = {"--" + re.sub(r"(?<=[a-z])(?=[A-Z])|_", "-", str(key).lstrip("-")).lower(): key for key in rest}
+        command = " ".join(_command(value.get(key)) for key in ("command", "args"))
+        yield command if re.search(NAMES, command) else " ".join([str(value.get("image")), *command.split("\n")])
+        flags = {"--" + re.sub(r"(?<=[a-z])(?=[A-Z])|_", "-", str(key).lstrip("-")).lower(): key for key in value}
         if flags.keys() & TELLING.keys():
-            yield [word for flag, key in flags.items() for word in _as_flag(flag, rest[key])]
-        else:
-            for inner in rest.values():
-                yield from _lists_in(inner, depth + 1)
+            value = [word for flag, key in flags.items() for word in _as_flag(flag, value[key])]
+            yield _started(_command(value))
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _texts(inner, depth + 1)
 
 
-def _text(command: Any) -> str:
-    """A command as text: a list with quotes, except about a script of its own, as after sh -c."""
-    if not isinstance(command, list):
-        return command if isinstance(command, str) else ""
-    texts = [str(word) for word in command]
-    scripts = [text for text in texts if len(texts) == 1 or (" " in text and re.search(NAMES, text))]
-    return scripts[0] if scripts else shlex.join(texts)
+def _command(argv: Any) -> str:
+    """Words as text; empty about a script of its own, as after sh -c."""
+    if not isinstance(argv, list):
+        return argv if isinstance(argv, str) else ""
+    texts = [str(word) for word in argv]
+    if len(texts) == 1:
+        return texts[0]
+    return "" if any(" " in text and re.search(NAMES, text) for text in texts) else shlex.join(texts)
+
+
+def _started(flags: str) -> str:
+    """Flags behind the program that they tell, if they have none."""
+    engine = next((TELLING[flag] for word in flags.split() if (flag := re.split("[=.]", word)[0]) in TELLING), None)
+    return flags if engine is None or re.search(NAMES, flags) else f"{FACTS[engine].start} {flags}"
 
 
 def _as_flag(flag: str, value: Any) -> list[str]:
@@ -302,8 +282,7 @@ def _as_flag(flag: str, value: Any) -> list[str]:
 
 # ---- calls of Python ---------------------------------------------------------------------------------------------------
 def _calls(text: str, variables: Mapping[str, str], pinned: Mapping[str, str]) -> Iterator[Line]:
-    """Lines of calls of Python. A name that has one literal value in the text stands for it; others become variables."""
-    values = _assigned(text)
+    """Lines of calls of Python. What is no literal becomes a variable."""
     for start in islice(re.finditer(rf"\b(?:{'|'.join(CALLS.values())})\(", text), MOST_LINES):
         engine = next(engine for engine, calls in CALLS.items() if re.fullmatch(calls, start[0][:-1]))
         depths = accumulate({"(": 1, ")": -1}.get(sign, 0) for sign in text[start.end() - 1 : start.end() + NEAR])
@@ -311,9 +290,9 @@ def _calls(text: str, variables: Mapping[str, str], pinned: Mapping[str, str]) -
         try:
             call = ast.parse(text[start.start() : start.end() + length], mode="eval").body
             assert isinstance(call, ast.Call)
-            options = [str(_value(name, values)) for name in call.args[:1]]
+            options = [str(_value(name)) for name in call.args[:1]]
             for argument in call.keywords:
-                value = _value(argument.value, values)
+                value = _value(argument.value)
                 if argument.arg is None and not isinstance(value, dict):
                     options.append(value.replace("}", "[@]}"))
                     continue
@@ -324,23 +303,11 @@ def _calls(text: str, variables: Mapping[str, str], pinned: Mapping[str, str]) -
         yield Line(engine, (start[0],), tuple(options), variables, pinned.get(engine))
 
 
-def _assigned(text: str) -> dict[str, Any]:
-    """Names with a literal value in a Python text; those with several values have none."""
-    try:
-        assigned = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    names = [ast.unparse(node.targets[0]) for node in assigned]
-    single = {name: node.value for name, node in zip(names, assigned, strict=True) if names.count(name) == 1}
-    return {name: value for name, node in single.items() if not str(value := _value(node, {})).startswith("$")}
-
-
-def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+def _value(node: ast.expr) -> Any:
     """A literal, also within json.dumps; else "${...}", as the shell writes a variable."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.dumps" and len(node.args) == 1:
-        return _value(node.args[0], values)
+        return _value(node.args[0])
     try:
         return ast.literal_eval(node)
     except ValueError:
-        source = ast.unparse(node)
-        return values.get(source, f"${{{source}}}")
+        return f"${{{ast.unparse(node)}}}"

@@ -9,53 +9,18 @@ from typing import Any
 
 from longitude.checkpoints.gguf import BETAS, FACTORS, GGUF, HALVES, LISTS, NEIGHBOURS
 from longitude.errors import UsageError
-from longitude.positions.config_keys import WINDOWED
+from longitude.positions.config_keys import ORIGINAL, WINDOWED
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import YaRN
 from longitude.serving import config as rules
-from longitude.serving.config import (
-    BASE,
-    LENGTH,
-    ORIGINAL,
-    ROPE,
-    Config,
-    NotKnown,
-    Overrides,
-    Parameters,
-    Served,
-    Stops,
-    rope,
-)
+from longitude.serving.config import BASE, LENGTH, ROPE, Config, NotKnown, Overrides, Parameters, Served, Stops, rope
 from longitude.serving.line import FACTS, Line
 
 ENGINE = FACTS["llama.cpp"]
 SCALE, INVERSE, YARN_FACTOR = "--rope-scale", "--rope-freq-scale", "rope.scaling.attn_factor"
-KEYS = {
-    "--rope-scaling": "rope_type",
-    SCALE: "factor",
-    "--rope-freq-base": BASE,
-    "--yarn-orig-ctx": ORIGINAL,
-    "--yarn-beta-fast": "beta_fast",
-    "--yarn-beta-slow": "beta_slow",
-}
-"""Flags, and the keys of rope parameters that they stand for."""
-METADATA = {
-    "rope.scaling.type": "rope_type",
-    "rope.scaling.factor": "factor",
-    "rope.freq_base": BASE,
-    "rope.scaling.original_context_length": ORIGINAL,
-}
-"""Keys of the file, which --override-kv replaces, and those that they stand for."""
+KEYS, METADATA = ENGINE.stands_for, ENGINE.metadata
 LOGGED = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "ministral3", "deepseek2", "mistral3")
 """Model types whose mscale the converter writes as yarn_log_multiplier, which they read (src/llama-model.cpp:1406-1432)."""
-RENAMED = {
-    "mistral": "llama",
-    "mixtral": "llama",
-    "cohere": "command-r",
-    "qwen3_5": "qwen35",
-    "qwen3_5_moe": "qwen35moe",
-}
-"""Model type of transformers -> architecture of llama.cpp, if they differ by more than hyphens and underscores."""
 
 
 def parse(line: Line) -> Overrides:
@@ -109,9 +74,9 @@ def apply(config: Config, asked: Overrides) -> Config:
             parameters["rope_type"] = "linear"  # of factor 1
         if config.kind not in BETAS:  # which two architectures alone have in their files
             parameters |= dict.fromkeys(("beta_fast", "beta_slow"))
-        parameters |= (
-            by_file | by_flags | ({"rope_type": "none"} if asked.flags.get("--rope-scaling") == "none" else {})
-        )
+        parameters |= by_file | by_flags
+        if asked.flags.get("--rope-scaling") == "none":
+            parameters["rope_type"] = "none"
         kind, factor = parameters["rope_type"], parameters.get("factor") or 1.0
         if kind == "none" or (factor == 1 and kind in ("linear", "yarn")):
             kind = "default"
@@ -146,7 +111,7 @@ def served(config: Config, asked: Overrides) -> Served:
     context, slots = asked.length or int(limit), flags.get("--parallel", -1)
     per_slot = context if flags.get("--kv-unified") or slots < 1 else context // slots
     per_slot = min(per_slot, flags.get("--kv-unified-per-slot") or per_slot)
-    return Served(int(min(per_slot, limit)), None, limit, wanted=per_slot)
+    return Served(int(min(per_slot, limit)), limit=limit, wanted=per_slot)
 
 
 def line(config: Config, parameters: Parameters, length: int) -> dict[str, Any]:
@@ -158,7 +123,7 @@ def line(config: Config, parameters: Parameters, length: int) -> dict[str, Any]:
     if (kind not in ("default", "linear", "yarn") or parameters.get("truncate") is False) or kind_of_file != "default":
         raise Stops(f"no flags turn {kind_of_file} into {kind}; convert the new folder", "common/arg.cpp:2334")
     plain = {name.replace("-", "").replace("_", ""): name for name in (*NEIGHBOURS, *HALVES)}
-    name = RENAMED.get(config.kind) or plain.get(config.kind.replace("-", "").replace("_", "")) or "ARCH"
+    name = ENGINE.architectures.get(config.kind) or plain.get(config.kind.replace("-", "").replace("_", "")) or "ARCH"
     flags, overridden = {"-c": str(length)}, f"{name}.context_length=int:{length}"
     if kind == "default":
         return flags | {"--rope-freq-base": f"{parameters[BASE]:.17g}", "--override-kv": overridden}
@@ -178,9 +143,8 @@ def config_of(path: Path) -> Config:
     file = GGUF(path)
     facts = file.facts()
     if any(tensor.name in (FACTORS, *LISTS.values()) for tensor in file.reader.tensors):
-        raise ValueError(
-            f"{path}: its scaling is a tensor of factors, which `longitude check FOLDER --against FILE` compares"
-        )
+        compared = "which `longitude check FOLDER --against FILE` compares"
+        raise ValueError(f"{path}: its scaling is a tensor of factors, {compared}")
     kind, declared = facts["scaling"], facts["declared length"]
     parameters: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind, "rope_theta": facts["base"]}
     if facts["rotated dimensions"] and facts["head_dim"]:

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from longitude.positions.config_keys import SCHEMAS
+from longitude.positions.config_keys import ORIGINAL, SCHEMAS
 from longitude.positions.hugging_face import RopeConfig
 from longitude.serving import config as rules
-from longitude.serving.config import (
-    BASE,
-    LENGTH,
-    ORIGINAL,
-    Config,
-    NotKnown,
-    Overrides,
-    Parameters,
-    Served,
-    Stops,
-    rope,
-)
+from longitude.serving.config import BASE, LENGTH, Config, NotKnown, Overrides, Parameters, Served, Stops, rope
 from longitude.serving.line import FACTS
 from longitude.serving.vllm import latent_factor
 
@@ -32,24 +21,22 @@ def apply(config: Config, asked: Overrides) -> Config:
 
 
 def rotation(parameters: Parameters, config: Config, length: int | None) -> RopeConfig:
-    """initialize_rope (mlx_lm/models/rope_utils.py:291-383): type is read before rope_type."""
+    """initialize_rope (mlx_lm/models/rope_utils.py:291-373): type is read before rope_type."""
     kind = parameters.get("type") or parameters.get("rope_type", "default")
     if (base := parameters.get(BASE) or config.text.get(BASE)) is None:
         raise NotKnown("the base that its class takes for a dict without one was not read")
-    plain = rules.with_base({**parameters, BASE: base, "rope_type": kind}, config, ENGINE)
+    plain = rules.followed({**parameters, BASE: base, "rope_type": kind}, config, ENGINE)
     if plain is None or kind in ("default", "mrope"):
         return rope({**parameters, BASE: base}, None, rope_type="default")
     if kind in ("yarn", "deepseek_yarn", "telechat3-yarn"):
         changes = {"rope_type": "yarn", "attention_factor": latent_factor(plain), "truncate": None}
         return rope({ORIGINAL: 4096} | plain | changes, None)
-    if kind in ("linear", "llama3", "longrope", "dynamic", "proportional"):
-        return rope(plain | {"attention_factor": None}, config.declared)
-    raise Stops(f"ValueError: unknown type {kind!r}", ENGINE.sources["get_rope"])
+    return rope(plain | {"attention_factor": None}, config.declared)
 
 
 def served(config: Config, asked: Overrides) -> Served:
     """No limit, except of a cache that forgets."""
-    return Served(asked.flags.get(CUT) or config.declared, None, asked.flags.get(CUT))
+    return Served(asked.flags.get(CUT) or config.declared or 0, limit=asked.flags.get(CUT, 0))
 
 
 def line(config: Config, parameters: Parameters, length: int) -> dict[str, Any]:

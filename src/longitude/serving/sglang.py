@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 from longitude.positions.hugging_face import RopeConfig
@@ -22,14 +23,14 @@ def apply(config: Config, asked: Overrides) -> Config:
     before = config.copy()
     if before.nested:  # attributes of the text config that the parent lacks are copied to it
         before.parent |= {key: copy.deepcopy(v) for key, v in before.text.items() if key not in before.parent}
-    return rules.overridden(before, asked.keys, of_part=rules.update, of_rope=dict.update)
+    return rules.overridden(before, asked.keys, of_part=dict.update, of_rope=dict.update)
 
 
 def rotation(parameters: Parameters, config: Config, length: int | None) -> RopeConfig:
     """get_rope_config (common.py:501-517) and get_rope (layers/rotary_embedding/factory.py) for layers of one type."""
-    where, kind = ENGINE.sources["get_rope"], parameters.get("rope_type", parameters.get("type", "default"))
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
     based = {BASE: config.text.get(BASE) or ENGINE.bases.get(config.kind, 10_000.0)} | parameters
-    if (plain := rules.with_base(based, config, ENGINE)) is None:
+    if (plain := rules.followed(based, config, ENGINE)) is None:
         return rope(based, None, rope_type="default")
     plain |= {"rope_type": kind}
     if config.kind == "qwen3_5" and config.share is not None:
@@ -38,7 +39,10 @@ def rotation(parameters: Parameters, config: Config, length: int | None) -> Rope
     if kind in YARNS:
         pair = {key: plain[key] for key in ("mscale", "mscale_all_dim") if plain.get(key) is not None}
         if pair and plain.get("mrope_section"):
-            raise Stops("TypeError: mscale with mrope_section", f"{where}:332-369; sglang#22711")
+            raise Stops(
+                "TypeError: mscale with mrope_section",
+                ENGINE.sources["mscale"],
+            )
         plain |= {"factor": factor, ORIGINAL: plain.get(ORIGINAL, config.declared)}
         if config.kind in LATENT or kind != "yarn":
             grown = latent_factor(plain)
@@ -46,12 +50,8 @@ def rotation(parameters: Parameters, config: Config, length: int | None) -> Rope
             grown = YaRN(float(factor), 2, **(pair if len(pair) == 2 else {})).factors()[0]
         grown *= plain.get("attn_factor", 1)
         return rope(plain | {"rope_type": "yarn", "attention_factor": grown}, config.declared)
-    if kind == "linear":
-        rules.require_float(plain, "sglang/srt/layers/rotary_embedding/base.py:640")
     if kind == "dynamic" and "alpha" not in plain:  # static, as for a text of factor times the length
         plain["alpha"] = factor * factor - (factor - 1)
-    if kind not in ("default", "linear", "dynamic", "longrope", "llama3", "proportional"):
-        raise Stops(f"ValueError: unknown rope_type {kind!r}", where)
     unread = {"attention_factor": None} if kind == "longrope" else {}
     usual = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
     return rope(usual | plain | unread, config.declared)
@@ -65,7 +65,7 @@ def served(config: Config, asked: Overrides) -> Served:
         factor = 1
     limit = int(factor * config.lengths(LENGTHS)[0])
     refused = asked.length is not None and asked.length > limit and not asked.lifted
-    return Served(asked.length or limit, None, limit, rules.too_long(ENGINE, asked, limit) if refused else None)
+    return Served(asked.length or limit, math.inf, limit, rules.too_long(ENGINE, asked, limit) if refused else None)
 
 
 def line(config: Config, parameters: Parameters, length: int) -> dict[str, Any]:

@@ -8,25 +8,15 @@ from typing import Any
 from transformers import CONFIG_MAPPING, __version__
 
 from longitude.errors import one_line_of
+from longitude.positions.config_keys import LENGTHS
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling.base import ROPE_TYPES
 from longitude.runs.quiet import quiet
-from longitude.serving.config import (
-    BASE,
-    LENGTH,
-    ROPE,
-    TEXT,
-    Config,
-    NotKnown,
-    Overrides,
-    Parameters,
-    Served,
-    Stops,
-    rope,
-)
+from longitude.serving.config import BASE, ROPE, TEXT, Config, NotKnown, Overrides, Parameters, Served, Stops, rope
 from longitude.serving.line import FACTS
 
-ENGINE = FACTS["transformers"] = FACTS["transformers"]._replace(version=__version__)
+ENGINE = FACTS["transformers"]
+ENGINE.version = __version__
 
 
 def apply(config: Config, asked: Overrides) -> Config:
@@ -55,11 +45,11 @@ def rotation(parameters: Parameters, config: Config, length: int | None) -> Rope
 
 def served(config: Config, asked: Overrides) -> Served:
     """No limit: generate() stops at max_position_embeddings if max_length is not set."""
-    return Served(config.declared)
+    return Served(config.declared or 0)
 
 
 def line(config: Config, parameters: Parameters, length: int) -> dict[str, Any]:
     """Arguments of from_pretrained, in Python."""
     dynamic = Config({}, {ROPE: parameters}).flat.get("rope_type") == "dynamic"  # which counts from the declared length
-    keys: dict[str, Any] = {ROPE: parameters} | ({} if dynamic else {LENGTH: length})
+    keys: dict[str, Any] = {ROPE: parameters} | ({} if dynamic else {LENGTHS[0]: length})
     return {f"--{key.replace('_', '-')}": value for key, value in ({TEXT: keys} if config.nested else keys).items()}

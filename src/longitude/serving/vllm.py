@@ -5,23 +5,12 @@ from __future__ import annotations
 from dataclasses import replace as with_changes
 from typing import Any
 
+from longitude.positions.config_keys import ORIGINAL
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import YaRN
 from longitude.positions.scaling.longrope import LongRoPE
 from longitude.serving import config as rules
-from longitude.serving.config import (
-    BASE,
-    LENGTH,
-    ORIGINAL,
-    ROPE,
-    Config,
-    NotKnown,
-    Overrides,
-    Parameters,
-    Served,
-    Stops,
-    rope,
-)
+from longitude.serving.config import BASE, LENGTH, ROPE, Config, Overrides, Parameters, Served, Stops, rope
 from longitude.serving.line import FACTS
 
 ENGINE = FACTS["vllm"]
@@ -33,14 +22,6 @@ FOUR_TIMES = ("qwen2_vl", "qwen2_5_vl")
 YARNS = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
 UNMULTIPLIED = ("su", "longrope", "llama3", *YARNS)
 """Types whose factor does not multiply max_position_embeddings (vllm/config/model.py:2606-2626)."""
-YARN_NEEDS = ("factor", ORIGINAL)
-NEEDED = {
-    "linear": ("factor",), "yarn": YARN_NEEDS, "deepseek_yarn": YARN_NEEDS, "longrope": (ORIGINAL, "short_factor", "long_factor"),
-    "llama3": (*YARN_NEEDS, "low_freq_factor", "high_freq_factor"),
-}  # fmt: skip
-"""Keys without which get_rope ends with a KeyError."""
-OTHERS = ("ntk", "bailing_mrope", "mllama4", "openpangu")
-"""Types of get_rope whose classes were not followed."""
 
 
 def apply(config: Config, asked: Overrides) -> Config:
@@ -55,22 +36,14 @@ def apply(config: Config, asked: Overrides) -> Config:
 
 
 def rotation(parameters: Parameters, config: Config, length: int | None) -> RopeConfig:
-    """get_rope (vllm/model_executor/layers/rotary_embedding/__init__.py:34-369) for layers of one type."""
-    where, kind = ENGINE.sources["get_rope"], parameters.get("rope_type")
-    if kind is None:
+    """get_rope (vllm/model_executor/layers/rotary_embedding/__init__.py:31-352) for layers of one type."""
+    if (kind := parameters.get("rope_type")) is None:
         raise Stops("KeyError 'rope_type': the dict has no rope_type", "vllm/config/model.py:2608")
-    if BASE not in parameters and config.kind in ENGINE.no_base:
-        raise Stops("KeyError 'rope_theta': the dict has no base", ENGINE.no_base[config.kind])
-    plain = rules.with_base(parameters, config, ENGINE)
+    plain = rules.followed(parameters, config, ENGINE)
     if plain is None or (kind == "dynamic" and "alpha" not in parameters):
         # With the default of max_trained_positions dynamic leaves the base what it is.
         return rope({BASE: ENGINE.bases.get(config.kind, 10_000.0)} | parameters, None, rope_type="default")
-    betas = ("beta_fast", "beta_slow") if config.kind == "gpt_oss" else ()  # gpt_oss.py:115
-    if missing := [key for key in (*NEEDED.get(kind, ()), *betas) if plain.get(key) is None]:
-        raise Stops(f"KeyError {missing[0]!r}: the dict has no {' and no '.join(missing)}", where)
-    if kind == "linear":
-        rules.require_float(plain, "vllm/model_executor/layers/rotary_embedding/linear_scaling_rope.py:73,86")
-    if kind == "longrope":  # attention_factor and factor are not read (phi3_long_rope_scaled_rotary_embedding.py:52-86)
+    if kind == "longrope":  # attention_factor and factor are not read (phi3_long_rope_scaled_rope.py:52-86)
         longer = (config.declared or plain[ORIGINAL]) / plain[ORIGINAL]
         read = rope(plain | {"attention_factor": None, "factor": max(1.0, longer)}, config.declared)
         assert isinstance(read.scaling, LongRoPE)
@@ -81,10 +54,6 @@ def rotation(parameters: Parameters, config: Config, length: int | None) -> Rope
             plain |= {"attention_factor": latent_factor(plain), "truncate": None}
         times = 4 if config.kind in FOUR_TIMES and plain.get("mrope_section") else 1
         return rope(plain | {"rope_type": "yarn", ORIGINAL: times * plain[ORIGINAL]}, config.declared)
-    if kind in OTHERS:
-        raise NotKnown(f"its class for {kind} was not followed ({where})")
-    if kind not in ("default", "linear", "llama3", "proportional", "mrope", "dynamic"):
-        raise Stops(f"ValueError: unknown rope_type {kind!r}", where)
     return rope(plain, config.declared)
 
 

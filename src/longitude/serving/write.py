@@ -1,89 +1,34 @@
-"""Lines to paste: the corrected form of a line, and those that serve a longer context with the original weights."""
+"""Lines to paste: for rope parameters, and the corrected form of a line."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from longitude.checkpoints.compare import head_dim_of
-from longitude.checkpoints.declared import class_of
-from longitude.errors import UsageError
 from longitude.positions.config_keys import BASES, SCHEMAS, SHARES
-from longitude.positions.hugging_face import to_hugging_face
-from longitude.positions.scaling import BaseChange
-from longitude.positions.scaling.base import method_of, scheme_of
-from longitude.serving.config import LENGTH, ROPE, Config, Parameters, Stops, merge
-from longitude.serving.effective import ENGINES, Case, Ropes, judged, opened
+from longitude.serving.config import LENGTH, Config, Parameters, Stops, merge
+from longitude.serving.effective import ENGINES, Case, Ropes, judged
 from longitude.serving.findings import findings, wrong
 from longitude.serving.line import FACTS, VARIABLES, Line, lines_in
+
+
+def started(engine: str, model: str, flags: Mapping[str, Any]) -> str:
+    """The line that serves a model with these flags."""
+    start = f"{FACTS[engine].start} {FACTS[engine].model}".split()
+    return joined(Line(engine, tuple(start), (model,), {}, None), flags, quoted=shlex.quote)
 
 
 def written(engine: str, name: str, config: Config, parameters: Parameters, length: int, alone: Ropes) -> str:
     """The line by which an engine serves `length` tokens of the original weights with these rope parameters. Stops: none does."""
     name = name if engine != "llama.cpp" or name.endswith(".gguf") else "MODEL.gguf"
-    facts = FACTS[engine]
-    start = tuple(f"{facts.start} {facts.model}".split())
-    line = joined(Line(engine, start, (name,), {}, None), ENGINES[engine].line(config, parameters, length))
+    line = started(engine, name, ENGINES[engine].line(config, parameters, length))
     rows = findings(judged(lines_in(line)[0], config, alone))
     if wrong(rows):
         raise Stops(rows[0].text, rows[0].source)
     return line
-
-
-def extended(
-    engine: str, name: str, to: int, method: str = "yarn", factor: float | None = None, base: float | None = None,
-    original: int | None = None,
-) -> str:  # fmt: skip
-    """The line by which an engine serves a checkpoint at `to` tokens, judged by the engine's own rules.
-
-    Args:
-        engine: A key of ENGINES.
-        name: A folder, a config.json, a GGUF file or a name in the local cache; no weights are read.
-        to: The new length in tokens.
-        method: A method of `longitude extend` that needs neither a search nor training.
-        factor: Its factor; by default `to` over the original length.
-        base: The new base of the method "base".
-        original: The training length; by default the declared one.
-
-    Raises:
-        ValueError: A checkpoint that is extended already, or an engine that has no line for it; with the reason.
-    """
-    config, alone, _ = opened(name)
-    parameters = _parameters(config, alone, to, method, factor, base, original)
-    place = Path(name)
-    model = name if place.suffix != ".json" else str(place.parent) if place.name == "config.json" else "MODEL"
-    try:
-        return written(engine, model, config, parameters, to, alone)
-    except Stops as stop:
-        raise ValueError(f"{name}: {engine} has no line for {method}: {stop.what} ({stop.source})") from stop
-
-
-def _parameters(
-    config: Config, alone: Ropes, to: int, method: str, factor: float | None, base: float | None, original: int | None
-) -> Parameters:  # fmt: skip
-    """Rope parameters of config.json for a method."""
-    full = config.full
-    rotation = alone.get(full, alone.get(None))
-    length = original or config.declared
-    if rotation is None or length is None:
-        raise UsageError("extend", "a checkpoint that rotates, with a declared length", "none", "pass --original")
-    if rotation.scaling is not None:
-        raise UsageError("extend", "a checkpoint that is not extended yet", f"one with {rotation.scaling.name}")
-    if to <= length:
-        raise UsageError("--to", f"more than {length}, the training length", to)
-    if method_of(method).searched or method == "drope":
-        raise UsageError("--for", "a method that neither searches nor trains", method)
-    if method == "base" and base is None:
-        raise UsageError("--method base", "--base, the new rope_theta", "none")
-    scheme = BaseChange(base) if base is not None else scheme_of(method, factor or to / length, length)
-    theirs = class_of(config.raw) if config.raw else None
-    width = head_dim_of(theirs, full) if theirs is not None else config.text.get("head_dim")
-    made = to_hugging_face(rotation._replace(scaling=scheme, rotates=None, unrotated_temperature=None), width)[ROPE]
-    return made if full is None else {**config.parameters, full: made}
 
 
 # ---- the corrected line ------------------------------------------------------------------------------------------------
@@ -115,14 +60,21 @@ def corrected(case: Case) -> tuple[str | None, str]:
 def _others(keys: dict[str, Any]) -> dict[str, Any]:
     """Overridden keys that are not about positions."""
     about = (*SCHEMAS, *BASES, *SHARES, LENGTH, "max_model_len")
-    kept = {
-        key: _others(value) if isinstance(value, dict) else value for key, value in keys.items() if key not in about
-    }
+    kept = {key: value for key, value in keys.items() if key not in about}
+    kept |= {key: _others(value) for key, value in kept.items() if isinstance(value, dict)}
     return {key: value for key, value in kept.items() if value != {}}
 
 
-def joined(line: Line, add: Mapping[str, Any]) -> str:
-    """The line with these flags in place of those that change positions, ready to paste."""
+def _quoted(word: str) -> str:
+    """A word of a line, which may have variables and a home folder. No command in it is run, whatever it was quoted by."""
+    if re.fullmatch(r"~?[\w@%+=:,./-]+|[\w=]*(\$\w+|\$\{\w+(\[@\])?\})", word):
+        return word
+    has_variables = "$" in word and re.fullmatch(r"([^$!\"\\`]|\$\w+|\$\{\w+\})*", word)
+    return f'"{word}"' if has_variables else shlex.quote(word)
+
+
+def joined(line: Line, add: Mapping[str, Any], quoted: Callable[[str], str] = _quoted) -> str:
+    """The line with these flags in place of those that change positions, ready to paste. quoted: how a shell gets a word."""
     facts = line.facts
     drop = {flag for flag, kind in facts.flags.items() if kind not in ("draft", "model", "switch", "file", "slots")}
     drop |= {alias for alias, flag in facts.aliases.items() if flag in drop}
@@ -135,17 +87,10 @@ def joined(line: Line, add: Mapping[str, Any]) -> str:
     start = [word for word in line.start if not re.fullmatch(VARIABLES, word.partition("=")[0])]
     if re.fullmatch(facts.images or "-", start[0]):
         start = ["docker", "run", "--gpus", "all", *start]
-    words = [*start, *(word for item in flags for word in item if word not in ("", None))]
-    return " ".join(_quoted(json.dumps(word) if isinstance(word, dict) else word) for word in words)
+    argv = [*start, *(word for item in flags for word in item if word not in ("", None))]
+    return " ".join(quoted(json.dumps(word) if isinstance(word, dict) else word) for word in argv)
 
 
 def _argument(value: Any) -> str:
     is_literal = isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?|True|False", value)
     return value if is_literal else repr(value)
-
-
-def _quoted(word: str) -> str:
-    """A word for a shell, which expands what it expanded before: variables and a home folder."""
-    if re.fullmatch(r"~?[\w@%+=:,./-]+|[\w=]*(\$\w+|\$\{\w+(\[@\])?\})", word):
-        return word
-    return f'"{word}"' if re.search(r"\$[\w{(]", word) and not re.search(r"[\"\\`]", word) else shlex.quote(word)
