@@ -44,8 +44,8 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
     names = evenly([*drawing.lines], CURVES)
     frame: Any = drawing.frame
     frame = frame[frame["line"].isin(names)]
-    place_x = _logarithm if drawing.log_x else np.asarray
-    place_y = np.log10 if drawing.log_y else np.asarray
+    place_x: Any = _logarithm if drawing.log_x else np.asarray
+    place_y: Any = np.log10 if drawing.log_y else np.asarray
     levels = [*drawing.levels.values()]
     low, high = min([*frame["y"], *levels]), max([*frame["y"], *levels])
     low = low if drawing.floor is None else max(low, drawing.floor)

@@ -26,7 +26,7 @@ def csv(frame: pd.DataFrame) -> str:
 def short_findings(analysis: Analysis) -> pd.DataFrame:
     """Seven columns of every label at every length, by the first method."""
     columns = ["label", "length", "value", "low", "high", "change", "verdict"]
-    frame = pd.DataFrame(analysis.main, columns=pd.Index(Finding._fields), dtype=object)[columns]
+    frame: Any = pd.DataFrame(analysis.main, columns=pd.Index(Finding._fields), dtype=object)[columns]
     return frame.rename(columns={"label": "encoding", "value": analysis.criterion.metric})
 
 
