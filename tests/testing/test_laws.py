@@ -235,6 +235,7 @@ def test_law(battery, law, name) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # five compilations, on a busy core
 @pytest.mark.parametrize(
     ("battery", "law", "names"),
     [
@@ -250,6 +251,7 @@ def test_law_of_the_others(battery, law, names) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # all laws of one, on a busy core
 @pytest.mark.parametrize("name", ENCODING_EXAMPLES)
 def test_laws_of_encodings_at_all_lengths_under_all_masks(name: str) -> None:
     build = ENCODING_EXAMPLES[name]
