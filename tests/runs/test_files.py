@@ -15,6 +15,7 @@ from longitude.runs.files import (
     empty,
     new_folder,
     out_of_space,
+    parsed_json,
     place,
     read_bytes,
     read_json,
@@ -175,3 +176,11 @@ def test_a_full_disk(tmp_path):
     wrapped = RuntimeError("in words of its own")
     wrapped.__cause__ = OSError(28, "no space")
     assert out_of_space(wrapped, tmp_path) and not out_of_space(RuntimeError(), tmp_path)
+
+
+def test_json_nests_as_deep_as_code_can_walk():
+    """Python 3.13 reads 3,000 levels, which functions that walk them do not survive."""
+    assert parsed_json("[" * 64 + "]" * 64) and parsed_json('{"a":' * 63 + "{}" + "}" * 63)
+    for text in ("[" * 65 + "]" * 65, '{"a":' * 3000 + "1" + "}" * 3000):
+        with pytest.raises(ValueError, match="nested deeper than 64"):
+            parsed_json(text)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from longitude.errors import UsageError, one_line_of
+from longitude.runs.files import parsed_json
 from longitude.runs.limits import within
 
 KEY = "OPENAI_API_KEY"
@@ -90,11 +91,10 @@ def post(url: str, content: dict[str, Any], timeout: float) -> Any:
             problem = Unreachable(f"{url}: {_cause(error)}")
         else:
             try:
-                return json.loads(answer)
-            except RecursionError:
-                raise Refused(f"{url}: expected JSON, got JSON that is nested too deeply") from None
-            except ValueError:
-                raise Refused(f"{url}: expected JSON, got another answer") from None
+                return parsed_json(answer)
+            except ValueError as error:
+                why = f"JSON that is {error}" if "nested" in str(error) else "another answer"
+                raise Refused(f"{url}: expected JSON, got {why}") from None
     assert problem is not None
     raise problem
 
@@ -131,9 +131,9 @@ def in_one_line(content: bytes) -> str:
     """The message in an answer of a server."""
     text = content.decode("utf-8", "replace")
     try:
-        answer = json.loads(text)
+        answer = parsed_json(text)
         inner = answer.get("error", answer.get("detail", answer))
         text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError):
         pass
     return " ".join(text.split())[:200]

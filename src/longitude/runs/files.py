@@ -37,6 +37,8 @@ LARGEST = 2**28
 RESTORE = "restore the file"
 # Windows has none of these flags. Without O_NONBLOCK, opening a pipe waits for its writer.
 NO_LINK, NO_WAIT = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK"))
+NESTED = 64
+"""Levels of JSON at most: about ten times those of a config."""
 JSON_TYPES = {dict: "object", list: "array", str: "string", int: "number", float: "number", type(None): "null"}
 
 
@@ -125,14 +127,30 @@ def read_json(path: Path, remedy: str = RESTORE, kind: type = dict, *, links: bo
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        value = json.loads(text, object_pairs_hook=without_doubles)
-    except RecursionError:
-        raise ValueError(f"{path} is not readable JSON (nested too deeply); {remedy}") from None
+        value = parsed_json(text, object_pairs_hook=without_doubles)
     except ValueError as error:
         raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
     if not isinstance(value, kind):
         expected = f"a JSON {JSON_TYPES.get(kind, kind.__name__)}"
         raise UsageError(str(path), expected, JSON_TYPES.get(type(value), type(value).__name__), remedy)
+    return value
+
+
+def parsed_json(text: str | bytes, **options: Any) -> Any:
+    """The value of a JSON text; ValueError as `json.loads`, and for one that nests deeper than code that walks it can follow."""
+    deep = f"nested deeper than {NESTED}"
+    try:
+        value = json.loads(text, **options)
+    except RecursionError:
+        raise ValueError(deep) from None
+    level = [value]
+    for _ in range(NESTED):
+        inner = [
+            outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
+        ]
+        level = [part for parts in inner for part in parts]
+    if level:  # Python 3.13 reads what it cannot walk by recursion
+        raise ValueError(deep)
     return value
 
 
@@ -332,9 +350,9 @@ def read_json_lines(path: Path) -> list[Any]:
     """The entries of a journal up to the first line that is half-written, as a kill leaves it, or damaged."""
     lines = read_bytes(path, "remove it").splitlines() if os.path.lexists(path) else []
     entries: list[Any] = []
-    with suppress(ValueError, RecursionError):
+    with suppress(ValueError):
         for line in lines:
-            entries.append(json.loads(line))  # those before an error stay
+            entries.append(parsed_json(line))  # those before an error stay
     return entries
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from longitude.checkpoints.declared import class_of, text_part
 from longitude.errors import UsageError, unknown
 from longitude.positions.config_keys import BASES, FULL, KEYS, LENGTHS, ORIGINAL, SCHEMAS, SHARES, WINDOWED, value_of
 from longitude.positions.hugging_face import RopeConfig, read_ropes, share_of
+from longitude.runs.files import parsed_json
 from longitude.serving.line import RENAMED, TELLING, Facts, Line
 
 ROPE, LENGTH, BASE = SCHEMAS[0], LENGTHS[0], BASES[0]
@@ -399,9 +399,7 @@ def number(text: str, flag: str, kind: str) -> float:
 def json_of(value: str, flag: str) -> dict[str, Any]:
     """The object of a flag. Stops if a shell took its quotes; UsageError for other text that is no JSON object."""
     try:
-        keys = json.loads(value)
-    except RecursionError:
-        raise UsageError(flag, "a JSON object", "one that is nested too deeply") from None
+        keys = parsed_json(value)
     except ValueError as error:
         if value.lstrip().startswith("{") and '"' not in value and "'" not in value and ":" in value:
             raise Stops(f"{flag} has JSON without quotes, {value[:50]!r}: the shell took them", "") from None
@@ -413,6 +411,6 @@ def json_of(value: str, flag: str) -> dict[str, Any]:
 
 def _json_or_text(value: str) -> Any:
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return parsed_json(value)
+    except ValueError:
         return value

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from longitude.errors import UsageError
-from longitude.runs.files import read_text
+from longitude.runs.files import parsed_json, read_text
 
 LARGEST, NEAR = 2**20, 20_000
 """Maximum bytes of a file that has lines, and characters of a line that are read."""
@@ -231,8 +231,10 @@ def _data(text: str, suffix: str) -> Iterator[str]:
         try:
             if suffix in DATA[:2] and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(part)):
                 raise UsageError("--serve", "YAML without aliases", "an alias", "write the value itself")
-            value = yaml.safe_load(part) if suffix in DATA[:2] else json.loads(part)
-        except (json.JSONDecodeError, yaml.YAMLError, RecursionError) as error:
+            value = yaml.safe_load(part) if suffix in DATA[:2] else parsed_json(part)
+        except UsageError:
+            raise
+        except (ValueError, yaml.YAMLError, RecursionError) as error:
             raise UsageError("--serve", "JSON or YAML", " ".join(str(error).split())[:160]) from None
         yield from _texts(value if is_data else {"image": image, "command": value})
 
