@@ -110,6 +110,11 @@ def test_which_layers_rotate(kind, more, rotates):
         assert reading.ropes == {}
 
 
+@pytest.mark.parametrize("key", ["sliding_window", "attention_chunk_size"])
+def test_a_window_that_the_class_does_not_read_may_be_nothing(key):
+    assert lg.from_hugging_face({"model_type": "llama", "rope_parameters": PLAIN, key: 0, **SMALL}).base == 1e4
+
+
 def test_a_layer_without_attention_has_no_mixer():
     config = AutoConfig.for_model("lfm2", **SMALL, num_key_value_heads=2, layer_types=["conv", "full_attention"] * 2)
     conv, full = lg.checkpoints.layers_from_hugging_face(config, "half")[:2]

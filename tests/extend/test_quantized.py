@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 from longitude.extend import extend, fine_tune
 from tests.extend.conftest import LENGTH, config, saved, weights
-from tests.support import edit_config
+from tests.support import edit_config, refused
 
 TO = 4 * LENGTH
 SCALES = torch.ones(2, dtype=torch.float16)
@@ -87,3 +87,13 @@ def test_what_needs_them_refuses(options, message, quantized, tmp_path):
 def test_training_without_extending_refuses(quantized, tmp_path):
     with pytest.raises(ValueError, match="gptq"):
         fine_tune(quantized(), "stdlib", steps=1, out=tmp_path / "out", length=8)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("method", KINDS)
+def test_layers_too_many_and_too_few_are_named(method, quantized, tmp_path):
+    folder = quantized(method)
+    for layers in (1, 3):
+        edit_config(folder, num_hidden_layers=layers)
+        with refused(f"{layers} layers", got="2 in the files"):
+            extend(folder, tmp_path / "out", to=TO, method="yarn")

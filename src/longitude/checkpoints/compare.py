@@ -22,6 +22,7 @@ from longitude.checkpoints.declared import (
     fault_of,
     has_key,
     require_numbers,
+    require_windows,
     text_part,
     type_in,
     unread,
@@ -116,6 +117,7 @@ def read(config: Mapping[str, Any] | Any) -> Reading:
         alone = f"not understood: model_type {kind!r}, of which no class is here: its keys are read as if all layers rotated"
         return Reading(read_ropes(written), notes=[] if kind is None else [alone])
     keys = as_mapping(theirs)
+    require_windows(theirs, keys)
     try:
         seen = observe(theirs)
     except NotUnderstood as error:

@@ -161,6 +161,16 @@ def require_counts(raw: Mapping[str, Any]) -> None:
             raise UsageError("config", f"{name} to be at most {most}", number)
 
 
+def require_windows(config: Any, keys: Mapping[str, Any]) -> None:
+    """ValueError for a window or a chunk of no tokens that a class reads; others may have 0 for none."""
+    kinds = keys.get("layer_types") or ()  # Mistral has none, and its window is that of all layers
+    windows = {*kinds} & {*WINDOWED} if kinds else hasattr(type(config), "sliding_window")
+    if windows and keys.get("sliding_window") is not None:
+        check_sizes("config", sliding_window=keys["sliding_window"])
+    if WINDOWED[1] in kinds and keys.get("attention_chunk_size") is not None:
+        check_sizes("config", attention_chunk_size=keys["attention_chunk_size"])
+
+
 def type_in(parameters: Any) -> Any:
     """The name of the type in flat rope parameters; None if they have none."""
     return parameters.get("rope_type", parameters.get("type")) if isinstance(parameters, Mapping) else None
@@ -211,8 +221,10 @@ def fault_of(config: Mapping[str, Any] | Any) -> str | None:
     if (fault := rotary_fault(config)) is not None:
         return fault
     keys = as_mapping(text_part(config))
-    windowed = WINDOWED[0] in (keys.get("layer_types") or ())
-    if windowed and "sliding_window" in keys and keys["sliding_window"] is None:
+    window = keys.get("sliding_window")
+    if type(window) is int and window < 1:
+        return f"expected sliding_window to be an int of 1 or more, got {window}"
+    if "sliding_window" in keys and window is None and WINDOWED[0] in (keys.get("layer_types") or ()):
         off = " (use_sliding_window is false)" if keys.get("use_sliding_window") is False else ""
         return f"layer_types has {WINDOWED[0]!r}, and sliding_window is null{off}"
     pad, size = keys.get("pad_token_id"), keys.get("vocab_size")

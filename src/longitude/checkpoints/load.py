@@ -43,6 +43,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 INDEX = "model.safetensors.index.json"
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Dtypes of weights that are not quantized, in the notation of safetensors, with the bytes of a number."""
+OF_LAYER = re.compile(r"(?:(?:model|transformer|language_model)\.)*(?:layers|h|blocks)\.(\d+)\.")
+"""The name of a tensor in a layer of the text model."""
 NO_MEMORY = re.compile("(cannot|can't) allocate memory", re.IGNORECASE)
 """Messages of torch and the operating system in a RuntimeError if there is not enough memory."""
 SMALLER = "take a machine with more memory, or a smaller --dtype"
@@ -107,6 +109,7 @@ def load(
     held: dict[str, Saved] = {}
     if where is not None:
         held = require_shards(where)
+        require_layers(path, held, config)
         for device_type in dict.fromkeys(("cpu", place.type)):  # read on the CPU, then moved
             size = size_of(where, held, kind)
             require_memory(size, available_memory(device_type), f"{path}: its weights take", SMALLER)
@@ -273,7 +276,7 @@ def open_source(model: str) -> Source:
     inner = json if text is config else json.get("text_config", json)
     skeleton = built_without_weights(model, AutoModelForCausalLM.from_config, config)
     source = Source(model, folder, json, inner, text, skeleton)
-    require_shards(folder)
+    require_layers(model, require_shards(folder), config)
     # Packed weights have names and shapes of their own.
     return source if source.quantization else replace(source, unread=require_fit(model, folder, skeleton))
 
@@ -384,6 +387,18 @@ def quantization_of(config: Any) -> str | None:
             method = (options if isinstance(options, dict) else options.to_dict()).get("quant_method", "unknown")
             return str(getattr(method, "value", method))
     return None
+
+
+def require_layers(path: str, held: Mapping[str, Saved], config: Any) -> None:
+    """ValueError for quantized weights of another number of layers; their names and shapes depend on the method."""
+    numbers = {int(match[1]) for name in held if (match := OF_LAYER.match(name))}
+    if quantization_of(config) is None or not numbers:
+        return
+    text = config.get_text_config()
+    more = getattr(text, "num_nextn_predict_layers", 0) or 0  # layers that predict tokens further on follow the last
+    if not text.num_hidden_layers <= max(numbers) + 1 <= text.num_hidden_layers + more:
+        got = f"{max(numbers) + 1} in the files"
+        raise UsageError(path, f"{text.num_hidden_layers} layers, by config.json", got, "correct num_hidden_layers")
 
 
 # ---- checks -----------------------------------------------------------------------------------------------------------

@@ -117,7 +117,8 @@ class Composed(Encoding):
         for m in self.each:
             if any(p.is_meta for p in m.parameters(recurse=False)):
                 who = f"encoding {type(m).__name__}"
-                raise UsageError(who, f"parameters on {device}", "parameters on meta", "load them before the call")
+                remedy = "load them, or keep the encoding in memory when a model is offloaded"
+                raise UsageError(who, f"parameters on {device}", "parameters on meta", remedy)
 
     def __iter__(self) -> Iterator[Encoding]:
         return iter(self.each)

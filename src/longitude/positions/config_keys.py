@@ -28,8 +28,8 @@ ORIGINAL = "original_max_position_embeddings"
 LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length")
 """Keys for the maximum length of a model, in tokens."""
 SIZES = (
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "sliding_window",
-    "sliding_window_pattern", "attention_chunk_size", *LENGTHS,
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "sliding_window_pattern", "vocab_size",
+    *LENGTHS,
 )  # fmt: skip
 """Keys with integer values of 1 or more, or null. (head_dim is 0 if nothing rotates: GLM-5-Next.)"""
 LAYERS = (
