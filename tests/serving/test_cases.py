@@ -1,10 +1,11 @@
 """Threads and published lines of 2026 (docs/audit.csv has more), each with the finding that is right, by each engine's rules."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from longitude.serving.findings import wrong
+from longitude.serving.findings import MEASURED, wrong
 from longitude.serving.write import corrected
 from tests.serving.models import F2, FLAT, Y2, Y4, cases
 
@@ -112,3 +113,15 @@ def test_a_corrected_line_reaches_the_length(thread) -> None:
 
 NO_LINE = ("omlx#1077", "vllm#58080 draft")
 """Threads that a file mends, and no line: a class that takes no scaling, a draft that overrides do not reach."""
+
+
+def test_what_yarn_costs_is_what_was_measured():
+    """The committed rows of docs/extending.md's table, at the training length."""
+    saved = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-24-retrieval.json"
+    bits, scores = {}, {}
+    for row in json.loads(saved.read_text(encoding="utf-8"))["rows"]:
+        if not row["steps"] and row["method"] in ("unchanged", "yarn"):
+            counted = [score["value"] for score in row["scores"] if score["length"] == 512]
+            bits[row["method"]], scores[row["method"]] = row["bits"]["512"], sum(counted) / len(counted)
+    numbers = *(f"{score:.2f}" for score in scores.values()), f"{bits['yarn'] / bits['unchanged'] - 1:.0%}"
+    assert len(numbers) == 3 and all(number in MEASURED for number in numbers)
