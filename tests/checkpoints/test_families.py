@@ -1,16 +1,18 @@
 """What is read of configs against what their families' classes do: every causal family at toy size, and published configs."""
 
+import json
 import warnings
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
 from transformers.models.llama import modeling_llama
 
 import longitude as lg
 from longitude.checkpoints import observed
-from longitude.checkpoints.declared import class_of
+from longitude.checkpoints.declared import class_of, text_part
 from longitude.checkpoints.lint import contradictions
 from tests.checkpoints.families import FAMILIES, dependences, of_published, swept, toy_config
 from tests.checkpoints.published import PUBLISHED
@@ -139,6 +141,21 @@ UNKNOWN = (
     "RWKV 4 169M", "Kimi K2 by its own name", "InternLM2 7B",
 )  # fmt: skip
 """What else of position they have, or that transformers has no class of them, is said."""
+
+
+@pytest.mark.parametrize(
+    "kinds", [["falcon_h1"], pytest.param([*CONFIG_MAPPING], marks=pytest.mark.slow)], ids=["one", "all"]
+)
+def test_what_a_class_saves_is_read(kinds):
+    """Infinities too, for which JSON has no number."""
+    made = {}
+    for kind in kinds:
+        with suppress(Exception):  # two have no default
+            made[kind] = CONFIG_MAPPING[kind]()
+    assert len(made) >= len(kinds) - 2
+    for kind, theirs in made.items():
+        read = class_of(json.loads(theirs.to_json_string(use_diff=False)))
+        assert read is None or type(read) is type(text_part(theirs)), kind
 
 
 @pytest.mark.parametrize("name", quick_or_slow(PUBLISHED, ("Llama 3.1 8B",)))

@@ -82,7 +82,8 @@ def class_of(config: Mapping[str, Any] | Any) -> Any:
     try:
         with quiet():
             keys = {key: value for key, value in config.items() if key != "model_type"}
-            made = CONFIG_MAPPING[kind](**copy.deepcopy(keys))
+            # JSON has no infinity: transformers writes {"__float__": "Infinity"}, as in Mamba 2's time_step_limit
+            made = CONFIG_MAPPING[kind](**CONFIG_MAPPING[kind]._decode_special_floats(copy.deepcopy(keys)))
     except Exception as error:
         reason = "; ".join(filter(None, [" ".join(str(error).split())[:200], rotary_fault(config)]))
         raise ValueError(f"model_type {kind!r}: its class in transformers refuses this config ({reason})") from error

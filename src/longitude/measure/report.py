@@ -73,7 +73,8 @@ def terminal(results: Results) -> Iterator[Any]:
         yield ""
     if lengths := effective(results):
         yield "effective length: " + ", ".join(f"{label} {length or 'none'}" for label, length in lengths.items())
-        yield f"({retrieval.DEFINITION})\n"
+        yield retrieval.DEFINITION
+        yield ""
     if results.answers:
         yield f"answers: {results.path / ANSWERS}"
     yield from sentences(results)

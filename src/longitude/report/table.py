@@ -87,8 +87,8 @@ def markdown(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
 
 
 def _uncut(text: str, style: str) -> Text:
-    # rich wraps a title at the width of its table, which may be that of a short word
-    return Text(text, style, no_wrap=True, overflow="ignore")
+    # rich would wrap at the width of the table, which may be that of a short word
+    return Text(sentences(text), style, no_wrap=True, overflow="ignore")
 
 
 def width() -> int:

@@ -26,7 +26,8 @@ def apply(config: Config, asked: Overrides) -> Config:
         raise NotKnown(f"transformers {__version__} has no class for model_type {kind!r}")
     try:
         with quiet():
-            made = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(config.raw)), **copy.deepcopy(asked.keys))
+            keys = CONFIG_MAPPING[kind]._decode_special_floats(copy.deepcopy(dict(config.raw)))
+            made = CONFIG_MAPPING[kind].from_dict(keys, **copy.deepcopy(asked.keys))
             text = made.get_text_config(decoder=True)
             whole, inner = made.to_dict(), text.to_dict()
     except Exception as error:

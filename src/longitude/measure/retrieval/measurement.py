@@ -36,8 +36,8 @@ THRESHOLD = 0.856
 
 
 DEFINITION = (
-    "effective length: the longest measured length up to which the score, averaged over depths and then over the tasks with a "
-    f"score, stays at or above {THRESHOLD:.1%} (what Llama2-7B reaches at 4K on RULER's 13 tasks)"
+    "The effective length is the longest measured length up to which the score, averaged over depths and then over the tasks "
+    f"with a score, stays at or above {THRESHOLD:.1%}, what Llama2-7B reaches at 4K on RULER's 13 tasks."
 )
 """The meaning of `effective_length` at its usual threshold, for the reader."""
 
