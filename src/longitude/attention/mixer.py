@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from longitude.attention.documents import padding_of
 from longitude.attention.masks import Causal, Mask, require_mask
-from longitude.attention.step import Step
+from longitude.attention.request import Step
 from longitude.errors import UsageError
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose

@@ -19,8 +19,7 @@ from longitude.attention.length_dependent import Part, joined, merged, parted
 from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.pairs import AllowedPairs
-from longitude.attention.request import Options, Request, checked_mask, places, require_options, transformed
-from longitude.attention.step import Step
+from longitude.attention.request import Options, Request, Step, checked_mask, places, require_options, transformed
 from longitude.attention.terms import (
     learned_of,
     mixed,

@@ -13,7 +13,7 @@ from transformers import masking_utils as theirs
 
 from longitude.attention.documents import Packed, documents_of, places_of, runs_of
 from longitude.attention.masks import Ago, AllOf, Causal, Chunks, Documents, Mask, NoMask, Padding, Window, from_tensor
-from longitude.attention.step import Step
+from longitude.attention.request import Step
 from longitude.errors import UsageError
 from longitude.native.derivatives import numbers_of, readable, tracing
 

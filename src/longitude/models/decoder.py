@@ -19,7 +19,7 @@ from longitude.attention.cache import LongitudeCache
 from longitude.attention.documents import in_order, places_after, streams_of, without_gaps
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs, unchanged_if_refused
-from longitude.attention.step import Step
+from longitude.attention.request import Step
 from longitude.errors import UsageError
 from longitude.models.blocks import Block, norm
 from longitude.models.configuration import LongitudeConfig

@@ -15,10 +15,9 @@ from longitude.attention.masks import Documents, Mask, Padding, is_causal, requi
 from longitude.attention.mixer import Mixer, MixerInputs, of_this_mode
 from longitude.attention.operation import answer, choose_once, chosen_in_step, raw_request, require_backend, run_parts
 from longitude.attention.pairs import AllowedPairs
-from longitude.attention.request import Request, require_options
+from longitude.attention.request import Request, Step, require_options
 from longitude.attention.short_conv import conv_places, convolved
 from longitude.attention.state_mixer import document_flags
-from longitude.attention.step import Step
 from longitude.errors import UsageError
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
@@ -90,7 +89,7 @@ class Kept(Mask):
         return Kept(self.mask.of(batch), self.order)
 
 
-Narrowed = tuple[Call, Columns, Callable[[Tensor], Tensor] | None]
+Narrowed = tuple[Call, Columns, Callable[[Tensor], Tensor]]
 
 
 class AttentionLayer(Mixer):
@@ -115,6 +114,8 @@ class AttentionLayer(Mixer):
     """Class of its cache layer in `longitude.attention.cache`: a name, because caches need transformers, and layers do not."""
     cache_kinds: tuple[str, ...] = ("full",)
     """Kinds of cache layers that it reads."""
+    narrowed: Callable[[Tensor, Tensor, Call, Columns], Narrowed]
+    """In layers with `choosing`: call and columns for the keys that are chosen, and a function to apply to the output."""
 
     def __init__(
         self,
@@ -167,10 +168,6 @@ class AttentionLayer(Mixer):
     def query_source(self, x: Tensor) -> Tensor:
         """Input of the query projection: the tokens, or their latents."""
         return x
-
-    def narrowed(self, x: Tensor, source: Tensor, call: Call, columns: Columns) -> Narrowed:
-        """Call and columns for the keys that the layer attends to, here all, and a function to apply to the output, or None."""
-        return call, columns, None
 
     def reset_parameters(self) -> None:
         for place in self.short_conv:

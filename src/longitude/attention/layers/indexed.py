@@ -17,7 +17,7 @@ from longitude.attention.layers.latent import LatentAttention
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask, Pairs
 from longitude.attention.mixer import MixerInputs, register_mixer, require_alone
-from longitude.attention.step import Step
+from longitude.attention.request import Step
 from longitude.errors import UsageError, check_choice
 from longitude.native.derivatives import with_zero_gradients
 from longitude.native.not_finite import filled

@@ -160,7 +160,9 @@ class LatentAttention(AttentionLayer):
                 self, (q, k, v), call, suffix, columns, k_positions, scale, inputs.return_weights, inputs.step
             )
 
-        call, columns, finish = self.narrowed(x, source, call, columns)
+        finish = None
+        if self.choosing:
+            call, columns, finish = self.narrowed(x, source, call, columns)
         attend = self.absorbed if absorbed else self.expanded
         out, weights = attend(q[:, :, call.remembered :], key, over_keys)
         out = out if finish is None else finish(out)

@@ -120,7 +120,9 @@ class MultiHeadAttention(AttentionLayer):
         if call.remembered:
             q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
-        call, columns, finish = self.narrowed(x, x, call, columns)
+        finish = None
+        if self.choosing:
+            call, columns, finish = self.narrowed(x, x, call, columns)
         out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, self.scale, weigh, inputs.step)
         out = out if finish is None else finish(out)
         if encoding.rotate_values and encoding.stable_keys:  # else `attended` has rotated values and output
