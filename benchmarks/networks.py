@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import longitude as lg
 from kinds import offset_biases, rotations
-from longitude.bench.rows import Row
+from longitude.bench.measurement import Row
 from target import Call, Session
 
 VOCABULARY, WIDTH, LAYERS, HEADS = 256, 256, 4, 4

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.bench import memory
+from longitude.bench import measurement
 from longitude.bench.cases import AttentionShape, Case, Inputs, causal
 from longitude.runs.provenance import version_of
 
@@ -140,4 +140,4 @@ PEERS = (
 
 
 if __name__ == "__main__":
-    memory.main(sys.argv[1], lambda name, backend, inputs: installed()[name].case(inputs))
+    measurement.main(sys.argv[1], lambda name, backend, inputs: installed()[name].case(inputs))

@@ -24,7 +24,7 @@ import torch
 
 from fill_numbers import RESULTS, paper_and_label
 from longitude.bench.cases import AttentionShape, Inputs, built, ours, plain
-from longitude.bench.clock import CLOCKS, interleaved
+from longitude.bench.measurement import CLOCKS, interleaved
 from longitude.positions.base import list_encodings
 from longitude.report.table import markdown
 from longitude.runs.files import write_json

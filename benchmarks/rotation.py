@@ -8,7 +8,7 @@ from torch import Tensor
 
 import longitude as lg
 from longitude.bench.cases import Inputs
-from longitude.bench.rows import Row
+from longitude.bench.measurement import Row
 from peers import ROTATIONS, Forward
 from target import Call, Session
 

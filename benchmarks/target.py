@@ -19,13 +19,12 @@ import transformers
 from fill_numbers import RESULTS, promises
 from longitude.bench import report
 from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, ours, plain
-from longitude.bench.clock import CLOCKS, interleaved
-from longitude.bench.rows import Row, reason, timed
+from longitude.bench.measurement import CLOCKS, Row, interleaved, reason, timed
 from longitude.bench.sweep import threads
 from longitude.runs.files import write_json
-from longitude.runs.memory import available_memory
-from longitude.runs.progress import Progress
+from longitude.runs.machine import available_memory
 from longitude.runs.provenance import version_of
+from longitude.runs.terminal import Progress
 from peers import PEERS, Peer, installed
 
 USUAL_TURNS = 7

@@ -19,10 +19,10 @@ import networks
 import peers
 import rotation
 from kinds import offset_biases, temperatures_and_sinks
-from longitude.bench import memory
+from longitude.bench import measurement
 from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, Kind, built, plain
-from longitude.bench.rows import Row
-from longitude.runs.memory import can_measure_peak
+from longitude.bench.measurement import Row
+from longitude.runs.machine import can_measure_peak
 from target import Call, Session, Target, calls_of, main
 
 BOTH = "forward+backward"
@@ -69,8 +69,8 @@ def extra_memory(session: Session) -> list[Row]:
 
 def _memory_row(session: Session, name: str, shape: AttentionShape) -> Row:
     session.on_progress(f"memory at {shape.length}: {name}")
-    program = (peers.__file__,) if name in peers.installed() else ("-m", "longitude.bench.memory")
-    mib = memory.growth(shape, name, "auto", session.threads, program)
+    program = (peers.__file__,) if name in peers.installed() else ("-m", "longitude.bench.measurement")
+    mib = measurement.growth(shape, name, "auto", session.threads, program)
     return session.row(name, "ours", shape, "memory", BOTH, memory_mib=mib, clock="none")
 
 

@@ -145,7 +145,7 @@ def test_a_text_is_known_to_be_binary_before_it_is_read(tmp_path):
 
 
 def test_a_text_larger_than_memory_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("longitude.runs.memory.available_memory", lambda: 2**20)
+    monkeypatch.setattr("longitude.measure.sources.available_memory", lambda: 2**20)
     monkeypatch.setattr("longitude.measure.sources.LARGEST", 2**10)
     (tmp_path / "text").write_text("a" * 2**21)
     with refused("memory", str(tmp_path / "text")):

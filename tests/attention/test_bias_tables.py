@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention import bias_tables
-from longitude.attention.bias_tables import bias_of
+from longitude.attention import terms
+from longitude.attention.terms import bias_of
 from longitude.positions.terms import OffsetBias
 
 FIXED = {
@@ -46,7 +46,7 @@ def formula(encoding, first: int, last: int) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    bias_tables._table.cache_clear()
+    terms._table.cache_clear()
 
 
 @pytest.mark.parametrize("kind", FIXED)

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.bench import memory, report, sweep as sweeps
+from longitude.bench import measurement, report, sweep as sweeps
 from longitude.bench.cases import AttentionShape, Inputs, ours, plain
-from longitude.bench.clock import Spread, interleaved
 from longitude.bench.config import BenchConfig, checked
-from longitude.bench.rows import FAILED, Row
-from longitude.runs.memory import can_measure_peak
-from longitude.runs.progress import Progress
+from longitude.bench.measurement import FAILED, Row, Spread, interleaved
+from longitude.runs.machine import can_measure_peak
+from longitude.runs.terminal import Progress
 from tests.support import require_words
 
 TINY = {"lengths": (12, 17), "heads": 4, "kv_heads": 2, "head_dim": 8, "repeats": 1, "threads": 1, "no_memory": True}
@@ -115,7 +114,7 @@ def test_a_noisy_ratio_is_marked(rows):
 def test_memory_of_a_case():
     """A dense mask of 8 heads at 1024 is 32 MiB, and none of that is in plain attention, 2 MiB a tensor."""
     shape = AttentionShape(1, 8, 8, 64, 1024)
-    plain_mib, dense_mib = (memory.growth(shape, name, "reference", 1) for name in ("plain", "alibi"))
+    plain_mib, dense_mib = (measurement.growth(shape, name, "reference", 1) for name in ("plain", "alibi"))
     assert 4 < plain_mib < 32 and dense_mib > plain_mib + 64
 
 

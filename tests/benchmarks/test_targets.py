@@ -9,7 +9,7 @@ import longitude as lg
 import rotation
 import targets
 from longitude.bench.cases import AttentionShape, Inputs
-from longitude.bench.rows import Row
+from longitude.bench.measurement import Row
 from peers import ROTATIONS, installed
 from target import Session, Target
 

@@ -23,7 +23,7 @@ from longitude.measure.retrieval.prompts import encode, tokens_of_chat
 from longitude.measure.run import Results, measure, read_results
 from longitude.measure.tables import tables, wrong_answers
 from longitude.measure.windows import Bounded, Reader
-from longitude.runs.progress import Progress
+from longitude.runs.terminal import Progress
 from longitude.statistics import proportions
 from tests.measure.conftest import build
 

@@ -7,14 +7,14 @@ import textwrap
 import pytest
 
 from longitude.measure.windows import LOGITS
-from longitude.runs.memory import can_measure_peak
+from longitude.runs.machine import can_measure_peak
 
 READING = """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from longitude.measure.text import losses_by_length
     from longitude.measure.windows import Bounded
-    from longitude.runs.memory import memory_growth
+    from longitude.runs.machine import memory_growth
 
     torch.set_num_threads(1)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -8,7 +8,7 @@ from longitude.checkpoints.load import byte_tokenizer, config_of
 from longitude.measure.config import MeasureConfig
 from longitude.measure.plan import keeps_keys, outline_of, plan
 from longitude.measure.run import measure
-from longitude.runs.progress import Progress
+from longitude.runs.terminal import Progress
 from longitude.testing import fill
 from tests.checkpoints.copied import of_recurrent
 from tests.checkpoints.recurrent_models import GROUPED

@@ -20,7 +20,7 @@ from longitude.measure.report import terminal, write_report
 from longitude.measure.rows import from_frame
 from longitude.measure.run import Measured, Results, measure, read_results
 from longitude.measure.tables import sentences, tables
-from longitude.runs.progress import Progress
+from longitude.runs.terminal import Progress
 from longitude.statistics import proportions
 from longitude.statistics.documents import interval, paired_difference
 from tests.measure.conftest import write

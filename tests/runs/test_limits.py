@@ -4,7 +4,7 @@ from threading import Event
 
 import pytest
 
-from longitude.runs.limits import memory_within, within
+from longitude.runs.machine import memory_within, within
 
 
 def test_what_ends_in_time_is_returned_or_raised() -> None:

@@ -8,21 +8,21 @@ import torch
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from longitude.runs import costs, device, memory
-from longitude.runs.device import cores, device_of, threads
-from longitude.runs.progress import Progress
+from longitude.runs import costs, machine
+from longitude.runs.machine import cores, device_of, threads
 from longitude.runs.provenance import provenance
+from longitude.runs.terminal import Progress
 from tests.support import printed, refused
 
 
 def test_free_memory_is_at_most_that_of_the_group(tmp_path, monkeypatch):
-    assert 0 < memory.available_memory() <= memory.total_memory()
-    monkeypatch.setattr(memory, "GROUP", tmp_path)
+    assert 0 < machine.available_memory() <= machine.total_memory()
+    monkeypatch.setattr(machine, "GROUP", tmp_path)
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    assert memory.available_memory() == 2000
+    assert machine.available_memory() == 2000
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_memory() > 2000
+    assert machine.available_memory() > 2000
 
 
 def test_free_memory_is_at_most_that_of_ulimit():
@@ -30,7 +30,7 @@ def test_free_memory_is_at_most_that_of_ulimit():
     before = resource.getrlimit(resource.RLIMIT_AS)
     try:
         resource.setrlimit(resource.RLIMIT_AS, (process.memory_info().vms + 2**28, before[1]))
-        assert memory.available_memory() <= 2**28
+        assert machine.available_memory() <= 2**28
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
@@ -41,8 +41,8 @@ def test_free_memory_is_at_most_that_of_ulimit():
 )
 def test_cores_are_those_that_a_container_grants(limit, wanted, tmp_path, monkeypatch):
     """A quota is no affinity: a container with two of a host's hundred cores sees them all."""
-    monkeypatch.setattr(device.os, "sched_getaffinity", lambda process: range(8), raising=False)
-    monkeypatch.setattr(device, "GROUP", tmp_path)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: range(8), raising=False)
+    monkeypatch.setattr(machine, "GROUP", tmp_path)
     if limit is not None:
         (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert cores() == wanted
@@ -63,12 +63,12 @@ def test_memory_of_a_model_is_at_least_its_numbers():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not memory.can_measure_peak(), reason="reads /proc")
+@pytest.mark.skipif(not machine.can_measure_peak(), reason="reads /proc")
 def test_growth_is_of_the_call_alone():
     """In a process of its own: one that has freed memory takes it again without growing."""
     code = """
 import torch
-from longitude.runs.memory import memory_growth
+from longitude.runs.machine import memory_growth
 held = torch.ones(2**24)
 print(memory_growth(lambda: torch.ones(2**24)), memory_growth(lambda: held.sum()))
 """

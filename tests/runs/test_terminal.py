@@ -8,8 +8,7 @@ from rich.console import Console
 
 from longitude.cli import main
 from longitude.report.table import show, table
-from longitude.runs.progress import Progress, Screen
-from longitude.runs.terminal import Cleaned, clean
+from longitude.runs.terminal import Cleaned, Progress, Screen, clean
 
 EVIL = "a\x1b]0;title\x07b\x1b[2K\x1b[1A\x9b31mc\x08\x7f\u202ed\r"
 CONTROLS = [chr(code) for code in (*range(32), *range(127, 160), 0x202E, 0x2066) if chr(code) not in "\n\t"]

@@ -1,7 +1,6 @@
 """The cost of a position encoding: time and memory compared with plain causal attention.
 
-Everything timed is the public API. What is timed: `cases`; how: `clock`, `memory`; for which sizes: `sweep`; shown by
-`report`.
+Everything timed is the public API. What is timed: `cases`; how: `measurement`; for which sizes: `sweep`; shown by `report`.
 """
 
 from longitude.errors import require_extra

@@ -9,11 +9,11 @@ from typing import Any
 from rich.table import Table
 
 from longitude.bench.cases import PLAIN
-from longitude.bench.rows import FAILED, Row
+from longitude.bench.measurement import FAILED, Row
 from longitude.report.table import table
 from longitude.report.wording import count
 from longitude.runs.files import require_writable
-from longitude.runs.memory import available_memory, total_memory
+from longitude.runs.machine import available_memory, total_memory
 from longitude.runs.provenance import provenance
 
 SCHEMA = 1

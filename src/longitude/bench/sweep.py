@@ -6,14 +6,12 @@ from typing import Any
 
 import torch
 
-from longitude.bench import memory
+from longitude.bench import measurement
 from longitude.bench.cases import PLAIN, AttentionShape, Inputs, built, ours, plain, verdict
-from longitude.bench.clock import CLOCKS, interleaved
 from longitude.bench.config import BenchConfig
-from longitude.bench.rows import FAILED, Row, timed
-from longitude.runs.device import threads
-from longitude.runs.memory import available_memory, can_measure_peak, require_memory
-from longitude.runs.progress import Progress
+from longitude.bench.measurement import CLOCKS, FAILED, Row, interleaved, timed
+from longitude.runs.machine import available_memory, can_measure_peak, require_memory, threads
+from longitude.runs.terminal import Progress
 
 TENSORS = 16
 """Tensors [batch, heads, length, head_dim] that a step allocates at once: inputs, output, gradients, what attention keeps."""
@@ -74,7 +72,7 @@ def timed_rows(config: BenchConfig, inputs: Inputs, passed: str, progress: Progr
 def weighed(row: Row, base: float | None, shape: AttentionShape) -> Row:
     """The row with the memory of forward and backward, from a fresh process; base: that of plain attention."""
     try:
-        mib = memory.growth(shape, row.name, row.backend, row.threads)
+        mib = measurement.growth(shape, row.name, row.backend, row.threads)
     except RuntimeError as error:
         return replace(row, note=f"{FAILED}: {error}")
     base = mib if row.kind == "plain" else base

@@ -13,7 +13,7 @@ from longitude.checkpoints.declared import fault_of
 from longitude.checkpoints.load import auto_class_of, built_without_weights, config_of, require_causal
 from longitude.errors import one_line_of
 from longitude.hf.stock import KEY, class_of
-from longitude.runs.memory import available_memory, require_memory
+from longitude.runs.machine import available_memory, require_memory
 from longitude.runs.quiet import quiet
 
 QUICK = (

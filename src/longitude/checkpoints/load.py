@@ -36,7 +36,7 @@ from longitude.hf.stock import KEY, class_of
 from longitude.positions.config_keys import LENGTHS
 from longitude.positions.hugging_face import lost_type
 from longitude.runs.files import read_json
-from longitude.runs.memory import available_memory, require_memory
+from longitude.runs.machine import available_memory, require_memory
 from longitude.runs.quiet import quiet
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

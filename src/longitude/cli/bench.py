@@ -40,7 +40,7 @@ def bench(
         from longitude.bench.sweep import sweep
         from longitude.report.table import show
         from longitude.runs.files import write_json
-        from longitude.runs.progress import Progress
+        from longitude.runs.terminal import Progress
     transformers.utils.logging.set_verbosity_error()
     report.require_place(out)
     try:

@@ -84,7 +84,7 @@ def check(
         json: Print JSON, with all laws and numbers.
     """
     keep_threads_from_spinning()
-    from longitude.runs.progress import Progress
+    from longitude.runs.terminal import Progress
 
     if options.serve is not None or is_file_of_lines(model_or_part):
         options.refuse("is for laws, and a line that serves tries none", *OF_MODELS, "laws", "against")

@@ -152,7 +152,7 @@ def extend(
         out = place_of(model, config)
     if out is not None:
         require_new(out, model)
-    from longitude.runs.progress import Progress
+    from longitude.runs.terminal import Progress
 
     with Progress() as bar:
         bar.update("reading the checkpoint", 0)
@@ -183,7 +183,7 @@ def _compare(model: str, config: ExtendOptions, json: bool) -> int:
     from longitude.extend import compare, show
     from longitude.extend.units import working
     from longitude.report.table import show as display
-    from longitude.runs.progress import Progress
+    from longitude.runs.terminal import Progress
 
     assert config.to is not None  # `check` has asked for it
     minutes = config.cost_minutes
@@ -252,7 +252,7 @@ def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
     from longitude.cli.shared import print_costs
     from longitude.extend.extend import costs
     from longitude.extend.plan import Target
-    from longitude.runs.progress import Progress
+    from longitude.runs.terminal import Progress
 
     target = None if config.to is None else Target(**config.chosen(*TARGET))
     tuning = None if config.fine_tune is None else _tuning(config)

@@ -40,7 +40,7 @@ def measure(
         json: Print the rows as JSON instead of the tables.
         plan: Measure nothing; print tokens, FLOPs, memory and time on this machine and on one H100, from config.json alone.
     """
-    from longitude.runs.progress import Progress
+    from longitude.runs.terminal import Progress
 
     if plan and config.endpoint is not None:
         raise UsageError("--plan", "checkpoints, whose cost is known", "--endpoint", "leave one of them out")
@@ -77,9 +77,8 @@ def _print_costs(models: tuple[str, ...], config: MeasureConfig, json: bool) -> 
     """Print the estimated costs of the measurement."""
     from longitude.cli.shared import print_costs
     from longitude.measure.plan import costs
-    from longitude.runs.device import device_of
-    from longitude.runs.memory import available_memory
-    from longitude.runs.progress import Progress
+    from longitude.runs.machine import available_memory, device_of
+    from longitude.runs.terminal import Progress
 
     with Progress() as bar:
         parts = costs(config, models, lambda what, *share: (bar.update(what, *share), bar.note(what)))

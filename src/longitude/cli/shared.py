@@ -38,7 +38,7 @@ def _holds_all_signs(stream: Any) -> bool:
 @contextmanager
 def waiting(message: str) -> Iterator[None]:
     """Shows what is being loaded or read, on a terminal."""
-    from longitude.runs.progress import Screen
+    from longitude.runs.terminal import Screen
 
     console = Screen(stderr=True)
     with console.status(message) if console.is_terminal else nullcontext():

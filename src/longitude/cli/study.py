@@ -95,8 +95,8 @@ def study(
             "launched process; --workers N trains N models side by side, and several machines may share --out"
         )
     with waiting("reading the text, building the models"):
-        from longitude.runs.device import there
-        from longitude.runs.progress import Progress
+        from longitude.runs.machine import there
+        from longitude.runs.terminal import Progress
         from longitude.study.executors import executor_of
         from longitude.study.plan import plan as checked
         from longitude.study.runner import study as run
@@ -117,7 +117,7 @@ def _print_costs(planned: Any, workers: int | None, json: bool, elsewhere: bool)
     """Print the estimated costs of the study; elsewhere: without times, because this machine lacks its device."""
     from longitude.cli.shared import print_costs
     from longitude.report.wording import count
-    from longitude.runs.progress import Progress
+    from longitude.runs.terminal import Progress
     from longitude.study.executors import executor_of
     from longitude.study.plan import costs, wall_seconds
     from longitude.study.rates import models_trained

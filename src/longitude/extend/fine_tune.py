@@ -33,7 +33,7 @@ from longitude.positions.samplers import Contiguous, Sampler, sampler
 from longitude.positions.scaling.linear import is_unrotated
 from longitude.runs.costs import training_memory
 from longitude.runs.files import make_folder, new_folder, require_plain, require_space
-from longitude.runs.memory import require_memory, total_memory
+from longitude.runs.machine import require_memory, total_memory
 from longitude.runs.quiet import quiet
 from longitude.runs.store import key_of
 

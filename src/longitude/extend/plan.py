@@ -25,7 +25,7 @@ from longitude.positions.scaling import BaseChange, DynamicNTK, Linear, Scaling,
 from longitude.positions.scaling.base import method_of, scheme_of
 from longitude.runs.costs import forward_memory
 from longitude.runs.files import read_json
-from longitude.runs.memory import require_memory, total_memory
+from longitude.runs.machine import require_memory, total_memory
 from longitude.runs.quiet import quiet
 
 ROTATED_VALUES = ("deepseek_v4",)

@@ -22,8 +22,7 @@ from longitude.measure.text import DocumentLosses, losses_by_length
 from longitude.measure.windows import LOGITS, Bounded, Resumable
 from longitude.positions.config_keys import FULL
 from longitude.runs.costs import Cost, Memory, estimate, flops_per_second, forward_flops, forward_memory
-from longitude.runs.device import device_of
-from longitude.runs.memory import available_memory, require_memory
+from longitude.runs.machine import available_memory, device_of, require_memory
 from longitude.runs.quiet import quiet
 from longitude.runs.store import Store, Unit
 from longitude.statistics.documents import Interval, interval, paired_difference

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from longitude.errors import UsageError, Within, check_bounds, check_sizes
-from longitude.runs.device import Device
+from longitude.runs.machine import Device
 
 SAME_TARGETS = "same-targets"
 Method = Literal["non-overlapping", "sliding", "per-position", "same-targets"]

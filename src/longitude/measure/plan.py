@@ -37,8 +37,7 @@ from longitude.measure.transport import address
 from longitude.measure.windows import LOGITS, follows_length, plan_windows
 from longitude.positions.config_keys import FULL
 from longitude.runs.costs import WIDEST, Cost, Memory, estimate, flops_per_second, forward_flops, forward_memory
-from longitude.runs.device import device_of
-from longitude.runs.memory import available_memory, require_memory
+from longitude.runs.machine import available_memory, device_of, require_memory
 from longitude.runs.store import Unit
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from longitude.errors import UsageError, one_line_of
 from longitude.runs.files import LARGEST, regular
+from longitude.runs.machine import available_memory, require_memory
 
 # Not text a programmer wrote for a reader: tests, character tables, generated topics; and what others installed.
 NOT_STDLIB = {
@@ -173,8 +174,6 @@ def _read(path: Path) -> bytes | None:
                 if "\0" in decoder.decode(block):
                     return None
                 if not blocks and (size := os.fstat(descriptor).st_size) > LARGEST:
-                    from longitude.runs.memory import available_memory, require_memory  # it loads torch
-
                     require_memory(size, available_memory(), f"{path} takes", "give less text")
                 blocks.append(block)
             decoder.decode(b"", final=True)

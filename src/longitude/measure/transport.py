@@ -13,7 +13,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from longitude.errors import UsageError, one_line_of
 from longitude.runs.files import parsed_json
-from longitude.runs.limits import within
+from longitude.runs.machine import within
 
 KEY = "OPENAI_API_KEY"
 """Variable of the environment with the server's key, if it asks for one."""

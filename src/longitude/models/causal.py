@@ -13,8 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
-from longitude.models.generation import CheckedGenerationMixin
-from longitude.models.inputs import DecoderInputs, documents_in, require_known, with_names
+from longitude.models.inputs import CheckedGenerationMixin, DecoderInputs, documents_in, require_known, with_names
 from longitude.models.loss import IGNORED, predicted, require_labels
 from longitude.models.stock_caches import renames_cache
 

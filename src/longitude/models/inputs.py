@@ -1,4 +1,4 @@
-"""The inputs of models, and checks of them: names, shapes of embeddings, croppable caches of assistants, places of tokens."""
+"""The inputs of models and of generate(), and checks of them: names, shapes of embeddings, masks, places of tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any, TypedDict, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import Cache
+from transformers.generation.utils import GenerationMixin
 
-from longitude.attention.documents import Packed, documents_of
+from longitude.attention.documents import Packed, documents_of, has_gaps, streams_of
 from longitude.errors import UsageError, unknown
+from longitude.models.stock_caches import renames_cache
 from longitude.positions.composed import Composed
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
@@ -134,17 +136,6 @@ def require_embeds(name: str, embeds: Any, config: Any, table: nn.Embedding | No
         raise ValueError(f"{expected}; convert them with .to({weight.dtype}), or the model")
 
 
-def require_assistant(assistant: Any) -> None:
-    """Raise ValueError for an assistant with a cache that cannot be cropped: transformers checks only the model itself."""
-    if getattr(assistant, "_is_stateful", False):
-        raise UsageError(
-            "assistant_model",
-            "a model whose cache can be cropped",
-            f"{type(assistant).__name__}, which drops tokens or keeps a state",
-            "use an assistant with attention and an encoding that carries no state",
-        )
-
-
 def ids_so_far(ids: Tensor, cache: Any, past: int) -> Tensor | None:
     """Ids of all tokens [B, past + L], cached ones first; None if the cache does not store them."""
     if not past:
@@ -167,3 +158,74 @@ def places_of(
         )
     every = encoding.places(ids, streams, random_start)
     return tuple(None if places is None else places[:, -length:] for places in every)
+
+
+# ---- generate() --------------------------------------------------------------------------------------------------------
+class CheckedGenerationMixin(GenerationMixin):
+    """generate() of transformers, for models that need padding on one side of a sequence.
+
+    It checks what forward would, before transformers drops a mask of ones or makes a mask itself.
+    """
+
+    @renames_cache
+    def generate(self, *arguments: Any, **options: Any) -> Any:
+        require_assistant(options.get("assistant_model"))
+        positions = options.get("position_ids")
+        if options.get("document_ids") is not None or (positions is not None and positions.dim() > 2):
+            got = "document_ids" if options.get("document_ids") is not None else "positions of several axes"
+            raise UsageError("generate", "one document, and positions [B, L]", got, "call the model for each token")
+        inputs = arguments[0] if arguments else options.get("inputs")
+        require_mask(self.config.is_encoder_decoder, inputs, options)  # pyright: ignore[reportAttributeAccessIssue]
+        return super().generate(*arguments, **options)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def init_continuous_batching(self, *arguments: Any, **options: Any) -> Any:
+        raise UsageError(
+            "generate_batch",
+            "generate, with attention_mask for prompts of several lengths",
+            "continuous batching",
+            f"{type(self).__name__} has no paged cache",
+        )
+
+    def _prepare_attention_mask_for_generation(
+        self, inputs_tensor: Tensor, generation_config: Any, model_kwargs: dict[str, Any]
+    ) -> Any:
+        """The mask that transformers infers from pad_token_id. ValueError if it has padding between tokens."""
+        mask: Any = super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
+        batch, length = mask.shape
+        streams = streams_of(mask, None, batch, length, mask.device)
+        if streams is not None and has_gaps(streams):
+            pad = generation_config.pad_token_id
+            raise ValueError(
+                f"pad_token_id: {pad} is between tokens of the prompt, and without an attention_mask it is taken for padding; "
+                "expected attention_mask=torch.ones_like(input_ids) if it is a token, or padding at one side"
+            )
+        return mask
+
+
+def require_mask(is_encoder_decoder: bool, inputs: Tensor | None, options: dict[str, Any]) -> None:
+    """ValueError unless a mask covers all tokens: cached ones, and those of this call, which may include cached ones."""
+    prefix = "decoder_" if is_encoder_decoder else ""
+    ids, embeds = options.get(f"{prefix}input_ids"), options.get(f"{prefix}inputs_embeds")
+    prompt = embeds if embeds is not None else ids if is_encoder_decoder or ids is not None else inputs
+    mask, cache = options.get(f"{prefix}attention_mask"), options.get("cache")
+    if prompt is None or (mask is not None and mask.dim() != 2):
+        return
+    tokens, past = prompt.shape[1], 0 if cache is None else cache.get_seq_length()
+    masked = tokens if mask is None else mask.shape[1]
+    if masked not in (tokens, past + tokens) or (masked == tokens and past >= tokens):
+        got = "none" if mask is None else list(mask.shape)
+        raise ValueError(
+            f"{prefix}attention_mask: expected [{prompt.shape[0]}, {past + tokens}] for {tokens} tokens after {past} cached "
+            f"ones, or all tokens, cached ones included, with a mask of the same length or none; got {got}"
+        )
+
+
+def require_assistant(assistant: Any) -> None:
+    """Raise ValueError for an assistant with a cache that cannot be cropped: transformers checks only the model itself."""
+    if getattr(assistant, "_is_stateful", False):
+        raise UsageError(
+            "assistant_model",
+            "a model whose cache can be cropped",
+            f"{type(assistant).__name__}, which drops tokens or keeps a state",
+            "use an assistant with attention and an encoding that carries no state",
+        )

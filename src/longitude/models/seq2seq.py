@@ -16,8 +16,13 @@ from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel, Source
 from longitude.models.encoder import LongitudeEncoder
-from longitude.models.generation import CheckedGenerationMixin
-from longitude.models.inputs import SourceTargetInputs, require_embeds, require_known, with_names
+from longitude.models.inputs import (
+    CheckedGenerationMixin,
+    SourceTargetInputs,
+    require_embeds,
+    require_known,
+    with_names,
+)
 from longitude.models.loss import IGNORED, predicted, require_labels
 from longitude.models.stock_caches import renames_cache
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from longitude.runs.progress import Screen
+from longitude.runs.terminal import Screen
 
 UNCUT = 10_000
 """Columns of an output that is no terminal: a file has no margin to cut tables at."""

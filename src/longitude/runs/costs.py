@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from longitude.errors import one_line_of
-from longitude.runs.memory import available_memory, require_memory
+from longitude.runs.machine import available_memory, require_memory
 from longitude.runs.quiet import quiet
 
 H100 = 0.4 * 989e12

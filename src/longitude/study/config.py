@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from longitude.errors import UsageError, Within, check_bounds, unknown
 from longitude.measure.config import check_ascending, check_each_once, listed
-from longitude.runs.device import Device
+from longitude.runs.machine import Device
 
 Positions = Literal["contiguous", "randomized", "skipped", "mixed"]
 RANGED = ("randomized", "skipped")

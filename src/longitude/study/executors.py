@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from longitude import plugins
 from longitude.errors import UsageError
-from longitude.runs.device import cores
+from longitude.runs.machine import cores
 from longitude.runs.store import BusyError, Ends
 from longitude.study.config import StudyConfig
 from longitude.study.trial import Status

@@ -25,10 +25,9 @@ from longitude.statistics.estimates import (
     level,
 )
 from longitude.study.blind import control_for, control_of
-from longitude.study.copies import FAR, NEAR
 from longitude.study.criterion import GAINS, LEVEL, RISES, Cell, Column, Criterion, Finding
 from longitude.study.data import BLOCKS
-from longitude.study.results import LAST, Run
+from longitude.study.results import FAR, LAST, NEAR, Run
 
 TOLERANCE = 0.02
 """A loss is level at a length if it is less than 2% above that at the end of a training window."""

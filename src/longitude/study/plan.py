@@ -20,8 +20,8 @@ from longitude.models import LongitudeConfig
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
 from longitude.runs.costs import TRAINING, Cost, training_memory
-from longitude.runs.device import Device, device_of, threads
 from longitude.runs.files import require_space
+from longitude.runs.machine import Device, device_of, threads
 from longitude.runs.store import Store
 from longitude.study.config import (
     BYTE,

@@ -16,12 +16,11 @@ from longitude.measure.rows import Row, from_frame, read_rows, to_frame
 from longitude.positions.samplers import Mixed
 from longitude.report.wording import papers
 from longitude.runs.files import atomic, read_bytes, read_json, write_json
-from longitude.runs.memory import available_memory
+from longitude.runs.machine import available_memory
 from longitude.runs.store import QUESTION, RESULT, Store
 from longitude.statistics.estimates import Sums
 from longitude.study.blind import is_blind, seen
 from longitude.study.config import StudyConfig
-from longitude.study.copies import COPIES, FAR, NEAR
 from longitude.study.rates import Choice, choices, recorded, shown
 from longitude.study.resume import LOSSES, LossLog
 from longitude.study.tasks.base import TASKS, Task, task_for
@@ -41,6 +40,8 @@ FIRST, LAST = "first quarter", "last quarter"
 """Methods of documents.parquet: the losses at a quarter of the positions of windows of the training length."""
 BY_POSITION = "per-position"
 """The method with several values per length."""
+COPIES, NEAR, FAR = "copies", "near copy", "far copy"
+"""The method of losses on bytes that a copy predicts, and the two kinds of bytes that it measures."""
 
 
 class Data(TypedDict):

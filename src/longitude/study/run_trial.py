@@ -17,8 +17,8 @@ from longitude.measure.rows import write_rows
 from longitude.models import LongitudeForCausalLM
 from longitude.report.wording import and_
 from longitude.runs.costs import TRAINING
-from longitude.runs.device import device_of, threads
 from longitude.runs.files import atomic, out_of_space, write_json
+from longitude.runs.machine import device_of, threads
 from longitude.runs.store import Store, Unit
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, terms_bytes
 from longitude.attention.backends.table.band import is_faster_in_c
-from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
 from longitude.attention.spans import by_spans, pieces, with_wide_values
-from longitude.attention.terms import drift_level, per_query_head
+from longitude.attention.terms import bias_of, drift_level, per_query_head
 from longitude.native.derivatives import exporting, in_forward_mode
 from longitude.positions.terms import Drift, OffsetBias, PairBias
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from longitude.errors import UsageError
 from longitude.measure.config import BOS
-from longitude.runs.limits import memory_within, within
+from longitude.runs.machine import memory_within, within
 
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 60, 2**30
 """What a chat template may take for one message."""

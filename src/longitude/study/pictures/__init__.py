@@ -1,4 +1,4 @@
-"""The figures of a study, one file each: functions registered in PICTURES, imported when the first figure is drawn."""
+"""The figures of a study: functions registered in PICTURES, imported when the first figure is drawn."""
 
 from longitude.registry import Registry
 from longitude.report.figure import Figure

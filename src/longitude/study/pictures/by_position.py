@@ -1,4 +1,4 @@
-"""The figure of losses by position in the longest window."""
+"""The figures of losses by position in the longest window: their mean, and those of one text, by color."""
 
 import math
 from collections.abc import Iterator
@@ -6,8 +6,9 @@ from itertools import takewhile
 from typing import Any
 
 from longitude.measure.rows import Row
+from longitude.report import passage
 from longitude.report.figure import Figure
-from longitude.report.wording import and_
+from longitude.report.wording import and_, papers
 from longitude.study.analysis import Analysis
 from longitude.study.pictures import PICTURES, lines
 from longitude.study.pictures.by_length import NAMED
@@ -90,3 +91,19 @@ def _finding(run: Run, points: list[dict[str, Any]]) -> str:
         return f"{len(broken)} of {len(at)} break within the window, the first from position {broken[0][0]}"
     words = [f"{names[label]} from position {place}" for place, label in broken]
     return f"Breaks within the window: {and_(words)}"
+
+
+@PICTURES.register("one-text")
+def one_text(analysis: Analysis) -> Iterator[Figure]:
+    """One text under the first seed of each label, as far as its window was measured."""
+    run = analysis.run
+    names, panels = papers(run.labels), {}
+    for label in run.labels:
+        done = next((trial for trial in run.of(label) if trial.status == "done"), None)
+        if done and done.window is not None:
+            bits = done.window["nats"].to_numpy() / math.log(2)
+            panels[names[label]] = passage.Panel([*done.window["text"]], bits, run.train_length, label)
+    if panels:
+        longest = max(len(panel.pieces) for panel in panels.values())
+        caption = f"One held-out text of {longest:,} {run.task.unit}, of median compressed size. Models: the first seed of each."
+        yield passage.figure(passage.Passage(caption=caption, unit=run.task.unit.removesuffix("s"), panels=panels))

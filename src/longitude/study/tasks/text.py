@@ -1,12 +1,14 @@
 """The task of text: a decoder predicts the next byte, or token."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, product
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from longitude.measure import DocumentLosses, Row, losses_by_length
 from longitude.measure.config import listed
@@ -15,9 +17,8 @@ from longitude.measure.text import default_bins
 from longitude.measure.windows import Reader, nats_of
 from longitude.report.wording import and_
 from longitude.study.config import BYTE, RANGED, StudyConfig
-from longitude.study.copies import COPIES, foretold
 from longitude.study.data import WINDOWS, Examples, StudyData, Windows
-from longitude.study.results import BY_POSITION, FIRST, LAST
+from longitude.study.results import BY_POSITION, COPIES, FAR, FIRST, LAST, NEAR
 from longitude.study.schemes import (
     CANDIDATES,
     METHODS,
@@ -37,6 +38,8 @@ from longitude.study.train import model_config
 
 FEW = 64
 """Windows of the selection text on which the only learning rate of a study is tried."""
+CONTEXT = 8
+"""Bytes that must repeat for a copy to predict the next one."""
 
 
 @register_task("text")
@@ -204,3 +207,31 @@ def bins_of(of: Measuring) -> dict[int, list[int]]:
         quarter = max(1, trained // 4)
         bins[trained] = sorted({*bins[trained], quarter, trained - quarter})
     return bins
+
+
+def distances(ids: np.ndarray) -> np.ndarray:
+    """Distance of each byte from the earlier byte that predicts it; 0 if there is none. Bytes [n] -> int64 [n]."""
+    back = np.zeros(len(ids), np.int64)
+    if len(ids) <= CONTEXT:
+        return back
+    before = np.lib.stride_tricks.sliding_window_view(ids.astype(np.uint8), CONTEXT)[:-1]
+    codes = np.ascontiguousarray(before).view(np.uint64)[:, 0]
+    order = np.argsort(codes, kind="stable")  # equal contexts side by side, in the order of the text
+    same = np.flatnonzero(codes[order][1:] == codes[order][:-1])
+    here, last = order[same + 1] + CONTEXT, order[same] + CONTEXT
+    right = ids[here] == ids[last]
+    back[here[right]] = (here - last)[right]
+    return back
+
+
+def foretold(documents: Sequence[Tensor], trained: int, longest: int) -> dict[str, list[Tensor]]:
+    """Bytes of documents that a near copy and a far copy predict, bool [n] each.
+
+    A copy predicts a byte if the 8 bytes before it occur earlier in its document, and the byte after their last occurrence is
+    the same. The copy is near if that byte is within the training length, and far if it is beyond, but within the longest
+    length. Losses on them show whether a model copies at all, and whether from far back. Compare each kind with itself at
+    another length: near copies are easier bytes than far ones, even without positions.
+    """
+    every = [torch.from_numpy(distances(document.numpy())) for document in documents]
+    between = {NEAR: (0, trained), FAR: (trained, longest)}
+    return {name: [(each > above) & (each <= last) for each in every] for name, (above, last) in between.items()}

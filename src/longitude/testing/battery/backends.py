@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention import bias_tables
+from longitude.attention import terms
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal, Mask, Pairs
 from longitude.positions.composed import compose
@@ -216,7 +216,7 @@ def memory(
             out = case.forward(inputs, "table")  # noqa: B023
             return torch.autograd.grad(out.sum(), wanted, allow_unused=True)  # noqa: B023
 
-        bias_tables._table.cache_clear()  # one of the two lengths may have been computed before
+        terms._table.cache_clear()  # one of the two lengths may have been computed before
         largest, peak = memory_of(forward_and_backward)
         if largest >= 4 * tokens**2:
             expected = f"expected no tensor of {tokens} x {tokens} elements"

@@ -20,11 +20,10 @@ from longitude.attention.backends.base import Backend, wide_item
 from longitude.attention.backends.operators import TIED, Inputs, Operators, heads_last
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.band import Limits, Terms, diagonals, limits_of
-from longitude.attention.bias_tables import bias_of
 from longitude.attention.pairs import band_of
 from longitude.attention.request import Request
 from longitude.attention.spans import partial_by_spans, pieces, steady
-from longitude.attention.terms import drift_level
+from longitude.attention.terms import bias_of, drift_level
 from longitude.errors import UsageError
 from longitude.native.derivatives import exporting, recorded
 from longitude.native.tensors import in_memory, needs_operator
