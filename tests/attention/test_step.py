@@ -11,8 +11,7 @@ from torch import Tensor
 import longitude as lg
 from longitude.attention.mixer import MixerInputs
 from longitude.attention.operation import raw_request
-from longitude.attention.request import COUNTS, OUT, Request
-from longitude.attention.step import Step
+from longitude.attention.request import COUNTS, OUT, Request, Step
 from longitude.hf.attention import stock_attention
 from longitude.hf.masks import StockMask
 from longitude.positions.composed import compose

@@ -12,8 +12,7 @@ from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.backend import DecodingStep, decoding
 from longitude.attention.operation import choose_once, raw_request
-from longitude.attention.request import Request
-from longitude.attention.step import Step
+from longitude.attention.request import Request, Step
 from longitude.positions.composed import compose
 
 pytestmark = pytest.mark.skipif(not band.available(torch.float32), reason="there is no compiler")
