@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from longitude.measure import losses_by_length
-from longitude.study.copies import distances, foretold
 from longitude.study.data import Windows
 from longitude.study.ngrams import NGrams, ngrams_of
 from longitude.study.results import FIRST, LAST
 from longitude.study.tasks.base import Measuring
-from longitude.study.tasks.text import Text
+from longitude.study.tasks.text import Text, distances, foretold
 from longitude.study.train import build_model
 from tests.study.conftest import COPY, TINY
 
