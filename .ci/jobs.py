@@ -3,8 +3,8 @@
     python .ci/jobs.py                      what there is, and which steps need GitHub
 
 Each combination of a job's matrix gets a clone of the last commit and an environment of its Python, as actions/setup-python gives
-one; artifacts are folders beside the clones. A step that needs GitHub, another system or a missing Python is named. So is one
-that changes the machine; the steps after it run with what is here.
+one. A step that needs GitHub, another system or a missing Python is named. So is one that changes the machine; the steps after
+it run with what is here.
 Needs PyYAML.
 """
 
@@ -24,7 +24,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = ROOT / ".github" / "workflows"
-DONE_HERE = ("checkout", "setup-python", "upload-artifact", "download-artifact")
+DONE_HERE = ("checkout", "setup-python")
 ONLY_THERE = {
     "sudo ": "it changes the machine",
     "playwright install": "it loads a browser from elsewhere",
@@ -93,7 +93,7 @@ def python(version: str) -> str | None:
 
 def run(job: Job, folder: Path) -> bool:
     """Every step of a job, up to the first that fails or cannot run; prints a line for each. Whether all passed."""
-    clone, artifacts = folder / re.sub(r"[^\w.=-]+", "-", job.title), folder / "artifacts"
+    clone = folder / re.sub(r"[^\w.=-]+", "-", job.title)
     bin_of = clone / "of-the-job" / "bin"
     environment = {
         **os.environ,
@@ -119,19 +119,17 @@ def run(job: Job, folder: Path) -> bool:
                 continue
             return True
         begun = time.monotonic()
-        code = do(job, step, clone, artifacts, environment)
-        if code is not None:
-            what = "passed" if code == 0 else f"failed ({code})"
-            print(f"    {what} in {time.monotonic() - begun:.0f} s: {' '.join(name.split())[:120]}", flush=True)
+        code = do(job, step, clone, environment)
+        what = "passed" if code == 0 else f"failed ({code})"
+        print(f"    {what} in {time.monotonic() - begun:.0f} s: {' '.join(name.split())[:120]}", flush=True)
         if code:
             return False
     return True
 
 
-def do(job: Job, step: dict[str, Any], clone: Path, artifacts: Path, environment: dict[str, str]) -> int | None:
-    """The exit code of one step; None where there is nothing to do. Its output is in clone/LOG."""
+def do(job: Job, step: dict[str, Any], clone: Path, environment: dict[str, str]) -> int:
+    """The exit code of one step. Its output is in clone/LOG."""
     action = step.get("uses", "").partition("@")[0].rpartition("/")[2]
-    given = {name: filled(str(value), job.cell) for name, value in step.get("with", {}).items()}
     with open(clone.with_name(f"{clone.name}.log"), "a", encoding="utf-8") as log:
 
         def call(command: list[str], cwd: Path | None = None) -> int:
@@ -142,19 +140,9 @@ def do(job: Job, step: dict[str, Any], clone: Path, artifacts: Path, environment
         if action == "checkout":
             return call(["git", "clone", "--quiet", str(ROOT), str(clone)])
         if action == "setup-python":
-            interpreter = python(given["python-version"])
+            interpreter = python(filled(step["with"]["python-version"], job.cell))
             assert interpreter is not None
             return call([interpreter, "-m", "venv", str(clone / "of-the-job")])
-        if action == "upload-artifact":
-            shutil.copytree(clone / given["path"], artifacts / given["name"], dirs_exist_ok=True)
-            return None
-        if action == "download-artifact":
-            clone.mkdir(exist_ok=True)
-            if not (artifacts / given["name"]).is_dir():
-                log.write(f"there is no artifact {given['name']}: run the job that makes it in the same call\n")
-                return 1
-            shutil.copytree(artifacts / given["name"], clone / given["path"], dirs_exist_ok=True)
-            return None
         command = filled(step["run"], job.cell)
         environment = environment | {key: filled(str(value), job.cell) for key, value in step.get("env", {}).items()}
         return call(["bash", "-eo", "pipefail", "-c", command], clone)

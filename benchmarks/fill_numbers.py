@@ -1,7 +1,6 @@
 """Numbers in README.md and docs that are measured often: the blocks between their markers, from results committed here.
 
     python benchmarks/fill_numbers.py                           # fill every block
-    python benchmarks/fill_numbers.py --check                   # name the blocks that differ; exit code 1 where one does
     python benchmarks/fill_numbers.py --keep study runs/study   # a study's table becomes results/DATE-study.json
 
 A block is `<!-- numbers: NAME -->`, a blank line, what this writes, a blank line, `<!-- end -->`. It shows the newest result:
@@ -195,15 +194,10 @@ def keep(name: str, run: Path) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing, name what differs")
     parser.add_argument("--keep", nargs=2, metavar=("NAME", "RUN"), help="write a study's table as a result")
     options = parser.parse_args()
     if options.keep:
         print(keep(options.keep[0], Path(options.keep[1])))
-    elif options.check:
-        names = differing(documents())
-        print("\n".join(names) or "every block is what the results say")
-        return int(bool(names))
     else:
         for path in documents():
             before = path.read_text(encoding="utf-8")
