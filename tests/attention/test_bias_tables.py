@@ -102,17 +102,6 @@ def test_a_hook_or_an_adapter_that_is_switched_is_seen():
     assert torch.equal(bias(encoding, 20, 0), plain)
 
 
-@pytest.mark.parametrize(("first", "last"), [(20, 20), (21, 20), (21, 21), (30, 19)])
-def test_beyond_its_reach_a_bias_is_one_number_per_head(first, last):
-    encoding = lg.ClippedBias(3, 20)
-    torch.nn.init.normal_(encoding.table)
-    term = OffsetBias(term_of(encoding).at, reach=20)
-    assert torch.equal(
-        bias_of(term, first, last, queries_of(encoding), torch.float64),
-        formula(encoding, first, last).double(),
-    )
-
-
 def test_changed_and_copied_encodings_have_their_own():
     """A table belongs to numbers, not to the module that holds them now."""
     encoding = lg.ALiBi(2)

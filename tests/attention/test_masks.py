@@ -9,7 +9,7 @@ import torch
 
 import longitude as lg
 from longitude.attention.masks import Band, Dilated, Global, Mask, Prefix
-from tests.support import LargestTensor, close, heads, refused_calls
+from tests.support import close, heads, refused_calls
 
 KEYS = 9
 IDS = torch.tensor([[0, 0, 0, 4, 4, 4, 4, 2, 2], [1, 1, 1, 1, 1, 1, 1, 1, 5]])
@@ -123,34 +123,6 @@ def test_every_mask_is_in_one_graph():
 
     torch._dynamo.reset()
     close(torch.compile(every, backend="eager", fullgraph=True)(q, k, v), every(q, k, v))
-
-
-# ---- spans: padding and documents stay linear ------------------------------------------------------------------------
-def long(length: int, left: int = 0, right: int = 0) -> torch.Tensor:
-    order = torch.arange(length)
-    return (order >= left) & (order < length - right)
-
-
-LENGTH = 256
-PACKED = torch.arange(LENGTH) // 100
-LONG = {
-    "documents": lg.Causal() & lg.Documents(PACKED),
-    "other documents per row": lg.Causal() & lg.Documents(torch.stack([PACKED, torch.arange(LENGTH) // 77])),
-    "left padding": lg.Causal() & lg.Padding(torch.stack([long(LENGTH, left=30), long(LENGTH)])),
-    "right padding": lg.Causal() & lg.Padding(torch.stack([long(LENGTH), long(LENGTH, right=9)])),
-    "both": lg.Window(40) & lg.Padding(long(LENGTH, 3, 3)) & lg.Documents(PACKED),
-}
-
-
-@pytest.mark.parametrize("case", LONG)
-@pytest.mark.parametrize(("encoding", "backend"), [(None, "sdpa"), (lg.ALiBi(2), "table")], ids=["sdpa", "alibi"])
-def test_spans_are_never_dense(case, encoding, backend):
-    inputs = [x.requires_grad_() for x in heads(LENGTH, num_heads=2, dtype=torch.float32)]
-    options = {"encoding": encoding, "mask": LONG[case]}
-    with LargestTensor() as made:
-        lg.attend(*inputs, **options, backend=backend).sum().backward()
-    assert made.elements <= 2 * inputs[0].numel() < LENGTH**2
-    close(*(lg.attend(*inputs, **options, backend=b) for b in (backend, "reference")), atol=2e-6)
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------

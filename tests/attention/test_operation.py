@@ -62,8 +62,6 @@ def test_a_formula_that_no_backend_knows_is_not_taken_for_one_that_some_do():
 
 
 # ---- weights and dropout ---------------------------------------------------------------------------------------------
-
-
 def test_weights_after_dropout_are_those_that_make_the_output():
     q, k, v = qkv(40, 40)
     out, weights = lg.attend(q, k, v, dropout=0.3, return_weights=True)
@@ -185,7 +183,6 @@ REFUSED = {
     "dropout": ((Q, Q, Q), {"dropout": 1.0}, ("dropout", "1.0")),
     "softcap": ((Q, Q, Q), {"softcap": 0.0}, ("softcap", "0.0")),
     "backend": ((Q, Q, Q), {"backend": "tabel"}, ("'tabel'", "'table'", "lg.explain")),
-    "encoding name": ((Q, Q, Q), {"encoding": "rope"}, ("'rope'", "'layout'")),
     "encoding head_dim": ((Q, Q, Q), {"encoding": lg.Shaw(16)}, ("head_dim=16", "8", "Shaw")),
     "no context": ((Q, Q, Q), {"encoding": lg.FoX(16, 4)}, ("'forgotten'", "context=encoding.context", "[0]")),
     "short context": ((Q, Q, Q), SHORT, ("[2, heads, 5, ...]", "[2, 4, 3]")),

@@ -19,7 +19,6 @@ def layer(encoding=None) -> lg.MultiHeadAttention:
 
 
 PREFIXES = (Prefix(6), Prefix(torch.tensor([6, 2])))
-PLACES = torch.stack([torch.arange(15) - 4, torch.arange(15) % 8])
 CAUSAL = (
     Dilated(3, 2),
     (lg.Window(3) | Global([0, 4])) & lg.Causal(),
@@ -51,7 +50,7 @@ def test_places_in_documents():
 
 
 def test_chunk_attention_is_attention_to_chunks():
-    """By itself, in packed documents and behind padding; its cache keeps size - 1 tokens."""
+    """Its cache keeps size - 1 tokens. (Laws try documents, padding and chunks.)"""
     torch.manual_seed(0)
     chunk = lg.attention.ChunkAttention(16, HEADS, encoding=lg.Rotary(4, "half"), size=4).double()
     x = random(2, 15, 16)
@@ -59,13 +58,8 @@ def test_chunk_attention_is_attention_to_chunks():
     plain.load_state_dict(chunk.state_dict())
     close(chunk(x), plain(x, mask=lg.Causal() & Chunks(4)))
     close(chunk(x), torch.cat([plain(part) for part in x.split(4, 1)], 1))  # rotation is relative
-    documents = torch.tensor([[-1] * 3 + [0] * 12, [0] * 6 + [1] * 9])
-    packed = chunk(x, documents=documents)
-    close(packed[:1, 3:], chunk(x[:1, 3:]))
-    close(packed[1:, 6:], chunk(x[1:, 6:]))
     cache = chunk.cache_layer()
-    steps = [chunk(part, documents=documents[:, : n + 1], cache=cache) for n, part in enumerate(x.split(1, 1))]
-    close(torch.cat(steps, 1)[documents >= 0], packed[documents >= 0])
+    chunk(x, cache=cache)
     assert cache.keys.shape[2] == 3 and cache.get_seq_length() == 15
 
 

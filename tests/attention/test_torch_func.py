@@ -108,18 +108,16 @@ def test_who_has_no_rule_says_so():
     assert by_autograd()
 
 
-ROPE_AND_ALIBI = [lg.Rotary(8, "half"), lg.ALiBi(4)]
-
-
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "masked"),
     [
-        pytest.param(ROPE_AND_ALIBI, lambda seen: seen, id="list-tensor", marks=pytest.mark.slow),
-        pytest.param("log_n", lambda seen: lg.Causal(), id="name-causal"),
-        pytest.param(None, lambda seen: seen, id="none-tensor", marks=pytest.mark.slow),
-        pytest.param(None, lambda seen: lg.Causal(), id="none-causal", marks=pytest.mark.slow),
+        ([lg.Rotary(8, "half"), lg.ALiBi(4)], lambda seen: seen),
+        ("log_n", lambda seen: lg.Causal()),
+        (None, lambda seen: seen),
+        (None, lambda seen: lg.Causal()),
     ],
+    ids=["list-tensor", "name-causal", "none-tensor", "none-causal"],
 )
 def test_one_graph_of_free_sizes(encoding, masked, monkeypatch):
     """Heads that share keys, a list of encodings, a name, and a mask given as a tensor; lengths, heads and batch are free."""
@@ -136,8 +134,8 @@ def test_one_graph_of_free_sizes(encoding, masked, monkeypatch):
         close(compiled(q, k, v, seen), call(q, k, v, seen), 1e-12)
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("what", [pytest.param("documents", marks=pytest.mark.slow), "positions", "numbers"])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["documents", "positions", "numbers"])
 def test_a_map_in_a_graph_is_its_rows(what):
     """Also where an assertion would be in the graph, which torch cannot map."""
     rows, given = GIVEN["documents" if what == "documents" else "positions"]

@@ -108,12 +108,6 @@ def test_interpolation_of_far_int32_positions_does_not_overflow() -> None:
     assert torch.equal(encoding.codes(torch.tensor([131_072], dtype=torch.int32)), encoding.table[-1:])
 
 
-def test_interpolated_gradients() -> None:
-    encoding = lg.Learned(4, 3, length=9).double()
-    x, positions = torch.randn(2, 9, 3, dtype=torch.float64), torch.arange(9)
-    assert torch.autograd.gradcheck(lambda table: encoding.embed(x, positions), [encoding.table])  # moves it in place
-
-
 def test_interpolation_is_not_in_the_models_bfloat16() -> None:
     """Between 256 and 260 bfloat16 has 258 alone; the embedding in float32 is a third of the way."""
     low = columns(256, 260, length=4).bfloat16()

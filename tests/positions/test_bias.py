@@ -208,6 +208,17 @@ def test_fire_starts_at_the_papers_numbers() -> None:
     assert (encoding.threshold, encoding.eps) == (512.0, 1e-6)
 
 
+def test_a_bend_of_fire_at_zero_has_the_gradient_of_relu() -> None:
+    """A rising and a falling unit that bend at t = 0 are both inactive there, in the pieces as in the network."""
+    made, t = lg.Fire(3, width=11).double(), torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        made.mlp[0].weight[:2, 0], made.mlp[0].bias[:2] = torch.tensor([1.0, -1.0]), 0.0
+    (term,) = made.terms({})
+    slope, _, ends = term.at.curves().unbind(1)
+    (of_network,) = torch.autograd.grad(made.mlp(t).sum(), t)
+    close(slope[:, torch.searchsorted(ends[0].detach(), t[0].detach())].sum(), of_network.sum())
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_fire_in_the_whole_formula(sign: int) -> None:
     """The signs of c and of the multiplier do not matter."""

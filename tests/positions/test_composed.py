@@ -1,7 +1,5 @@
 """Several encodings as one: what it declares, the order in which members act, and the positions that each is given."""
 
-import inspect
-from itertools import product
 from typing import Any
 
 import pytest
@@ -9,7 +7,6 @@ import torch
 from torch import Tensor
 
 import longitude as lg
-from longitude import testing
 from longitude.positions.composed import compose
 from longitude.positions.terms import OffsetBias
 from tests.support import refused_calls
@@ -69,13 +66,6 @@ def test_what_a_user_may_write() -> None:
     ):
         assert [m.name for m in compose(given)] == [*members]
     assert compose(nested) is nested
-
-
-def test_nothing_composes_while_a_compiler_follows() -> None:
-    """A graph may build the empty encoding: nothing in its construction stops Dynamo."""
-    x = torch.randn(2, 3, 4)
-    compiled = torch.compile(lambda x: compose(None).embed(x, torch.arange(3)) + 1, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(x), x + 1)
 
 
 # property: its value in a member of each kind, and in the whole
@@ -164,13 +154,3 @@ def test_positions_as_each_member_takes_them() -> None:
     grid = torch.stack([torch.arange(5), torch.arange(5) * 7], -1)[None]
     axial, x = lg.AxialRotary(8, "half"), torch.randn(1, 2, 5, 8)
     assert torch.equal(lg.Composed([axial, lg.ALiBi(2)]).rotate(x, grid), axial.rotate(x, grid))
-
-
-def test_methods_have_the_arguments_of_the_contract() -> None:
-    """They would be called with these; `prepare` may have keywords besides."""
-    for kind, method in product(
-        {type(testing.example(name)()) for name in lg.list_encodings()},
-        ("embed", "places", "prepare", "queries", "keys", "length_at", "regions", "context", "terms"),
-    ):
-        ours, declared = (inspect.signature(getattr(of, method)).parameters for of in (kind, lg.Encoding))
-        assert [*ours][: len(declared)] == [*declared], (kind, method)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_face
 from longitude.positions.scaling import (
     NTK,
     SCHEMES,
@@ -28,7 +27,7 @@ from longitude.positions.scaling import (
     ntk as ntk_module,
     rope_frequencies,
 )
-from longitude.positions.scaling.base import METHODS, ROPE_TYPES, method_of
+from longitude.positions.scaling.base import METHODS, method_of
 
 LISTS = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 2.0, 8.0, 32.0]}
 ONES = [1.0] * 32
@@ -407,22 +406,3 @@ def test_a_method_has_one_row_under_both_spellings_of_its_name(name: str) -> Non
     assert METHODS[name].searched or METHODS[name].needs_training or scheme is not None
     if scheme is not None:
         assert SCHEMES[scheme.name.replace("_", "-")] is type(scheme)
-
-
-@pytest.mark.parametrize("name", [name for name, kind in SCHEMES.items() if kind.extending(4.0, 4096)])
-def test_frequencies_of_a_scheme_survive_a_config(name: str) -> None:
-    """What `written` gives is read again as a scheme with the same frequencies; without a rope_type it raises an error."""
-    scheme = SCHEMES[name].extending(4.0, 4096)
-    written = {row.scheme for row in ROPE_TYPES.values()}
-    if type(scheme) not in written and type(scheme).written is Scaling.written:
-        with pytest.raises(ValueError):
-            scheme.written(10_000.0, 64)
-        return
-    entries = to_hugging_face(RopeConfig(10_000.0, scheme), 64)
-    again = read_ropes({"max_position_embeddings": 4096} | entries)
-    for length in (4096, 16_384):
-        got, want = (
-            rope_frequencies(64, one.base, one.scaling, length=length) for one in (again, RopeConfig(10_000.0, scheme))
-        )
-        torch.testing.assert_close(got.inverse, want.inverse, rtol=1e-12, atol=0)
-        assert got[1:] == want[1:]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import longitude as lg
+from longitude.attention import pairs
 from tests.support import close, heads, random, refused_calls
 
 Q, K, V = heads(20)
@@ -16,7 +17,10 @@ MASKS = {
     "window": lg.Window(4),
     "documents": lg.Causal() & lg.Documents(IDS),
     "padding": lg.Causal() & lg.Padding(VALID),
-    "prefix": lg.Prefix(6),
+    "prefix": lg.Prefix(torch.tensor([6, 2])),
+    "band": lg.Band(2, 3),
+    "documents that come back": lg.Causal() & lg.Documents(torch.arange(20) // 4 % 2),
+    "global": (lg.Window(3) | lg.Global([1])) & lg.Causal(),
     "both": lg.NoMask(),
 }
 
@@ -34,11 +38,15 @@ def by_hand(mask, rate):
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_ssmax_and_log_n_are_their_formulas(mask):
+def test_ssmax_and_log_n_are_their_formulas(mask, monkeypatch):
+    """Of all queries and of the last ones, which are counted in several blocks."""
+    monkeypatch.setattr(pairs, "BLOCK", 200)
     ssmax = lg.testing.example("ssmax")()
     far = torch.arange(20) * 1000 + 7  # positions are not what is counted
     close(lg.attend(Q, K, V, encoding=ssmax, mask=mask, q_positions=far, k_positions=far), by_hand(mask, ssmax.rate))
-    close(lg.attend(Q, K, V, encoding=lg.LogN(), mask=mask), by_hand(mask, [1.0] * 4))
+    for rows in (20, 6):
+        got = lg.attend(Q[:, :, -rows:], K, V, encoding=lg.LogN(), mask=mask)
+        close(got, by_hand(mask, [1.0] * 4)[:, :, -rows:])
     close(lg.attend(Q, K, V, encoding=lg.LogN(20), mask=mask), by_hand(mask, [1 / math.log(20)] * 4))
 
 

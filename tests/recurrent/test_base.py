@@ -77,10 +77,6 @@ def making(name: str, **options):
 
 test_refusals = refused_calls(
     [
-        *(
-            (partial(built(name), torch.ones(3, 9, 32), mask=lg.Window(4)), "mask", MIXERS[name].__name__)
-            for name in NAMES
-        ),
         (making("mamba2", dim=48), "96", "head_dim=64"),
         (making("mamba2", dim=64, groups=3), "groups=3"),
         (making("retention", dim=9, num_heads=3), "head_dim"),

@@ -17,7 +17,7 @@ def packed(length: int) -> lg.Mask:
     return lg.Causal() & lg.Documents(token * 3 // length) & lg.Padding(token < length - length // 8)
 
 
-# ---- `table` allocates nothing of Lq x Lk: the law `memory` tries causality, tests/attention/test_masks.py other masks --------
+# ---- `table` allocates nothing of Lq x Lk: the law `memory` tries causality, test_split.py other masks ------------------------
 
 
 class MakesAllPairs(lg.ALiBi):
@@ -45,7 +45,6 @@ def test_law_goes_red_for_an_encoding_that_makes_all_pairs(kind, message):
         testing.examine("memory", kind)
 
 
-# ---- what explain() says is what a route takes ---------------------------------------------------------------------------------
 def numbers(length: int, batch: int) -> list[torch.Tensor]:
     """q, k, v and the tokens that context reads."""
     dtype = torch.float32

@@ -1,4 +1,4 @@
-"""What bands, prefixes, global tokens and dilated windows cost: nothing of the size of a square, and no pair in vain."""
+"""What masks of few pairs cost: nothing of the size of a square, and no pair in vain."""
 
 from dataclasses import replace
 
@@ -21,6 +21,11 @@ CHEAP = {
     "causal window | global": (lg.Window(30) | Global([0, 500])) & lg.Causal(),
     "padded": (Band(30, 30) | Global([200])) & lg.Padding(torch.arange(LONG) < torch.tensor([[LONG], [800]])),
     "packed": Dilated(30, 4) & lg.Documents(torch.arange(LONG) // 300),
+    "documents of each row": lg.Causal() & lg.Documents(torch.arange(LONG) // torch.tensor([[300], [231]])),
+    "padding before": lg.Causal() & lg.Padding(torch.arange(LONG) >= torch.tensor([[90], [0]])),
+    "padding on both sides": lg.Window(40)
+    & lg.Padding((torch.arange(LONG) - 500).abs() < 490)
+    & lg.Documents(torch.arange(LONG) // 300),
 }
 
 

@@ -1,13 +1,10 @@
 """The attention layer: projections around attend(), and its bookkeeping of positions, documents and padding."""
 
-from inspect import signature
-
 import pytest
 import torch
 from torch import nn
 
 import longitude as lg
-from longitude.attention.heads import AttendOptions, HeadOptions
 from longitude.attention.mixer import MixerInputs
 from longitude.testing.examples import mixer_example
 from tests.support import close, random, refused, refused_calls
@@ -149,7 +146,6 @@ def test_tails_of_convolutions_move_with_their_cache():
         attention(x, cache=plain)
 
 
-ORDER = torch.arange(11).flip(0)
 RUNS = torch.zeros(2, 11, dtype=torch.long)
 GATED = lg.MultiHeadAttention(16, 4, encoding=lg.FoX(16, 4))
 test_refusals = refused_calls(
@@ -174,15 +170,3 @@ test_refusals = refused_calls(
         (lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)), "padding", "documents"),
     ]
 )
-
-
-@pytest.mark.parametrize(
-    "kind", ["WindowAttention", "ChunkAttention", "IndexedAttention", "RePoAttention", "StickBreaking"]
-)
-def test_a_layer_over_it_has_its_keywords(kind: str) -> None:
-    """With its defaults, in the signature that registries, labels and the docs read; and no others."""
-    own, keys = signature(lg.MultiHeadAttention).parameters, HeadOptions if kind == "StickBreaking" else AttendOptions
-    derived = signature(getattr(lg.attention, kind)).parameters
-    assert {name: derived[name] for name in keys.__annotations__} == {name: own[name] for name in keys.__annotations__}
-    assert {name for name, p in own.items() if p.kind is p.KEYWORD_ONLY} == {*AttendOptions.__annotations__}
-    assert "options" not in derived

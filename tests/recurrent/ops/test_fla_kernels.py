@@ -92,7 +92,6 @@ def same_as_steps(call, inputs, calls, bridge):
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy interprets rows beyond the last one, too
 @pytest.mark.parametrize("name", ["retention", "ssd", "rwkv6"])
 def test_decayed_states_by_their_kernels(interpreted, name):

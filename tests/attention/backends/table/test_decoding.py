@@ -91,23 +91,3 @@ def test_what_is_no_step():
         assert decoding(r) is None
     with torch.enable_grad():
         assert decoding(request_of(q, k, v)) is None
-
-
-@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "nope"])
-def test_layers_of_a_model_take_it(spec, monkeypatch):
-    """All layers, one description for each token, and the logits of a call without a cache."""
-    torch.manual_seed(0)
-    config = lg.LongitudeConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, encoding=spec
-    )
-    model, ids = lg.LongitudeForCausalLM(config).eval(), torch.randint(64, (2, 23))
-    made, called = [], []
-    begin, call = DecodingStep.__init__, DecodingStep.__call__
-    monkeypatch.setattr(DecodingStep, "__init__", lambda self, x: (made.append(1), begin(self, x))[1])
-    monkeypatch.setattr(DecodingStep, "__call__", lambda self, r: (called.append(1), call(self, r))[1])
-    with torch.no_grad():
-        whole, cache = model(ids, use_cache=False).logits, model(ids[:, :20]).cache
-        for i in range(20, 23):
-            logits = model(ids[:, i : i + 1], cache=cache).logits[:, 0]
-            assert torch.allclose(logits, whole[:, i], atol=2e-5)
-    assert (len(made), len(called)) == (3, 9)

@@ -47,7 +47,6 @@ def test_equals_every_pair_written_out(kinds, band):
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kinds", EACH, **named)
 def test_far_keys_many_tiles_and_the_edges_of_windows(kinds):
     for queries, keys, near in LONG:

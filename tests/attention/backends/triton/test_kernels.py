@@ -98,7 +98,6 @@ def fire_with_ends(rows, keys, *, future=False, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("rows", "keys", "future"),
     [(37, 37, False), (33, 95, False), (40, 40, True), (1, 50, False)],
