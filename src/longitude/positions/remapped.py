@@ -177,7 +177,8 @@ class DualChunk(Remapped):
         to i mod C  for keys of the query's chunk,  to min(i mod C + C, chunk_size - 1)  for keys of the chunk before,
         to chunk_size - 1  for keys of earlier chunks
 
-    so keys of the chunk before that are at most local_size away have their exact offset, too.
+    so keys of the chunk before that are at most local_size away have their exact offset, too. Its gradients take
+    memory of L² / C for L tokens.
 
     Args:
         head_dim: width of a head.

@@ -204,6 +204,8 @@ def memory(
     if (last := encoding.max_length or 2 * length) < 2 * length:
         raise DoesNotApply(f"the table route is tried at {2 * length} tokens, and its positions end at {last}")
     require_one_table(encoding, 2 * length)
+    if any(region.block > 1 for region in compose(encoding).regions()):
+        raise DoesNotApply("the table route keeps, for the gradient of each block, all keys before it: L² / block")
     short = {name: x.float() for name, x in heads_and_tokens(8, 8, batch=1).items()}
     if (why := Call(encoding, short).refusals()["table"]) is not None:
         raise DoesNotApply(f"the table route does not take it: {why}")
