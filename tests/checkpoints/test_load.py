@@ -113,8 +113,6 @@ def test_encodings_in_the_place_of_a_rotation(llama):
     torch.testing.assert_close(loaded.model(ids).logits, model(ids).logits)
     assert loaded.unused == ()
     assert not [result for result in check(loaded).values() if result.status == "failed"]
-    with refused("attn_implementation", "'longitude'", "'sdpa'"):
-        load(llama, attn_implementation="sdpa")
 
 
 def test_devices_dtypes_and_files(checkpoints):

@@ -10,9 +10,8 @@ from transformers import PreTrainedConfig
 
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import fault_of
-from longitude.checkpoints.load import auto_class_of, built_without_weights, config_of, require_causal
+from longitude.checkpoints.load import built_without_weights, config_of, maker_of, require_causal
 from longitude.errors import one_line_of
-from longitude.hf.stock import KEY, class_of
 from longitude.runs.machine import available_memory, require_memory
 from longitude.runs.quiet import quiet
 
@@ -73,17 +72,15 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
     """
     config = config_of(name_or_path)
     require_causal(name_or_path, config, images=True)
-    make = class_of(name_or_path, config) if getattr(config, KEY, None) is not None else None
     try:
-        return random_of(config, seed, make)
+        return random_of(config, seed)
     except Exception as error:  # sizes that depend on each other
         require_gpu_of(name_or_path, error)
-        make = make or auto_class_of(config).from_config
-        outline = built_without_weights(name_or_path, make, config)
+        outline = built_without_weights(name_or_path, config)
         size = 4 * sum(p.numel() for p in outline.parameters())
         require_memory(size, available_memory(), "a random model of its own size takes", "check it with its weights")
         try:
-            return random_of(config, seed, make, shrink=copy.deepcopy)
+            return random_of(config, seed, shrink=copy.deepcopy)
         except Exception as whole:
             why = fault_of(config) or one_line_of(whole)
             raise ValueError(f"{name_or_path}: a model of its config.json does not run ({why})") from whole
@@ -102,6 +99,6 @@ def random_of(config: PreTrainedConfig, seed: int = 0, make: Any = None, shrink:
     """A small random model of a config in memory, tried on two tokens. It raises what its class raises if none can be made."""
     with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (make or auto_class_of(config).from_config)(shrink(config)).eval()
+        model = (make or maker_of(config))(shrink(config)).eval()
         model(input_ids=torch.zeros(1, 2, dtype=torch.long))
     return model

@@ -30,6 +30,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
 from longitude.checkpoints.compare import read
 from longitude.checkpoints.declared import Ropes, declared_length, fault_of, require_numbers, text_part
+from longitude.checkpoints.observed import auto_class_of
 from longitude.checkpoints.positions import Kind, kind_of
 from longitude.errors import OWN_CODE, UsageError, one_line_of, unknown
 from longitude.hf.stock import KEY, class_of
@@ -77,7 +78,6 @@ def load(
     *,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
-    attn_implementation: str | None = None,
     tokenizer: bool = True,
     images: bool = False,
 ) -> Checkpoint:
@@ -89,7 +89,6 @@ def load(
         name_or_path: A folder, or a name on the hub.
         dtype: Data type of the weights in memory; None to keep the saved one.
         device: Device of the model.
-        attn_implementation: As in transformers' from_pretrained.
         tokenizer: Whether to load a tokenizer.
         images: Whether to accept models of images and text.
 
@@ -114,12 +113,8 @@ def load(
             size = size_of(where, held, kind)
             require_memory(size, available_memory(device_type), f"{path}: its weights take", SMALLER)
     require_causal(path, config, images)
-    kinds, make = auto_class_of(config), auto_class_of(config).from_config
-    if getattr(config, KEY, None) is not None:
-        if attn_implementation not in (None, "longitude"):
-            raise ValueError(f"{path}: its positions need attn_implementation 'longitude', got {attn_implementation!r}")
-        kinds = make = class_of(path, config)
-        attn_implementation = "longitude"
+    positions_are_set = getattr(config, KEY, None) is not None
+    kinds = class_of(path, config) if positions_are_set else auto_class_of(config)
     problem = "the weights cannot be loaded; copy or download them again"
     if (method := quantization_of(config)) is not None:
         problem = f"its weights are quantized ({method}), and cannot be loaded here"
@@ -129,14 +124,14 @@ def load(
                 path,
                 config=config,
                 dtype=kind,
-                attn_implementation=attn_implementation,
+                attn_implementation="longitude" if positions_are_set else None,
                 use_safetensors=True,
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
     except ValueError:
-        built_without_weights(path, make, config)  # raises if config.json is to blame
+        built_without_weights(path, config)  # raises if config.json is to blame
         raise
     model, info = loaded
     unused, untied = held_against(path, model, info)
@@ -153,12 +148,6 @@ def require_causal(path: str, config: PreTrainedConfig, images: bool = False) ->
         text = config.get_text_config(decoder=True)
         remedy = f"give its text_config ({text.model_type}) in a config.json of its own, with its weights"
         raise UsageError(path, "a causal language model", config.model_type, "" if text is config else remedy)
-
-
-def auto_class_of(config: PreTrainedConfig) -> Any:
-    """The Auto class that has the causal model of a config."""
-    causal = type(config) in AutoModelForCausalLM._model_mapping
-    return AutoModelForCausalLM if causal else AutoModelForImageTextToText
 
 
 def config_of(name_or_path: str | Path) -> PreTrainedConfig:
@@ -274,7 +263,7 @@ def open_source(model: str) -> Source:
     require_causal(model, config)
     text = config.get_text_config(decoder=True)
     inner = json if text is config else json.get("text_config", json)
-    skeleton = built_without_weights(model, AutoModelForCausalLM.from_config, config)
+    skeleton = built_without_weights(model, config)
     source = Source(model, folder, json, inner, text, skeleton)
     require_layers(model, require_shards(folder), config)
     # Packed weights have names and shapes of their own.
@@ -561,8 +550,15 @@ def in_one_line(problem: str) -> Iterator[None]:
         raise ValueError(f"{problem} ({one_line_of(error)})") from error
 
 
-def built_without_weights(path: str, make: Callable[[Any], Any], config: Any) -> Any:
+def maker_of(config: Any) -> Callable[[Any], Any]:
+    """The function that makes a model of a config: of an Auto class, or of the class with the encodings of `set_positions`."""
+    positions_are_set = getattr(config, KEY, None) is not None
+    return class_of(config.name_or_path, config) if positions_are_set else auto_class_of(config).from_config
+
+
+def built_without_weights(path: str, config: Any) -> Any:
     """A model on the meta device. ValueError, in one line, with the wrong rotary key, if that is known."""
+    make = maker_of(config)
     try:
         with quiet(), torch.device("meta"):
             return make(config)

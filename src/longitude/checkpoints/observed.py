@@ -24,7 +24,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter, tree_map_only
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, masking_utils
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+    masking_utils,
+)
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -492,14 +499,16 @@ def _pass(config: PreTrainedConfig, tokens: int) -> list[Layer] | NotUnderstood:
         )
 
 
+def auto_class_of(config: PreTrainedConfig) -> Any:
+    """The Auto class that has the causal model of a config; AutoModel if none has."""
+    kinds = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    return next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModel)
+
+
 def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
     """A model of the class that transformers has for a config, in eval mode. NotUnderstood if it has none."""
-    for kind in (AutoModelForCausalLM, AutoModel):
-        if type(config) in kind._model_mapping:
-            model = kind.from_config(config)
-            break
-    else:
-        model = _by_module(config)(config)
+    auto = auto_class_of(config)
+    model = auto.from_config(config) if type(config) in auto._model_mapping else _by_module(config)(config)
     with suppress(AttributeError, ValueError):  # attention or experts of its own
         model.set_attn_implementation(NAME)
         model.set_experts_implementation("batched_mm")

@@ -296,5 +296,6 @@ def _one_line(box: str, verb: str) -> str:
     message = " ".join(" ".join(first).split())
     if (choice := re.search(r"invalid choice '(.+?)' for argument '(.+?)'", message)) and choice[1] in FORMER:
         raise unknown(f"value of {choice[2]}", choice[1], (), "")
+    message = re.sub(r"'None', |, 'None'(?=\))", "", message)  # the default of an option, which nobody types
     message = message.replace("Unrecognized options:", f"`longitude {verb}` takes no further argument, got")
     return f"{message}; see longitude {verb} --help"

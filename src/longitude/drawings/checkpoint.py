@@ -6,8 +6,6 @@ from contextlib import suppress
 from typing import Any
 from warnings import catch_warnings
 
-from transformers import AutoModel
-
 from longitude.checkpoints.compare import Reading, head_dim_of, not_rotary, read as reading, ropes
 from longitude.checkpoints.config import attention_apart, positions_of_layers
 from longitude.checkpoints.declared import class_of, declared_length, text_part, trained_length, unrotated
@@ -80,7 +78,7 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
     kinds = [*encodings(config)] or ["rotary"] * bool(rotating)
     if not kinds and not unknown:
         try:
-            has_table = table_of(built_without_weights(path, AutoModel.from_config, config)) is not None
+            has_table = table_of(built_without_weights(path, config)) is not None
             kinds = ["learned"] * has_table
         except ValueError as error:
             unknown |= {ALL: str(error)}

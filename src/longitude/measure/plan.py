@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from longitude import plugins
 from longitude.attention.mixer import Mixer
@@ -18,7 +18,7 @@ from longitude.checkpoints.declared import raw_config, rope_types, trained_lengt
 from longitude.checkpoints.lint import contradictions
 from longitude.checkpoints.positions import has_alibi, last_position
 from longitude.errors import UsageError
-from longitude.hf.stock import KEY, class_of
+from longitude.hf.stock import KEY
 from longitude.measure import retrieval
 from longitude.measure.config import (
     PERPLEXITY,
@@ -268,8 +268,8 @@ def _documents(options: MeasureConfig, tokenizer: Any, text: Text, read: dict[st
 def outline_of(model: str, config: Any) -> Any:
     """The model without weights. ValueError unless it is causal, and for contradictions or wrong keys in config.json."""
     checkpoints.require_causal(model, config)
-    folder, ours = Path(model).expanduser(), getattr(config, KEY, None) is not None
-    if folder.is_dir() and not ours:  # else its rotary parameters are a mark, no values
+    folder = Path(model).expanduser()
+    if folder.is_dir() and getattr(config, KEY, None) is None:  # else its rotary parameters are a mark, no values
         raw = raw_config(folder)
         one_schema = not (raw.get("rope_parameters") and raw.get("rope_scaling"))
         for contradiction in contradictions(raw, config):
@@ -279,8 +279,7 @@ def outline_of(model: str, config: Any) -> Any:
             )
             if not published:
                 raise ValueError(f"{model}: config.json: {contradiction}")
-    make = class_of(config.name_or_path, config) if ours else AutoModelForCausalLM.from_config
-    return checkpoints.built_without_weights(model, make, config)
+    return checkpoints.built_without_weights(model, config)
 
 
 def memory_of(config: MeasureConfig, outline: Any) -> Memory:

@@ -21,7 +21,7 @@ from longitude.check.layout import layout_changes
 from longitude.check.recorder import outputs, with_attributes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in, patched
 from longitude.checkpoints.compare import head_dim_of, not_rotary
-from longitude.checkpoints.load import auto_class_of
+from longitude.checkpoints.observed import auto_class_of
 from longitude.hf.stock import KEY
 from longitude.positions.hugging_face import RopeConfig
 from longitude.runs.quiet import quiet
