@@ -11,8 +11,8 @@ import longitude as lg
 from longitude.check import check
 from longitude.checkpoints.compare import Disagreement, difference, read, require_kept
 from longitude.checkpoints.config import positions_of_layers
-from longitude.checkpoints.declared import with_ropes
 from longitude.checkpoints.lint import contradictions, remarks
+from longitude.extend.factors import with_ropes
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Frequencies, Linear, Llama3, YaRN
 from tests.checkpoints.published import ORIGINAL

@@ -27,7 +27,7 @@ from longitude.checkpoints.declared import (
     type_in,
     unread,
 )
-from longitude.checkpoints.observed import Layer, RotaryTables, observe
+from longitude.checkpoints.observed import TOKENS, Layer, RotaryTables, observe
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.config_keys import (
@@ -52,13 +52,17 @@ from longitude.positions.scaling.base import ROPE_TYPES, Follows
 EQUAL = 2e-6
 """Relative tolerance between our frequencies and those of transformers, which are computed in float32."""
 OTHER_AXES = "gives pairs to axes otherwise than mrope_section says"
-SHORT = 3
-"""Tokens of a sequence that is too short to change a table."""
 
 
 def which_layers(layers: list[int], every: int) -> str:
     """Numbers of layers, for a message."""
     return "all layers" if len(layers) == every else f"layers {str(layers)[1:-1]}"
+
+
+def by_reason(reasons: Mapping[int, str], every: int) -> list[str]:
+    """A line for each distinct reason, with the layers that have it. reasons: by layer."""
+    layers_of = {why: [layer for layer, other in reasons.items() if other == why] for why in reasons.values()}
+    return [f"{why} ({which_layers(layers, every)})" for why, layers in layers_of.items()]
 
 
 def frequencies_of(rope: RopeConfig, head_dim: int, length: int | None = None) -> Frequencies:
@@ -99,11 +103,7 @@ class Reading(NamedTuple):
 
     def problems(self) -> list[str]:
         """Unexplained positions, a line for each distinct problem with the layers that have it."""
-        reasons = dict.fromkeys(self.unexplained.values())
-        which = {why: [layer for layer, reason in self.unexplained.items() if reason == why] for why in reasons}
-        return [
-            f"not understood: {why} ({which_layers(layers, len(self.layers or []))})" for why, layers in which.items()
-        ]
+        return [f"not understood: {problem}" for problem in by_reason(self.unexplained, len(self.layers or []))]
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def changes_tables(config: Any, key: str) -> bool | None:
     """Whether a class makes other tables without a key; None if it cannot be tried."""
 
     def frequencies(config: Any) -> list[list[float]]:
-        rotations = [table.frequencies(SHORT) for layer in observe(config) for table in layer.tables]
+        rotations = [table.frequencies(TOKENS) for layer in observe(config) for table in layer.tables]
         return [
             [rotation.attention_factor, *rotation.inverse.tolist()] for rotation in rotations if rotation is not None
         ]
@@ -416,7 +416,7 @@ def apart(table: RotaryTables, rope: RopeConfig, width: int) -> tuple[str | None
 
     ValueError for parameters of which no rotation can be computed.
     """
-    lengths, scaling, notes = [SHORT], rope.scaling, list[str]()
+    lengths, scaling, notes = [TOKENS], rope.scaling, list[str]()  # too few tokens to change a table
     if isinstance(scaling, Follows):
         scaling = dataclasses.replace(
             scaling, follow="sequence", **({"step": None} if hasattr(scaling, "step") else {})
@@ -429,7 +429,7 @@ def apart(table: RotaryTables, rope: RopeConfig, width: int) -> tuple[str | None
         got = table.frequencies(length, len(want.inverse)) or table.frequencies(length)
         assert got is not None, "a table of its own width"
         if problem := difference(got, want, EQUAL).text:
-            if length == SHORT:
+            if length == TOKENS:
                 return problem, []
             notes.append(f"in sequences of {length} tokens {type(table.module).__name__} {problem}")
     if axes is not None and table.axis_of_pair(len(axes)) not in (None, axes):

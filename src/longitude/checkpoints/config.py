@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from longitude.checkpoints.compare import read, which_layers
+from longitude.checkpoints.compare import by_reason, read
 from longitude.checkpoints.declared import Ropes, class_of, declared_length, text_part
 from longitude.checkpoints.lint import contradictions, two_values, unread_keys
 from longitude.checkpoints.observed import MANY, TOKENS, observe
@@ -87,11 +87,7 @@ def attention_apart(config: Any, layers: list[LayerPositions]) -> list[str]:
     seen = observe(config, max(TOKENS + 1, min(MANY, declared)))
     longest = [min(LONGEST, max(declared, 2 * (layer.window or layer.chunk or 0))) for layer in layers]
     reasons = [observed.not_as(layer, length) for observed, layer, length in zip(seen, layers, longest, strict=True)]
-    return [
-        f"{why} ({which_layers([n for n, reason in enumerate(reasons) if reason == why], len(reasons))})"
-        for why in dict.fromkeys(reasons)
-        if why
-    ]
+    return by_reason({n: why for n, why in enumerate(reasons) if why}, len(layers))
 
 
 def positions_of_layers(config: Mapping[str, Any] | Any, layout: Layout) -> list[LayerPositions]:

@@ -16,32 +16,20 @@ from longitude.hf.stock import KEY
 from longitude.positions.config_keys import (
     BASES,
     BY_LAYER,
-    FULL,
-    GLOBAL,
-    INSIDE,
     LENGTHS,
     LOCAL_BASES,
     OF_CLASSES,
     ORIGINAL,
-    SHARES,
     SIZES,
     UNDERSTOOD,
     WINDOWED,
     as_mapping,
-    is_foreign,
-    names_any,
     of_layers,
     rope_dicts,
 )
-from longitude.positions.hugging_face import RopeConfig, names_rotation, read_ropes, to_hugging_face
+from longitude.positions.hugging_face import RopeConfig, names_rotation, read_ropes
 from longitude.runs.quiet import quiet
 
-
-class Absent(str):
-    """Stands for the value of a key that is not there."""
-
-
-ABSENT = Absent("-")
 Ropes = RopeConfig | dict[str, RopeConfig | None]
 
 
@@ -222,16 +210,16 @@ def fault_of(config: Mapping[str, Any] | Any) -> str | None:
     if (fault := rotary_fault(config)) is not None:
         return fault
     keys = as_mapping(text_part(config))
-    window = keys.get("sliding_window")
+    window, pad, size = (keys.get(key) for key in ("sliding_window", "pad_token_id", "vocab_size"))
     if type(window) is int and window < 1:
         return f"expected sliding_window to be an int of 1 or more, got {window}"
     if "sliding_window" in keys and window is None and WINDOWED[0] in (keys.get("layer_types") or ()):
         off = " (use_sliding_window is false)" if keys.get("use_sliding_window") is False else ""
         return f"layer_types has {WINDOWED[0]!r}, and sliding_window is null{off}"
-    pad, size = keys.get("pad_token_id"), keys.get("vocab_size")
-    if type(pad) is int and type(size) is int and pad >= size:
-        return heads_apart(keys) or f"expected pad_token_id to be one of {size} tokens, got {pad}"
-    return heads_apart(keys)
+    fault = heads_apart(keys)
+    if fault is None and type(pad) is int and type(size) is int and pad >= size:
+        return f"expected pad_token_id to be one of {size} tokens, got {pad}"
+    return fault
 
 
 def heads_apart(keys: Mapping[str, Any]) -> str | None:
@@ -268,12 +256,6 @@ def parameters_of(raw: Mapping[str, Any], layer: str | None) -> Mapping[str, Any
     return inner if isinstance(inner, Mapping) else parameters
 
 
-def unrotated(rope: RopeConfig) -> list[int]:
-    """The layers that do not rotate, counted from 0."""
-    return [layer for layer, rotates in enumerate(rope.rotates or ()) if not rotates]
-
-
-# ---- writing ---------------------------------------------------------------------------------------------------------
 def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> RopeConfig:
     """The rotation of layers with full attention. ValueError if none rotates, or if they have different schemes."""
     if isinstance(ropes, RopeConfig):
@@ -290,70 +272,3 @@ def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> Ro
     if len({rope.scaling for rope in full.values()}) > 1:
         raise UsageError("", "one scheme for the layers of full attention", f"several: {', '.join(full)}")
     return next(iter(full.values()))
-
-
-def with_ropes(before: Mapping[str, Any], config: Any, ropes: Ropes, head_dim: int) -> dict[str, Any]:
-    """The text part of config.json, its keys in their order, with other rotary parameters.
-
-    before: the file's text part; config: as its class reads it.
-    """
-    inner = dict(copy.deepcopy(before))
-    neox = config.model_type.startswith("gpt_neox")
-    base = "rotary_emb_base" if neox else next((key for key in BASES if key in inner), BASES[0])
-    if not isinstance(ropes, RopeConfig):
-        full, local = (ropes.get(kind) for kind in (FULL, WINDOWED[0]))
-        by_type = base == GLOBAL or not names_any(inner, BASES) and "rope_scaling" not in inner
-        if "rope_parameters" in inner or by_type or full is None:
-            bases = {GLOBAL: full, LOCAL_BASES[-1]: local}  # ModernBERT's
-            inner |= {key: rope.base for key, rope in bases.items() if key in inner and rope is not None}
-            return inner | _entries(before, config, ropes, head_dim)
-        entries = to_hugging_face(full, head_dim, style="rope_scaling")
-        theta = entries.pop("rope_theta")
-        if isinstance(inner.get(base), list):
-            kinds = dict(enumerate(config.layer_types))
-            theta = [theta if kinds.get(n) == FULL else unchanged for n, unchanged in enumerate(inner[base])]
-            entries.pop(SHARES[0], None)  # in a list, too
-        return inner | {base: theta} | entries
-    inner |= _entries(before, config, ropes, head_dim)
-    parameters = inner["rope_parameters"]
-    if parameters["rope_type"] == "proportional":
-        return inner  # transformers 4 does not have it
-    inner[base] = parameters["rope_theta"]
-    if base in (inside := inner.get(INSIDE) or {}):
-        inside[base] = parameters["rope_theta"]
-    if ropes.partial_rotary_factor != 1:
-        inner["rotary_pct" if neox else SHARES[0]] = ropes.partial_rotary_factor
-    if parameters["rope_type"] != "default":
-        inner["rope_scaling"] = copy.deepcopy(parameters)
-    elif "rope_scaling" in inner:
-        inner["rope_scaling"] = None
-    return inner
-
-
-def _entries(before: Mapping[str, Any], config: Any, ropes: Ropes, head_dim: int) -> dict[str, Any]:
-    """Entries of a config, with the rope parameters of its file that nothing here reads."""
-    entries = to_hugging_face(ropes, head_dim)
-    if "no_rope_layers" not in config.to_dict():  # its layer_types decide which layers rotate
-        entries.pop("no_rope_layers", None)
-    parameters = before.get("rope_parameters") or before.get("rope_scaling") or {}
-    after = entries["rope_parameters"]
-    pairs = [(parameters.get(layer), inner) for layer, inner in after.items() if isinstance(inner, dict)] or [
-        (parameters, after)
-    ]
-    for old, new in pairs:
-        new |= {key: value for key, value in (old or {}).items() if is_foreign(key)}
-    return entries
-
-
-def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(key, before, after) for every key that changes, nested ones as a.b; ABSENT for one that is not there."""
-    rows = []
-    for key in [*before, *(key for key in after if key not in before)]:
-        old, new = before.get(key, ABSENT), after.get(key, ABSENT)
-        if isinstance(new, Mapping) and (isinstance(old, Mapping) or old in (None, ABSENT)):
-            rows += [
-                (f"{key}.{name}", a, b) for name, a, b in changed_keys(old if isinstance(old, Mapping) else {}, new)
-            ]
-        elif old != new or type(old) is not type(new):
-            rows.append((key, old, new))
-    return rows

@@ -147,9 +147,8 @@ def outside_text(facts: Facts) -> Iterator[str]:
 
 def flags_of_others(facts: Facts) -> Iterator[str]:
     """Flags for positions that the class does not have."""
-    flags = [] if has_key(facts.config, "alibi") else [("alibi", facts.raw.get("alibi"))]
-    for key, value in (*strangers_inside(facts.raw, facts.config), *flags):
-        if value is True and any(word in key for word in (*ROTARY, "alibi")):
+    for key, value in strangers(facts.raw, facts.config).items():
+        if value is True and (key == "alibi" or ("." in key and any(word in key for word in (*ROTARY, "alibi")))):
             yield f"{key} is true, and transformers' class does not read it: it has no such positions"
 
 
@@ -157,7 +156,7 @@ def misspelt(facts: Facts) -> Iterator[str]:
     """Unknown keys that look like misspelt keys about positions."""
     valid = keys_of(facts.config)
     about = sorted({key for key in (*valid, *_legacy(valid)) if any(word in key for word in WORDS)})
-    for key in _strangers(facts.raw, valid):
+    for key in strangers(facts.raw, facts.config):
         near = get_close_matches(key, about, n=1, cutoff=0.8)
         if near and key not in (*LENGTHS, *READ):
             yield f"unknown key {key!r}: did you mean {near[0]!r}?"
@@ -343,12 +342,8 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
     try:
         notes += read(config).notes
         notes += idle(raw, config)
-    except Disagreement:
-        pass  # among the contradictions, as errors below
-    except NotUnderstood as error:
-        notes.append(str(error))
-    except ValueError:
-        pass
+    except ValueError as error:  # a Disagreement and others are among the contradictions
+        notes += [str(error)] if type(error) is NotUnderstood else []
     return list(dict.fromkeys(notes))
 
 
@@ -399,29 +394,27 @@ def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
     A key by which the class makes other tables is read by it, and its tables are compared with what is declared.
     """
     raw = text_part(raw)
-    inside = dict(strangers_inside(raw, config))
-    strangers = {key: raw[key] for key in _strangers(raw, keys_of(config))} | inside
     known = {*LENGTHS, *(READ if has_key(config, SCHEMAS[0]) else ())}
     about = [
         key
-        for key, value in strangers.items()
+        for key, value in strangers(raw, config).items()
         if any(word in key for word in ROTARY) and not isinstance(value, bool | str | None)
     ]
     unknown = [key for key in not_understood(raw, by_class=True) if not (key in raw and changes_tables(config, key))]
     return [key for key in dict.fromkeys([*about, *unknown]) if key not in known]
 
 
-def strangers_inside(raw: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Any]]:
-    """Unknown keys, with their place, of dicts for which a class has a separate config (MPT's attn_config)."""
+def strangers(raw: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Keys that a class does not have; in dicts with a config of their own (MPT's attn_config) by their place."""
+    valid = keys_of(config)
+    known = {*valid, *_legacy(valid), KEY}
+    unknown = {key: value for key, value in raw.items() if key.lstrip("_") not in valid and key not in known}
     for name, inner in raw.items():
         if isinstance(inner, Mapping) and isinstance(part := getattr(config, name, None), PreTrainedConfig):
             valid = keys_of(part)
-            yield from ((f"{name}.{key}", value) for key, value in inner.items() if key not in valid)
+            unknown |= {f"{name}.{key}": value for key, value in inner.items() if key not in valid}
+    return unknown
 
 
 def _legacy(valid: set[str]) -> tuple[str, ...]:
     return OLD if SCHEMAS[0] in valid else ()
-
-
-def _strangers(raw: Mapping[str, Any], valid: set[str]) -> list[str]:
-    return [key for key in raw if key.lstrip("_") not in valid and key not in _legacy(valid) and key != KEY]

@@ -8,7 +8,7 @@ from warnings import catch_warnings
 
 from longitude.checkpoints.compare import Reading, head_dim_of, not_rotary, read as reading, ropes
 from longitude.checkpoints.config import attention_apart, positions_of_layers
-from longitude.checkpoints.declared import class_of, declared_length, text_part, trained_length, unrotated
+from longitude.checkpoints.declared import class_of, declared_length, text_part, trained_length
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import built_without_weights, config_of
 from longitude.checkpoints.positions import alibi_of, has_alibi, table_of
@@ -101,7 +101,7 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
         "declared": declared_length(config),
         "layers": layers_of(config),
         "rotations": [_of_rotation(rotation, partly) for rotation in rotating],
-        "unrotated": sorted({layer for rope in turning for layer in unrotated(rope)}),
+        "unrotated": sorted({n for rope in turning for n, rotates in enumerate(rope.rotates or ()) if not rotates}),
         "temperature": [s for rope in turning for s in (rope.temperature, rope.unrotated_temperature) if s],
         "unknown": unknown,
         "notes": [note for note in dict.fromkeys(notes) if not any(note in why for why in unknown.values())],

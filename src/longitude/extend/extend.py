@@ -145,7 +145,7 @@ def _written(
     extension = Extension(plan)
 
     def write(_: int, folder: Path) -> list[ShortContextLoss]:
-        aside, limit, changed = folder / "model", plan.tokenizer_limit(), bool(plan.difference())
+        aside, limit, changed = folder / "model", plan.tokenizer_limit(), plan.config != plan.source.json
         shutil.rmtree(aside, ignore_errors=True)  # a killed process left it
         try:
             write_checkpoint(

@@ -12,8 +12,19 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from longitude.checkpoints.compare import head_dim_of
+from longitude.checkpoints.declared import Ropes, parameters_of
 from longitude.checkpoints.positions import rotary_modules
-from longitude.positions.config_keys import FULL, WINDOWED
+from longitude.positions.config_keys import (
+    BASES,
+    FULL,
+    GLOBAL,
+    INSIDE,
+    LOCAL_BASES,
+    SHARES,
+    WINDOWED,
+    is_foreign,
+    names_any,
+)
 from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_face
 from longitude.positions.scaling import LongRoPE, Scaling, rope_frequencies
 from longitude.positions.scaling.base import METHODS
@@ -70,9 +81,7 @@ class RotaryPairs:
         )
 
 
-def with_scheme(
-    ropes: RopeConfig | Mapping[str, RopeConfig | None], scheme: Scaling
-) -> RopeConfig | dict[str, RopeConfig | None]:
+def with_scheme(ropes: Ropes, scheme: Scaling) -> Ropes:
     """Rotary parameters with `scheme`, for all layers or for those with full attention."""
     if isinstance(ropes, RopeConfig):
         return ropes._replace(scaling=scheme)
@@ -121,3 +130,55 @@ def _scaled(config: Any, scheme: Scaling) -> PreTrainedConfig:
     for key, value in to_hugging_face(ropes, head_dim_of(config, FULL)).items():
         setattr(config, key, value)
     return config
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+def with_ropes(before: Mapping[str, Any], config: Any, ropes: Ropes, head_dim: int) -> dict[str, Any]:
+    """The text part of config.json, its keys in their order, with other rotary parameters.
+
+    before: the file's text part; config: as its class reads it.
+    """
+    inner = dict(copy.deepcopy(before))
+    neox = config.model_type.startswith("gpt_neox")
+    base = "rotary_emb_base" if neox else next((key for key in BASES if key in inner), BASES[0])
+    if not isinstance(ropes, RopeConfig):
+        full, local = (ropes.get(kind) for kind in (FULL, WINDOWED[0]))
+        by_type = base == GLOBAL or not names_any(inner, BASES) and "rope_scaling" not in inner
+        if "rope_parameters" in inner or by_type or full is None:
+            bases = {GLOBAL: full, LOCAL_BASES[-1]: local}  # ModernBERT's
+            inner |= {key: rope.base for key, rope in bases.items() if key in inner and rope is not None}
+            return inner | _entries(before, config, ropes, head_dim)
+        entries = to_hugging_face(full, head_dim, style="rope_scaling")
+        theta = entries.pop("rope_theta")
+        if isinstance(inner.get(base), list):
+            kinds = dict(enumerate(config.layer_types))
+            theta = [theta if kinds.get(n) == FULL else unchanged for n, unchanged in enumerate(inner[base])]
+            entries.pop(SHARES[0], None)  # in a list, too
+        return inner | {base: theta} | entries
+    inner |= _entries(before, config, ropes, head_dim)
+    parameters = inner["rope_parameters"]
+    if parameters["rope_type"] == "proportional":
+        return inner  # transformers 4 does not have it
+    inner[base] = parameters["rope_theta"]
+    if base in (inside := inner.get(INSIDE) or {}):
+        inside[base] = parameters["rope_theta"]
+    if ropes.partial_rotary_factor != 1:
+        inner["rotary_pct" if neox else SHARES[0]] = ropes.partial_rotary_factor
+    if parameters["rope_type"] != "default":
+        inner["rope_scaling"] = copy.deepcopy(parameters)
+    elif "rope_scaling" in inner:
+        inner["rope_scaling"] = None
+    return inner
+
+
+def _entries(before: Mapping[str, Any], config: Any, ropes: Ropes, head_dim: int) -> dict[str, Any]:
+    """Entries of a config, with the rope parameters of its file that nothing here reads."""
+    entries = to_hugging_face(ropes, head_dim)
+    if "no_rope_layers" not in config.to_dict():  # its layer_types decide which layers rotate
+        entries.pop("no_rope_layers", None)
+    after = entries["rope_parameters"]
+    for layer, new in (
+        {layer: inner for layer, inner in after.items() if isinstance(inner, dict)} or {None: after}
+    ).items():
+        new |= {key: value for key, value in parameters_of(before, layer).items() if is_foreign(key)}
+    return entries

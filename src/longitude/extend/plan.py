@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.compare import head_dim_of
-from longitude.checkpoints.declared import Ropes, changed_keys, of_full_attention, with_ropes
+from longitude.checkpoints.declared import Ropes, of_full_attention
 from longitude.checkpoints.lint import COVERAGE, contradictions, unread_keys
 from longitude.checkpoints.load import Source, differences, in_one_line, require_fit, require_shards, ropes_of
 from longitude.errors import UsageError, Within, check_bounds
-from longitude.extend.factors import RotaryPairs, with_scheme, writable
+from longitude.extend.factors import RotaryPairs, with_ropes, with_scheme, writable
 from longitude.extend.layers import Layers, NotAsMeant
 from longitude.extend.search import SearchResult
 from longitude.positions.config_keys import FULL
@@ -111,9 +111,6 @@ class ExtendPlan:
     def inner(self) -> dict[str, Any]:
         """The part of the new config.json about the text model."""
         return self.config if self.source.inner is self.source.json else self.config["text_config"]
-
-    def difference(self) -> list[tuple[str, Any, Any]]:
-        return changed_keys(self.source.json, self.config)
 
     def tokenizer_limit(self) -> tuple[int, int] | None:
         """(before, after) of the tokenizer's model_max_length, if that would cut longer texts off."""

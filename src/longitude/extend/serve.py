@@ -23,7 +23,6 @@ from longitude.serving.write import started, written
 
 FILE = "serve.md"
 """Name of the file in the new folder."""
-COMPARE = "`longitude check FOLDER --against FILE` says whether the converter wrote all of it"
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,11 @@ def of_folder(plan: ExtendPlan, folder: str) -> list[Line]:
     def command(engine: str, model: str, flag: str) -> str:
         return started(engine, model, {flag: str(plan.length)})
 
+    compare = "`longitude check FOLDER --against FILE` says whether the converter wrote all of it"
     lines = [
         Line("vLLM", command("vllm", folder, "--max-model-len")),
         Line("SGLang", command("sglang", folder, "--context-length")),
-        Line("llama.cpp", f"{convert} && {command('llama.cpp', file, '-c')}", COMPARE),
+        Line("llama.cpp", f"{convert} && {command('llama.cpp', file, '-c')}", compare),
         Line("transformers", f"transformers serve {shlex.quote(folder)}"),
     ]
     return [_if_any(plan, line) for line in lines]
@@ -127,11 +127,7 @@ def _if_any(plan: ExtendPlan, line: Line) -> Line:
 def notes(plan: ExtendPlan) -> list[str]:
     """Differences of engines from transformers, with the folder and with the original weights."""
     scheme, sentences = plan.scheme, list[str]()
-    if is_unrotated(scheme):
-        sentences.append(
-            "vLLM and SGLang make a table of max_position_embeddings times factor rows, which fit in no memory here."
-        )
-    elif isinstance(scheme, NTKByParts):
+    if isinstance(scheme, NTKByParts):
         missing = plan.attention_factor / YaRN(plan.factor, plan.original).factors()[0]
         if not math.isclose(missing, 1, rel_tol=1e-6):
             sentences.append(
@@ -140,7 +136,6 @@ def notes(plan: ExtendPlan) -> list[str]:
     if isinstance(scheme, DynamicNTK):
         longest = round(scheme.factor * plan.original)
         sentences.append(f"SGLang rotates every text, short ones too, as transformers rotates one of {longest} tokens.")
-        sentences.append("vLLM leaves the base unchanged, and serves the original context.")
     if isinstance(scheme, LongRoPE):
         factor = plan.attention_factor
         sentences.append(f"vLLM takes the long factors at every length if the served length is above {plan.original}.")
@@ -169,8 +164,9 @@ def terminal(plan: ExtendPlan | None, folder: str) -> Iterator[str]:
     """What engines do otherwise, and the command that serves the new folder; the file has those of all engines."""
     if plan is None or plan.layers is None:
         return
-    yield from notes(plan)
-    line = next(line for line in of_folder(plan, folder) if line.command)
+    lines = of_folder(plan, folder)
+    yield from (*notes(plan), *(f"{line.engine}: {line.note}." for line in lines if not line.command))
+    line = next(line for line in lines if line.command)
     yield f"\nserve ({line.engine}; {folder}/{FILE} has other engines, and the original weights)\n{line.command}"
 
 

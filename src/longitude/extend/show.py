@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from longitude.checkpoints.declared import ABSENT
 from longitude.extend import serve
 from longitude.extend.compare import UNCHANGED, Comparison
 from longitude.extend.fine_tune import Training
@@ -56,11 +55,24 @@ def plan_json(plan: ExtendPlan) -> dict[str, Any]:
 
 def differences(plan: ExtendPlan) -> list[tuple[str, Any, Any]]:
     """Keys that change, with rope_scaling for transformers 4 in one row."""
-    rows = [row for row in plan.difference() if not row[0].startswith("rope_scaling.")]
-    if len(rows) < len(plan.difference()):
-        rows.append(("rope_scaling", ABSENT, "the same as rope_parameters, for transformers 4"))
+    changes = changed_keys(plan.source.json, plan.config)
+    rows = [row for row in changes if not row[0].startswith("rope_scaling.")]
+    if len(rows) < len(changes):
+        rows.append(("rope_scaling", None, "the same as rope_parameters, for transformers 4"))
     if rows and (limit := plan.tokenizer_limit()):
         rows.append(("tokenizer's model_max_length", *limit))
+    return rows
+
+
+def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key, before, after) for every key that changes, nested ones as a.b; None for one that is not there."""
+    rows = []
+    for key in dict.fromkeys([*before, *after]):
+        old, new = before.get(key), after.get(key)
+        if isinstance(new, Mapping) and isinstance(old or {}, Mapping):
+            rows += [(f"{key}.{name}", a, b) for name, a, b in changed_keys(old or {}, new)]
+        elif old != new or type(old) is not type(new):
+            rows.append((key, old, new))
     return rows
 
 
@@ -163,7 +175,7 @@ def as_json(
     """The results of an extension or a training as JSON."""
     result: dict[str, Any] = {"out": out}
     if plan is not None:
-        rows = [[None if value is ABSENT else value for value in row] for row in plan.difference()]
+        rows = changed_keys(plan.source.json, plan.config)
         result |= {"model": plan.source.name} | plan_json(plan)
         result |= {
             "difference": [dict(zip(("key", "before", "after"), row, strict=True)) for row in rows],
@@ -202,4 +214,4 @@ def _text(value: Any) -> str:
         return f"[{value[0]}, {value[1]}, ... {value[-1]}] ({len(value)})"
     if isinstance(value, str | float):
         return value if isinstance(value, str) else f"{value:.10g}"
-    return json.dumps(value)
+    return "-" if value is None else json.dumps(value)
