@@ -209,6 +209,21 @@ STORED = {
         "vllm",
     ),
     "Dockerfile": ("", 'FROM vllm/vllm-openai\nCMD ["--model", "m", \\\n  "--max-model-len", "131072"]\n', "vllm"),
+    "Dockerfile of two lists": (
+        "",
+        'FROM vllm/vllm-openai\nENTRYPOINT ["vllm", "serve", "m"]\nCMD ["--max-model-len", "131072"]\n',
+        "vllm",
+    ),
+    "Dockerfile with a script before": (
+        "",
+        'FROM nvidia/cuda\nENTRYPOINT ["/start.sh"]\nCMD ["vllm", "serve", "m", "--max-model-len", "131072"]\n',
+        "vllm",
+    ),
+    "a container": (
+        ".yaml",
+        "image: vllm/vllm-openai\ncommand: [vllm, serve, m]\nargs: [--max-model-len, '131072']\n",
+        "vllm",
+    ),
 }
 
 

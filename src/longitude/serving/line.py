@@ -51,7 +51,7 @@ BEFORE = re.compile(r"[A-Za-z_]\w*=.*|sudo|env|exec|nohup|time|run|then|else|do|
 CONTAINERS = {*"docker podman kubectl srun apptainer FROM conda uv uvx numactl taskset timeout".split()}
 """Words that may stand before a program; after those of CONTAINERS any words may."""
 DATA = (".yaml", ".yml", ".json")
-LISTS = re.compile(r"(?m)^\s*(?:CMD|ENTRYPOINT)\s*(\[.*\])\s*$")
+LISTS = re.compile(r"(?m)^\s*(CMD|ENTRYPOINT)\s*(\[.*\])\s*$")
 """Endings of files of data; and the list of words in a line of a Dockerfile."""
 PREFIX = r"^\s*(ExecStart=|CMD |RUN |ENTRYPOINT |(- )?\w+: *[|>]?|- |\d+\. |#+ |@)\s*"
 """Signs before a command, of a unit of systemd, a Dockerfile, YAML, Markdown or a Makefile."""
@@ -224,19 +224,27 @@ def _split(text: str) -> Iterator[list[str]]:
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 def _data(text: str, suffix: str) -> Iterator[str]:
-    """The commands in a YAML or JSON text, or in lists of words in a Dockerfile."""
-    is_data = suffix in DATA or re.match(r"\s*(\{|\[\s*[\"{\[])", text)
-    image = None if is_data else next(iter(re.findall(r"(?m)^FROM\s+(\S+)", text)), None)
-    for part in [text] if is_data else LISTS.findall(re.sub(*REWRITTEN[0], text))[:MOST_LINES]:
-        try:
-            if suffix in DATA[:2] and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(part)):
-                raise UsageError("--serve", "YAML without aliases", "an alias", "write the value itself")
-            value = yaml.safe_load(part) if suffix in DATA[:2] else parsed_json(part)
-        except UsageError:
-            raise
-        except (ValueError, yaml.YAMLError, RecursionError) as error:
-            raise UsageError("--serve", "JSON or YAML", " ".join(str(error).split())[:160]) from None
-        yield from _texts(value if is_data else {"image": image, "command": value})
+    """The commands in a YAML or JSON text, or of a Dockerfile with lists of words: its last ENTRYPOINT with its last CMD."""
+    if suffix in DATA or re.match(r"\s*(\{|\[\s*[\"{\[])", text):
+        yield from _texts(_stored(text, suffix))
+    elif lists := dict(LISTS.findall(re.sub(*REWRITTEN[0], text))):
+        entry, words = (_stored(lists.get(key, "[]"), suffix) for key in ("ENTRYPOINT", "CMD"))
+        image = next(iter(re.findall(r"(?m)^FROM\s+(\S+)", text)), None)
+        yield from _texts({"image": image, "command": entry, "args": words})
+
+
+def _stored(text: str, suffix: str) -> Any:
+    """The value of a YAML or JSON text."""
+    try:
+        if suffix not in DATA[:2]:
+            return parsed_json(text)
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise UsageError("--serve", "YAML without aliases", "an alias", "write the value itself")
+        return yaml.safe_load(text)
+    except UsageError:
+        raise
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise UsageError("--serve", "JSON or YAML", " ".join(str(error).split())[:160]) from None
 
 
 def _texts(value: Any, depth: int = 0) -> Iterator[str]:
@@ -254,6 +262,8 @@ def _texts(value: Any, depth: int = 0) -> Iterator[str]:
         if flags.keys() & TELLING.keys():
             value = [word for flag, key in flags.items() for word in _as_flag(flag, value[key])]
             yield _started(_command(value))
+        elif _has_line(command):  # one line, of which a part alone is none
+            value = {key: inner for key, inner in value.items() if key not in ("command", "args")}
     for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
         yield from _texts(inner, depth + 1)
 
