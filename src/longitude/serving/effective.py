@@ -15,7 +15,7 @@ from longitude.checkpoints import declared
 from longitude.checkpoints.compare import read
 from longitude.checkpoints.declared import by_type, text_part
 from longitude.errors import UsageError, one_line_of
-from longitude.positions.config_keys import BY_LAYER, COMMON, KEYS, ORIGINAL, SHARES
+from longitude.positions.config_keys import BASES, BY_LAYER, COMMON, KEYS, ORIGINAL, SHARES, names_any
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import YaRN, rope_frequencies
 from longitude.runs.files import read_json
@@ -176,8 +176,9 @@ def alone_of(raw: Mapping[str, Any], config: Config) -> tuple[Ropes, str | None]
     """Rotations of a checkpoint as its class computes them; by its keys, with the reason, if its class cannot be tried."""
     try:
         if raw:
+            raw, note = _with_base(raw, config)
             by_label = by_type(read(_of_few_layers(raw)).ropes)
-            return {label: rotation for label, rotation in by_label.items() if rotation is not None}, None
+            return {label: rotation for label, rotation in by_label.items() if rotation is not None}, note
         why = None  # a GGUF file, of which the keys are all there is
     except NotUnderstood as error:
         why = f"read by its keys alone: {error}"
@@ -187,6 +188,16 @@ def alone_of(raw: Mapping[str, Any], config: Config) -> tuple[Ropes, str | None]
         return {label: rope(parameters, config.declared) for label, parameters in config.by_type.items()}, why
     except NotKnown as error:
         raise ValueError(f"its rope parameters cannot be read: {error}") from error
+
+
+def _with_base(raw: Mapping[str, Any], config: Config) -> tuple[Mapping[str, Any], str | None]:
+    """A config with the base of its class, and a note, if the file has none (Llama 2): engines take that of the class, too."""
+    text, base = text_part(raw), config.by_type.get(None, {}).get(BASE)
+    if base is None or names_any(text, BASES):
+        return raw, None
+    text = {**text, BASE: base}
+    note = f"config.json has no {BASE}: its class takes {base:,.0f}"
+    return {**raw, "text_config": text} if config.nested else text, note
 
 
 def _of_few_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
