@@ -326,7 +326,9 @@ def _read(asked: Overrides, facts: Facts, flag: str, value: str | None) -> None:
         fits = facts.limit and literal(value, flag) in ("auto", "-1")  # the memory, later
         asked.length = None if fits else tokens(literal(value, flag), flag, facts.units) or None
     elif kind == "keys":
-        asked.keys = json_of(literal(value, flag), flag)
+        text = literal(value, flag)
+        asked.keys = _with_quotes(text)  # what is meant
+        asked.keys = json_of(text, flag)
     elif kind == "draft":
         asked.draft = json_of(literal(value, flag), flag)
     elif kind == "model":
@@ -349,6 +351,8 @@ def named(line: Line) -> Iterator[tuple[str, str | None]]:
     for flag, value in line.flags:
         name, _, path = aliases.get(flag, flag).partition(".")
         name = name.replace("_", "-")
+        if known.get(f"--{name.removeprefix('--no-')}") == "switch":
+            continue  # off, as without it
         begun = [full for full in known if len(name) > 8 and full.startswith(name)]
         if whole := name if name in known else next(iter(begun), None):
             yield f"{whole}.{path}" if path else whole, value
@@ -407,6 +411,13 @@ def json_of(value: str, flag: str) -> dict[str, Any]:
     if not isinstance(keys, dict):
         raise UsageError(flag, "a JSON object", value[:40])
     return keys
+
+
+def _with_quotes(value: str) -> dict[str, Any]:
+    """The object of JSON whose quotes a shell took; empty for any other text."""
+    quoted = re.sub(r"\b(?!(?:true|false|null)\b)[A-Za-z_]\w*", r'"\g<0>"', value)
+    keys = {} if '"' in value else _json_or_text(quoted)
+    return keys if isinstance(keys, dict) else {}
 
 
 def _json_or_text(value: str) -> Any:
