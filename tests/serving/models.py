@@ -37,6 +37,7 @@ LATENT = {
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "max_position_embeddings": 40960, "rope_theta": 1000000, "rope_scaling": None},
+    "glm4_yarn": {"model_type": "glm4", "max_position_embeddings": 32768, "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "pad_token_id": None, "rope_scaling": {"type": "yarn", "factor": 4.0, ORIGINAL: 32768}},
     "qwen2": {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1000000},
     "qwen3_moe": {"model_type": "qwen3_moe", "max_position_embeddings": 40960, "rope_theta": 1000000, **MOE},
     "qwen3_coder": {"model_type": "qwen3_moe", "max_position_embeddings": 262144, "rope_theta": 10000000, **MOE},
@@ -50,6 +51,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "qwen4_exp",
         "text_config": {**SIZES, "head_dim": 256, "num_hidden_layers": 4, "max_position_embeddings": 262144, "rope_parameters": MROPE},
     },
+    "llama2": {"model_type": "llama", "max_position_embeddings": 4096, "rope_scaling": None},  # has no base
     "llama2k": {"model_type": "llama", "max_position_embeddings": 2048, "rope_theta": 10000.0},
     "llama": {"model_type": "llama", "max_position_embeddings": 8192, "rope_theta": 500000.0},
     "llama3": {

@@ -40,6 +40,7 @@ MUST_FIND = {
     "lost share": ("phi", vllm({"rope_parameters": {**FLAT, ORIGINAL: 2048, "rope_theta": 10000.0}, "max_position_embeddings": 8192}, 8192), {"keys lost"}),
     "lost layer types": ("gemma3", vllm(FULL_ONLY, 131072), {"keys lost"}),
     "factor twice": ("llama", sglang({"rope_parameters": {"rope_type": "linear", "factor": 4.0}, "max_position_embeddings": 32768}), {"factor twice"}),
+    "factor twice, without a base": ("llama2", vllm({"max_position_embeddings": 8192, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}), {"factor twice"}),
     "no original length": ("llama", sglang({"max_position_embeddings": 32768, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), {"original length"}),
     "original length of the extended": ("qwen3", vllm({**WHOLE, "rope_parameters": {**WHOLE["rope_parameters"], ORIGINAL: 131072}}, 131072), {"original length"}),
     "beyond factor times original": ("qwen3", sglang({"rope_scaling": {**FLAT, "factor": 2.0}}, 131072), {"too long"}),
@@ -443,6 +444,29 @@ def test_a_corrected_line_keeps_the_scheme_of_training() -> None:
         [(again, _)] = cases(name, remedy)
         trained, used = case.alone[case.full or None].scaling, again.scaling
         assert trained is not None and used == replace(trained, factor=length / trained.original_max_length)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "expected"),
+    [
+        ("qwen3", VLLM + "--max-model-len 131072 --hf-overrides " + json.dumps(FULL_ONLY).replace('"', "").replace(" ", ""), 32768),
+        ("glm4_yarn", VLLM + "--max-model-len 131072", 32768),
+    ],
+)  # fmt: skip
+def test_a_corrected_line_keeps_what_was_meant(name, line, expected) -> None:
+    """JSON without quotes; and a length that the scaling in config.json carries, and its declared length does not."""
+    [(case, rows)] = cases(name, line)
+    assert wrong(rows)
+    remedy, why = corrected(case)
+    assert remedy is not None, why
+    [(again, faults)] = cases(name, remedy)
+    assert not wrong(faults) and again.tokens == 131072
+    assert again.yarn is not None and (again.yarn.factor, again.yarn.original_max_length) == (4.0, expected)
+
+
+def test_a_switch_may_be_turned_off() -> None:
+    [(case, rows)] = cases("llama3", LLAMA + "-c 131072 --parallel 4 --no-kv-unified")
+    assert case.tokens == 32768 and not wrong(rows)
 
 
 def test_no_length_where_the_engine_stops() -> None:

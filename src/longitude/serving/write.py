@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from longitude.positions.config_keys import BASES, SCHEMAS, SHARES
+from longitude.positions.scaling import YaRN
 from longitude.serving.config import LENGTH, Config, Parameters, Stops, merge
 from longitude.serving.effective import ENGINES, Case, Ropes, judged
 from longitude.serving.findings import findings, wrong
@@ -36,8 +37,11 @@ def corrected(case: Case) -> tuple[str | None, str]:
     """(the line to paste, or None; why there is none)."""
     facts, length, parameters = case.facts, case.meant.length or case.before.declared, case.meant.parameters
     add: dict[str, Any] = {}
+    reach, trained = 0.0, case.trained
+    if isinstance(trained, YaRN) and facts.flag("keys"):  # config.json may declare less than its own scaling carries
+        reach = trained.factor * trained.original_max_length
     try:
-        if parameters != case.before.parameters and length:
+        if length and (parameters != case.before.parameters or case.declared < length <= reach):
             add = ENGINES[case.line.engine].line(case.before, parameters, length)
         elif facts.flag("length") and case.asked.length:
             add = {facts.flag("length"): str(min(case.asked.length, case.before.declared or case.asked.length))}
