@@ -90,6 +90,7 @@ def test_a_terabyte_in_a_study_that_is_kept_is_named(whole, tmp_path, capsys):
     assert str(sent / "documents.parquet") in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_figures_are_not_written_or_removed_elsewhere(sent, capsys):
     link(sent / "figures")
     assert main(["report", str(sent)]) == 2

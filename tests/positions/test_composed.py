@@ -137,8 +137,6 @@ def test_one_member_may_follow_a_length() -> None:
         both = lg.Composed(members)
         assert (both.length_at(4, 9), both.length_at(2, 9)) == (10, None)
         assert both.length_at(newest, newest).tolist() == [6, 10]
-    follow = torch.compile(lambda n: both.length_at(n, n) * 1, backend="eager", fullgraph=True)
-    assert follow(newest).tolist() == [6, 10]
 
 
 def test_positions_as_each_member_takes_them() -> None:

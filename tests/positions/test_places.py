@@ -2,7 +2,6 @@
 
 import random as drawing
 from copy import deepcopy
-from itertools import pairwise
 
 import pytest
 import torch
@@ -108,22 +107,6 @@ def model_with(*specs: str | dict, mixers: list | None = None, **options) -> lg.
 IDS = torch.tensor(
     [[1, 2, 3, PLUS, 4, 5, 6, EQUALS, 5, 7, 9, 0, END], [13, 13, 1, PLUS, 9, EQUALS, 0, 1, END, 2, 2, 2, 2]]
 )
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("mixers", [None, [{"name": "window", "size": 3}, "attention"], ["mamba", "attention"]])
-def test_any_split_gives_one_pass(mixers: list | None) -> None:
-    """A number that is cut goes on: attention, a window that forgets its keys, a state."""
-    model = model_with("rope", "abacus", "coupled", mixers=mixers)
-    whole = model(IDS, use_cache=False).logits
-    for seed, count in enumerate((2, 7)):
-        cuts = [0, *sorted(drawing.Random(seed).sample(range(1, 13), count)), 13]
-        cache, parts = None, []
-        for a, b in pairwise(cuts):
-            out = model(IDS[:, a:b], cache=cache, use_cache=True)
-            cache = out.cache
-            parts.append(out.logits)
-        close(torch.cat(parts, 1), whole)
 
 
 @torch.no_grad()

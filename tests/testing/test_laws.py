@@ -166,8 +166,8 @@ IN_TURNS = (
     "shared_tables random_calls queries_without_keys prompt_lookup dtypes autograd_graph "
     "cache_operations adapters offloading"
 ).split()
-TURNS = 20
-"""Laws that take longest: each is quick for every 20th subject, and each subject meets every 20th of them."""
+TURNS = len(IN_TURNS)
+"""Of the laws that take longest each subject meets one in the quick tier, and each law every 27th subject."""
 LONGEST = {"queries_without_keys": 40, "offloading": 40, "documents_across_calls": 40}
 """Those that take a second and more: quick for one subject in so many."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")

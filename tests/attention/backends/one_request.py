@@ -5,11 +5,12 @@ from typing import Any
 import torch
 
 import longitude as lg
-from longitude.attention.masks import Band, Pairs, Prefix
+from longitude.attention.masks import Band, Prefix
 from longitude.attention.operation import requests
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
 from longitude.positions.composed import compose
+from longitude.testing import attend_calls
 from tests.support import built, close, random
 
 HEADS, DIM, WIDTH = 4, 16, 8
@@ -63,24 +64,10 @@ def compare(run, r: Request, wanted, tolerance=1e-5):
 
 
 def masks(keys: int) -> dict[str, lg.Mask]:
-    """Spans, rows that differ, documents that come back, other orders: what the backend takes."""
-    token = torch.arange(keys)
-    ids = torch.stack([token // 40, token // 7])
-    ends = torch.stack([token >= keys // 2, token < keys - 90])  # padded on the left, on the right
-    return {
-        "causal": lg.Causal(),
-        "window": lg.Window(9) & lg.Window(30),
-        "packed": lg.Causal() & lg.Documents(ids),
-        "documents that come back": lg.Window(60) & lg.Documents(token // 40 % 2),
-        "documents twice": lg.Causal() & lg.Documents(ids[0]) & lg.Documents(ids),
-        "padded": lg.Causal() & lg.Padding(ends),
-        "padded, packed": lg.Window(30) & lg.Padding(ends) & lg.Documents(ids[:1]),
-        "no keys": lg.Causal() & lg.Padding(token % 3 != 0) & lg.Documents(token // 3),
-        "none": lg.NoMask(),
-        "packed both ways": lg.Documents(ids[0]),
+    """Those of the laws, and bands and prefixes."""
+    return attend_calls.masks(2, keys, False) | {
         "band": Band(9, 40) & Band(30, 30),
         "band and causal": Band(9, 40) & lg.Causal(),
         "prefix": Prefix(30),
-        "prefix of each row": Prefix(torch.tensor([7, 100])) & lg.Padding(token > 3),
-        "another order": Pairs((order := token * 7 % keys)[:, None] >= order, 0, 0),
+        "prefix of each row": Prefix(torch.tensor([7, 100])) & lg.Padding(torch.arange(keys) > 3),
     }

@@ -20,7 +20,7 @@ from tests.support import built, close
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ["fire", "fox+t5", "cope"]
 NAMES += ["nope", "rope", "alibi", "t5", "kerple_log", "shaw", "fox", "path"] if DEVICE == "cuda" else []
-MASKS = ["causal", "window", "packed", "padded, packed", "none", "prefix"]
+MASKS = ["causal", "window", "documents", "padded documents", "none", "prefix"]
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2**-8, torch.bfloat16: 2**-5}
 CAUSAL = ("fox", "path", "cope")
 TRIED = list(BACKENDS) if DEVICE == "cuda" else ["triton", "chunked"]

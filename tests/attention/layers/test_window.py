@@ -53,7 +53,7 @@ def test_equals_full_attention_under_the_mask(size, step):
 
 
 # ---- the cache --------------------------------------------------------------------------------------------------------
-@pytest.mark.one_in(37)
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "step"), [(5, 1), (3, 2)])
 @pytest.mark.parametrize(
     "name", [n for n in lg.list_encodings() if n not in ("sinusoidal", "learned", "abacus", "coupled")]

@@ -65,7 +65,7 @@ def _small_blocks(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["causal", "window", "padded, packed", "band"])
+@pytest.mark.parametrize("case", ["causal", "window", "padded documents", "band"])
 @pytest.mark.parametrize(("rows", "keys"), [(37, 101), (1, 50), (48, 48), (70, 70)])
 @pytest.mark.parametrize("names", ["nope", "t5", "alibi+t5", "fox+t5", "fire"])
 def test_of_attention(names, rows, keys, case, outside):

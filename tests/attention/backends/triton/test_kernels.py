@@ -23,8 +23,8 @@ NAMES = ["fox+t5", "nope", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox
 FEW = partial(problem, heads=2, kv_heads=1)
 """The interpreter takes as long as there are heads."""
 MASKS = [
-    "padded, packed", "causal", "window", "packed", "padded", "none", "packed both ways", "band", "band and causal", "prefix",
-    "prefix of each row",
+    "padded documents", "causal", "window", "documents", "padding", "none", "documents both ways", "band", "band and causal",
+    "prefix", "prefix of each row",
 ]  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_same_answer_and_gradients(names, case):
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="blocks are the chip's")
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("queries", [64, 16])
 def test_squares_of_a_block(queries, monkeypatch):
     """The table's gradient is summed along diagonals of one square, or of four on top of each other; of several blocks.
@@ -142,7 +142,7 @@ def test_a_decoding_step_reads_no_number(names):
 @pytest.mark.slow
 def test_the_logsumexp_and_its_gradient():
     """Of a window, packed documents and padding; a query without keys has -inf and zeros, and no gradient."""
-    r, wanted = FEW(37, 37, names="alibi+t5", mask=masks(37)["padded, packed"], dv=24)
+    r, wanted = FEW(37, 37, names="alibi+t5", mask=masks(37)["padded documents"], dv=24)
     with torch.no_grad():
         found, want = backend.attention(r), reference(r.with_lse())
     for ours, theirs in zip(found, want, strict=True):
@@ -228,7 +228,7 @@ def test_many_sequences_on_any_gpu(monkeypatch):
 @pytest.mark.slow
 def test_sequences_in_several_launches(monkeypatch):
     """As many more than a grid takes are."""
-    r, _ = FEW(20, 20, names="t5", mask=masks(20)["packed"])
+    r, _ = FEW(20, 20, names="t5", mask=masks(20)["documents"])
     x = backend.inputs_of(r)
     want = everything(x)
     monkeypatch.setattr(launch, "MOST", 1)
