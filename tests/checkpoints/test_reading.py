@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, GraniteSWAConfig, LlamaConfig, PhimoeConfig
+from transformers import AutoConfig, GraniteSWAConfig, PhimoeConfig
 
 import longitude as lg
 from longitude.checkpoints.compare import read, ropes
@@ -76,14 +76,6 @@ def test_llama_4_scout_has_no_ramp():
 
 
 # ---- layers that rotate, and layers that do not ----------------------------------------------------------------------
-LINEAR = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-
-
 @pytest.mark.parametrize(
     ("kind", "more", "rotates"),
     [
@@ -91,14 +83,6 @@ LINEAR = {
         ("afmoe", {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_experts": 4}, [0, 2]),
         ("granite_swa", {"layer_rope_theta": [1e4, 0, 1e4, 0]}, [0, 2]),
         ("kolibri1", {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}, [0, 2]),
-        pytest.param("nemotron_h", {"layers_block_type": ["mamba", "attention"] * 2}, [], marks=pytest.mark.slow),
-        pytest.param("kimi_linear", {"qk_rope_head_dim": 16}, [], marks=pytest.mark.slow),
-        pytest.param("qwen3_next", {"head_dim": 16, **LINEAR}, [3], marks=pytest.mark.slow),
-        pytest.param(
-            "olmo_hybrid", {"layer_types": ["linear_attention", "full_attention"] * 2}, [1, 3], marks=pytest.mark.slow
-        ),
-        pytest.param("muse_glimmer_text", {"layer_rope_theta": [1e4, 0, 1e4, 0]}, [0, 2], marks=pytest.mark.slow),
-        pytest.param("deepseek_v4", {"num_hidden_layers": 6}, [0, 1, 2, 3, 4, 5], marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of kernels that are not here
@@ -214,17 +198,6 @@ def test_a_factor_beyond_the_declared_length_is_remarked():
     wrong, [remark] = said(yarn)
     assert wrong == [] and "4.0" in remark and "64" in remark and "128" in remark
     assert said(yarn | {"factor": 2.0}) == ([], [])
-
-
-def test_a_schema_that_replaces_another_takes_its_base_along():
-    raw = {
-        "model_type": "llama",
-        **SMALL,
-        "rope_parameters": PLAIN,
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-    }
-    [fault] = contradictions(raw, LlamaConfig(**SMALL))
-    assert "rope_scaling" in fault and "rope_parameters" in fault and "base" in fault
 
 
 @pytest.mark.slow

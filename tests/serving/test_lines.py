@@ -36,7 +36,6 @@ MUST_FIND = {
     "no effect, a base beside the dict": ("qwen3", vllm({"rope_theta": 5000000}), {"no effect"}),
     "no effect, dynamic in vLLM": ("qwen3", vllm({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1000000}}, 131072), {"no effect", "too long", "no scaling"}),
     "no effect, beside the scaling of training": ("gemma3_4b", vllm(LINEAR16, 262144, before=LONG), {"no effect"}),
-    "lost base": ("qwen3_moe", vllm(PLUS, 131072), {"base lost"}),
     "lost share": ("phi", vllm({"rope_parameters": {**FLAT, ORIGINAL: 2048, "rope_theta": 10000.0}, "max_position_embeddings": 8192}, 8192), {"keys lost"}),
     "lost layer types": ("gemma3", vllm(FULL_ONLY, 131072), {"keys lost"}),
     "factor twice": ("llama", sglang({"rope_parameters": {"rope_type": "linear", "factor": 4.0}, "max_position_embeddings": 32768}), {"factor twice"}),
@@ -65,6 +64,7 @@ MUST_FIND = {
     "87": ("qwen3_5", LLAMA + "--ctx-size 32000 --parallel 2 --rope-scale 5 --rope-scaling yarn --yarn-orig-ctx 32768", {"needless scaling"}),
     "71, not followed": ("qwen4", sglang({"text_config": {"rope_scaling": {**FLAT, ORIGINAL: 262144}}}, 1000000), {"keys lost", "not known"}),
     "a variable": ("qwen3", VLLM + "--max-model-len $LENGTH", {"not known"}),
+    "lost base in transformers": ("qwen3", f"AutoModelForCausalLM.from_pretrained('m', rope_scaling={FLAT})", {"refused"}),
 }  # fmt: skip
 
 
@@ -89,9 +89,7 @@ RIGHT = {
     "18": ("gpt_oss", "vllm serve openai/gpt-oss-120b --tensor_parallel_size 8 --max-model-len 131072"),
     "24": ("qwen3_coder", VLLM + "--max-model-len 131072"),
     "25": ("qwen3_coder", VLLM + "--max-model-len=65536"),
-    "31": ("qwen3", LLAMA + "-c 131072 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768"),
     "33": ("qwen3", sglang({"rope_scaling": FLAT}, 131072)),
-    "54, dense": ("qwen3", vllm(PLUS, 131072)),
     "59": ("qwen3", f"python3 -m dynamo.vllm --model Qwen/Qwen3-32B --max-model-len 131072 --hf-overrides '{json.dumps(PLUS)}'"),
     "61": ("qwen2", vllm({"rope_scaling": FLAT}, 131072, before=LONG)),
     "72": ("qwen3_5", sglang({"text_config": {"rope_parameters": {**Y4["text_config"]["rope_parameters"], "factor": 2.0}}}, 384000)),
@@ -113,6 +111,10 @@ RIGHT = {
     "gemma3 as it is": ("gemma3", LLAMA + "-c 32768"),
     "mistral": ("mistral", VLLM + "--max-model-len 32k --kv-cache-dtype fp8"),
     "transformers": ("qwen3", "transformers serve m"),
+    "transformers, scaled": ("qwen3", f"AutoModelForCausalLM.from_pretrained('m', rope_parameters={M3}, max_position_embeddings=131072)"),
+    "linear": ("llama", vllm({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}}, 16384)),
+    "a larger base": ("llama", "llama-cli -m m.gguf -c 16384 --rope-freq-base 2000000 --override-kv llama.context_length=int:16384"),
+    "a draft at the trained length": ("deepseek", VLLM + "--max-model-len 65536 --speculative-config '{\"method\": \"mtp\"}'"),
     "mlx": ("qwen3", "mlx_lm.server --model m"),
     "dotted": ("qwen3", LONG + VLLM + "--max-model-len 128K --hf-overrides.rope_parameters.rope_type yarn --hf-overrides.rope_parameters.factor 4.0 --hf-overrides.rope_parameters.original_max_position_embeddings 32768 --hf-overrides.rope_parameters.rope_theta 1000000"),
 }  # fmt: skip
@@ -150,6 +152,12 @@ def test_a_line_is_found(name) -> None:
     assert (line.engine, flags["--max-model-len"]) == ("vllm", "131072")
     assert json.loads(flags["--hf-overrides"] or "") == WHOLE
     assert not [row for _, rows in cases("qwen3", FORMS[name], suffix) for row in rows if row.verdict == "wrong"]
+
+
+def test_a_variable_of_a_compose_file_lifts_the_limit() -> None:
+    text = 'image: vllm/vllm-openai\nenvironment: {VLLM_ALLOW_LONG_MAX_MODEL_LEN: "1"}\ncommand: [--max-model-len, 131072]\n'
+    [(_, rows)] = cases("qwen3", text, ".yaml")
+    assert {row.rule for row in rows} == {"too long", "no scaling"}
 
 
 SERVED = "vllm serve m --max-model-len 131072"

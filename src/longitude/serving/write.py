@@ -25,7 +25,11 @@ def started(engine: str, model: str, flags: Mapping[str, Any]) -> str:
 def written(engine: str, name: str, config: Config, parameters: Parameters, length: int, alone: Ropes) -> str:
     """The line by which an engine serves `length` tokens of the original weights with these rope parameters. Stops: none does."""
     name = name if engine != "llama.cpp" or name.endswith(".gguf") else "MODEL.gguf"
-    line = started(engine, name, ENGINES[engine].line(config, parameters, length))
+    return right(started(engine, name, ENGINES[engine].line(config, parameters, length)), config, alone)
+
+
+def right(line: str, config: Config, alone: Ropes) -> str:
+    """The line, which its engine's rules find right. Stops: they find it wrong."""
     rows = findings(judged(lines_in(line)[0], config, alone))
     if wrong(rows):
         raise Stops(rows[0].text, rows[0].source)
@@ -45,20 +49,15 @@ def corrected(case: Case) -> tuple[str | None, str]:
             add = ENGINES[case.line.engine].line(case.before, parameters, length)
         elif facts.flag("length") and case.asked.length:
             add = {facts.flag("length"): str(min(case.asked.length, case.before.declared or case.asked.length))}
+        flag = facts.flag("keys")
+        if facts.units and (others := _others(case.asked.keys)):
+            merge(others, add.get(flag, {}))
+            add |= {flag: others}
+        return right(joined(case.line, add), case.before, case.alone), ""
     except Stops as stop:
         return None, f"{stop.what} ({stop.source})"
-    flag = facts.flag("keys")
-    if facts.units and (others := _others(case.asked.keys)):
-        merge(others, add.get(flag, {}))
-        add |= {flag: others}
-    line = joined(case.line, add)
-    try:
-        again = findings(judged(lines_in(line)[0], case.before, case.alone))
     except ValueError as error:  # numbers that no engine could use
         return None, str(error)
-    if faults := [finding.text for finding in again if finding.verdict == "wrong"]:
-        return None, faults[0]
-    return line, ""
 
 
 def _others(keys: dict[str, Any]) -> dict[str, Any]:
