@@ -20,7 +20,7 @@ import longitude as lg
 from fill_numbers import protocol
 from longitude.attention.mixer import list_mixers
 from longitude.bench import report
-from longitude.bench.measurement import CLOCKS, Clock, interleaved, timed
+from longitude.bench.measurement import CLOCKS, Clock, interleaved
 from longitude.bench.sweep import threads
 from longitude.labels import parse_label
 from longitude.measure.config import check_ascending, check_each_once
@@ -114,7 +114,7 @@ def decode(labels: Sequence[str], contexts: Sequence[int], session: Session) -> 
     protocol = {"against": str(against), "threads": session.threads, "clock": session.clock, "turns": turns}
     for label, context in rows:
         fields = {"label": label, "context": context, "ratio": None, "ratio_low": None, "ratio_high": None}
-        rows[label, context] |= fields | timed(timings[name((label, context))], str(against)) | protocol
+        rows[label, context] |= fields | timings[name((label, context))] | protocol
     return {"lines": [{"label": label, "growth": decoders[label].growth} for label in labels], "rows": [*rows.values()]}
 
 

@@ -19,7 +19,7 @@ import transformers
 from fill_numbers import RESULTS, promises
 from longitude.bench import report
 from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, ours, plain
-from longitude.bench.measurement import CLOCKS, Row, interleaved, reason, timed
+from longitude.bench.measurement import CLOCKS, Row, interleaved, reason
 from longitude.bench.sweep import threads
 from longitude.runs.files import write_json
 from longitude.runs.machine import available_memory
@@ -75,7 +75,7 @@ class Session:
         )
         rows = []
         for name, (kind, backend, _) in calls.items():
-            fields = timed(timings[name], against if isinstance(against, str) else against.get(name, name))
+            fields = timings[name]
             if score is not None and "ratio" in fields:
                 fields["score"] = score(fields["ratio"])
             rows.append(self.row(name, kind, shape, work, passed, backend=backend, turns=turns, **fields))
@@ -202,4 +202,4 @@ def main(targets: Sequence[Target], description: str | None, name: str) -> int:
     measured["versions"] |= {peer.package: version_of(peer.package) for peer in PEERS}
     write_json(asked.out, measured)
     print("\n".join([promises(measured), *report.remarks(rows)]))
-    return int(report.has_failed(measured))
+    return int(report.has_failed(rows))

@@ -29,35 +29,13 @@ STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
 keeps holes, whose size varies with the order of threads, and blocks that fit into those of the warm-up count as no growth."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The median of some numbers, and their quartiles."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, numbers: list[float]) -> "Spread":
-        low, median, high = map(float, np.quantile(numbers, (0.25, 0.5, 0.75)))
-        return cls(median, low, high)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Timing of a case. seconds: time of a call. ratio: to the baseline in the same turn; None for the baseline itself."""
-
-    seconds: Spread
-    ratio: Spread | None
-
-
 def interleaved(
     cases: Mapping[str, Callable[[], object]],
     baseline: str | Mapping[str, str],
     turns: int,
     clock: Clock = time.perf_counter,
     on_call: Callable[[str], object] = lambda name: None,
-) -> dict[str, Timing]:
+) -> dict[str, dict[str, Any]]:
     """Time cases in turns: each turn calls every case once, so that a slow moment of the machine affects all of them.
 
     The first turn warms up and is not counted. A ratio divides by the baseline of the same turn.
@@ -70,7 +48,7 @@ def interleaved(
         on_call: Called with the name of each case after its call.
 
     Returns:
-        name -> its timing.
+        name -> fields of its `Row`: seconds and, unless it is a baseline, ratio and `against`; medians with their quartiles.
     """
     against = dict.fromkeys(cases, baseline) if isinstance(baseline, str) else baseline
     seconds: dict[str, list[float]] = {name: [] for name in cases}
@@ -82,13 +60,20 @@ def interleaved(
             if turn:
                 seconds[name].append(spent)
             on_call(name)
-    timings = {}
+    timings: dict[str, dict[str, Any]] = {}
     for name, spent in seconds.items():
         base = against.get(name, name)
-        pairs = zip(spent, seconds[base], strict=True)
-        ratio = None if base == name else Spread.of([seconds_of_case / plain for seconds_of_case, plain in pairs])
-        timings[name] = Timing(Spread.of(spent), ratio)
+        timings[name] = _spread("seconds", spent)
+        if base != name:
+            ratios = [of_case / of_base for of_case, of_base in zip(spent, seconds[base], strict=True)]
+            timings[name] |= _spread("ratio", ratios) | {"against": base}
     return timings
+
+
+def _spread(name: str, numbers: list[float]) -> dict[str, float]:
+    """The median of some numbers, and their quartiles, as fields of a `Row`."""
+    low, median, high = map(float, np.quantile(numbers, (0.25, 0.5, 0.75)))
+    return {name: median, f"{name}_low": low, f"{name}_high": high}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +114,6 @@ class Row:
     clock: str
     turns: int
     note: str = ""
-
-
-def timed(timing: Timing, against: str) -> dict[str, Any]:
-    """The fields of a row that a timing gives."""
-    seconds, ratio = timing.seconds, timing.ratio
-    fields: dict[str, Any] = {"seconds": seconds.median, "seconds_low": seconds.low, "seconds_high": seconds.high}
-    if ratio is not None:
-        fields |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high, "against": against}
-    return fields
 
 
 def reason(error: Exception) -> str:

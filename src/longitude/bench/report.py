@@ -52,9 +52,8 @@ def require_place(out: Path) -> None:
 
 
 # ---- for the terminal ------------------------------------------------------------------------------------------------
-def parts(measured: dict[str, Any]) -> list[Any]:
-    """A document for the terminal."""
-    rows = [Row(**row) for row in measured["rows"]]
+def parts(rows: list[Row]) -> list[Any]:
+    """Everything that was measured, for the terminal."""
     first = rows[0]
     size = f"{first.batch} x {first.heads} heads x {first.head_dim}, {first.dtype}"
     clock = f"{count(first.threads, 'thread')}, {first.clock} time, medians of {first.turns}"
@@ -106,7 +105,6 @@ def remarks(rows: list[Row]) -> list[str]:
     return lines + [f"{name} on {backend}: {note}" for name, backend, note in notes]
 
 
-def has_failed(measured: dict[str, Any]) -> bool:
+def has_failed(rows: list[Row]) -> bool:
     """Whether something raised, or nothing could be timed at all."""
-    rows = [Row(**row) for row in measured["rows"]]
     return any(row.note.startswith(FAILED) for row in rows) or all(row.seconds is None for row in rows)

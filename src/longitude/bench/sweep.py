@@ -9,7 +9,7 @@ import torch
 from longitude.bench import measurement
 from longitude.bench.cases import PLAIN, AttentionShape, Inputs, built, ours, plain, verdict
 from longitude.bench.config import BenchConfig
-from longitude.bench.measurement import CLOCKS, FAILED, Row, interleaved, timed
+from longitude.bench.measurement import CLOCKS, FAILED, Row, interleaved
 from longitude.runs.machine import available_memory, can_measure_peak, require_memory, threads
 from longitude.runs.terminal import Progress
 
@@ -62,8 +62,7 @@ def timed_rows(config: BenchConfig, inputs: Inputs, passed: str, progress: Progr
     rows = []
     for name, asked in ((PLAIN, ""), *product(config.encodings, config.backends)):
         case = cases.get((name, asked))
-        timing = timings.get(f"{name} {asked}".strip())
-        numbers: dict[str, Any] = {"note": refusals[name, asked]} if timing is None else timed(timing, PLAIN)
+        numbers = timings.get(f"{name} {asked}".strip()) or {"note": refusals[name, asked]}
         backend, kind = asked if case is None else case.backend, "plain" if name == PLAIN else "ours"
         rows.append(Row(name=name, kind=kind, asked=asked, backend=backend, **protocol, **numbers))
     return rows

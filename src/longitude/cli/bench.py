@@ -55,5 +55,5 @@ def bench(
     if json:
         print_json(measured)
     else:
-        show(*report.parts(measured), f"rows: {out}")
-    return FAILURES if report.has_failed(measured) else DONE
+        show(*report.parts(rows), f"rows: {out}")
+    return FAILURES if report.has_failed(rows) else DONE

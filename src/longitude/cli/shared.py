@@ -20,19 +20,15 @@ def keep_threads_from_spinning() -> None:
 
 
 def print_json(value: Any) -> None:
-    """Plain data, or a DataFrame as a list of rows, on standard output."""
+    """Plain data, or a DataFrame as a list of rows, on standard output: in ASCII, which every terminal and pipe can encode."""
     rows = loads(value.to_json(orient="records")) if hasattr(value, "to_json") else value
-    print(dumps(rows, indent=1, ensure_ascii=not _holds_all_signs(sys.stdout)))
+    print(dumps(rows, indent=1))
 
 
 def write_any_sign() -> None:
     """Let standard output write "?" for a sign that its encoding lacks, where it would raise after hours of work."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-
-
-def _holds_all_signs(stream: Any) -> bool:
-    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 @contextmanager

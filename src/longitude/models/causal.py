@@ -6,11 +6,9 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from longitude.errors import UsageError
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.inputs import CheckedGenerationMixin, DecoderInputs, documents_in, require_known, with_names
@@ -89,6 +87,3 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, CheckedGenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def _prepare_static_cache(self, cache_implementation: str, *arguments: Any, **named: Any) -> Cache:
-        raise UsageError("cache_implementation", "'dynamic' or 'offloaded'", repr(cache_implementation))

@@ -12,7 +12,7 @@ and seeds are few: `longitude.statistics.seeds` has intervals over them.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -95,23 +95,16 @@ def paired_difference(a: Sums, b: Sums, *, metric: str = "bits_per_byte", seed: 
 
 
 def document_difference(a: Sums, b: Sums, *, metric: str = "bits_per_byte", seed: int = 0) -> Difference:
-    """metric(a) - metric(b) on the same documents, negative if a is better; arguments as of `document_contrast`."""
-    return document_contrast([a, b], (1, -1), metric=metric, seed=seed)
-
-
-def document_contrast(
-    sums: Sequence[Sums], signs: Sequence[int], *, metric: str = "bits_per_byte", seed: int = 0
-) -> Difference:
-    """The signed sum of a metric of several models, such as a difference of two differences, on the same documents.
+    """metric(a) - metric(b) on the same documents, negative if a is better.
 
     Args:
-        sums: Each (nats, weights), each [documents], in the same order of documents.
-        signs: 1 or -1 for each.
+        a: (nats, weights), each [documents].
+        b: Those of the other model, in the same order of documents.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
-        seed: Random seed of the resampling, which draws documents once for all.
+        seed: Random seed of the resampling, which draws documents once for both.
 
     Returns:
-        The signed sum with its 95% percentile interval, and as its p-value the share of resamples on the other side of zero,
+        The difference with its 95% percentile interval, and as its p-value the share of resamples on the other side of zero,
         doubled: never below 2 / (RESAMPLES + 1).
 
     Raises:
@@ -120,24 +113,20 @@ def document_contrast(
     Source:
         Davison and Hinkley 1997, Bootstrap Methods and their Application, chapter 4
     """
-
-    def signed(*values: Any) -> Any:
-        return sum(sign * value for sign, value in zip(signs, values, strict=True))
-
-    return _bootstrap(sums, signed, metric, seed)
+    return _bootstrap([a, b], lambda a, b: a - b, metric, seed)
 
 
-def paired_ratio(a: Sums, b: Sums, *, metric: str = "bits_per_byte", seed: int = 0) -> Interval:
-    """metric(a) / metric(b) on the same documents; arguments and errors as of `document_contrast`."""
-    return _bootstrap([a, b], lambda a, b: a / b, metric, seed).interval
+def paired_ratio(a: Sums, b: Sums, *, metric: str = "bits_per_byte") -> Interval:
+    """metric(a) / metric(b) on the same documents; arguments and errors as of `document_difference`."""
+    return _bootstrap([a, b], lambda a, b: a / b, metric).interval
 
 
-def difference_of_ratios(sums: Sequence[Sums], *, metric: str = "bits_per_byte", seed: int = 0) -> Difference:
-    """metric(a) / metric(b) - metric(c) / metric(d) of four sums on the same documents, as of `document_contrast`."""
-    return _bootstrap(sums, lambda a, b, c, d: a / b - c / d, metric, seed)
+def difference_of_ratios(sums: Sequence[Sums], *, metric: str = "bits_per_byte") -> Difference:
+    """metric(a) / metric(b) - metric(c) / metric(d) of four sums on the same documents, as of `document_difference`."""
+    return _bootstrap(sums, lambda a, b, c, d: a / b - c / d, metric)
 
 
-def _bootstrap(cells, combine, metric, seed, resamples=RESAMPLES) -> Difference:
+def _bootstrap(cells, combine, metric, seed=0, resamples=RESAMPLES) -> Difference:
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS, "They are in longitude.statistics.documents.METRICS.")
     check_sizes("interval", resamples=resamples)

@@ -98,12 +98,13 @@ def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     return stats.false_discovery_control(_sorted(p)[0]).tolist() if len(p) else []
 
 
-def pooled_spread(groups: Sequence[Sequence[float]], least: float = 0.05) -> tuple[float, int] | None:
+def pooled_spread(groups: Sequence[Sequence[float]]) -> tuple[float, int] | None:
     """The spread between seeds that several labels share, with its degrees of freedom; None if their spreads differ.
+
+    They differ if Bartlett's test has a p-value below 0.05.
 
     Args:
         groups: One value per seed of each label.
-        least: Below this p-value of Bartlett's test the spreads are taken as different, and nothing is pooled.
 
     Returns:
         The pooled standard deviation, in the unit of the values, and its degrees of freedom.
@@ -114,7 +115,7 @@ def pooled_spread(groups: Sequence[Sequence[float]], least: float = 0.05) -> tup
     several = [np.asarray(losses, np.float64) for losses in groups if len(losses) > 1]
     if len(several) < 2 or any(not np.isfinite(losses).all() or np.ptp(losses) == 0 for losses in several):
         return None
-    if stats.bartlett(*several).pvalue < least:
+    if stats.bartlett(*several).pvalue < 0.05:
         return None
     freedom = sum(len(losses) - 1 for losses in several)
     return math.sqrt(sum((len(losses) - 1) * losses.var(ddof=1) for losses in several) / freedom), freedom
