@@ -21,11 +21,11 @@ from fill_numbers import protocol
 from longitude.attention.mixer import list_mixers
 from longitude.bench import report
 from longitude.bench.measurement import CLOCKS, Clock, interleaved
-from longitude.bench.sweep import threads
 from longitude.labels import parse_label
 from longitude.measure.config import check_ascending, check_each_once
 from longitude.report.table import markdown
 from longitude.runs.files import write_json
+from longitude.runs.machine import threads
 from longitude.runs.terminal import Progress
 from longitude.testing.mixers import bytes_held
 from networks import HEADS, LAYERS, VOCABULARY, WIDTH

@@ -3,7 +3,6 @@
 `make numbers` writes both, and a test compares their numbers with the study's.
 """
 
-import json
 import re
 from typing import Any
 from xml.sax.saxutils import escape
@@ -23,13 +22,6 @@ TITLE = (
 )
 FILES = {ROOT / "docs" / "study.svg": False, ROOT / "docs" / "study-dark.svg": True}
 """Whether it is for dark pages."""
-
-
-def study() -> dict[str, Any]:
-    """The newest result of the README's study."""
-    path = newest("study")
-    assert path is not None
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def names_of(kept: dict[str, Any]) -> dict[str, str]:
@@ -107,18 +99,20 @@ def chart(kept: dict[str, Any]) -> Any:
 
 def write() -> None:
     """Both; the dark one is the other in the colors of dark pages."""
-    drawn = chart(study())
+    drawn = chart(newest("study"))
     for path, dark in FILES.items():
         save(drawn, path)
         svg = path.read_text(encoding="utf-8")
         if dark:
             svg = re.sub("|".join(DARK), lambda color: DARK[color[0]], svg)
-        path.write_text(described(svg, TITLE, described_chart(study()), path.stem).rstrip() + "\n", encoding="utf-8")
+        path.write_text(
+            described(svg, TITLE, described_chart(newest("study")), path.stem).rstrip() + "\n", encoding="utf-8"
+        )
 
 
 def differing() -> list[str]:
     """The files that were drawn from other numbers; by the words in them, as bytes depend on fonts and releases."""
-    expected = f">{escape(described_chart(study()))}</desc>"
+    expected = f">{escape(described_chart(newest('study')))}</desc>"
     return [path.name for path in FILES if not path.exists() or expected not in path.read_text(encoding="utf-8")]
 
 

@@ -29,10 +29,13 @@ PROSE = 140
 """Characters of a line of prose."""
 
 
-def newest(name: str) -> Path | None:
-    """The newest result of a name, results/DATE-NAME.json ("bench": DATE.json); None where there is none."""
+def newest(name: str) -> dict[str, Any]:
+    """The newest result of a name, results/DATE-NAME.json ("bench": DATE.json). ValueError where there is none."""
     dated = "[0-9]" * 4 + "-[0-9][0-9]" * 2
-    return max(RESULTS.glob(dated + ("" if name == "bench" else f"-{name}") + ".json"), default=None)
+    path = max(RESULTS.glob(dated + ("" if name == "bench" else f"-{name}") + ".json"), default=None)
+    if path is None:
+        raise ValueError(f"expected a result {name} in {RESULTS}, found none")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
@@ -157,10 +160,7 @@ def filled(text: str) -> str:
     """A document with every block as the results have it."""
 
     def block(match: re.Match[str]) -> str:
-        path = newest(match[2])
-        if path is None:
-            raise ValueError(f"expected a result {match[2]} in {RESULTS}, found none")
-        shown = (promises if match[2] == "bench" else losses)(json.loads(path.read_text(encoding="utf-8")))
+        shown = (promises if match[2] == "bench" else losses)(newest(match[2]))
         return f"{match[1]}\n{shown}\n\n{match[3]}"
 
     return BLOCK.sub(block, text)

@@ -34,7 +34,8 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))  # nothing is installed where GPUs are
-MINUTES = 9.0
+MINUTES = 9
+"""Of the whole command, at most."""
 GPU_LOST = 3
 """Exit code of a process whose GPU answers no more."""
 AHEAD = 45
@@ -353,7 +354,6 @@ def parsed() -> argparse.Namespace:
     place = Path(folder) / "gpu.json" if folder else ROOT / f"benchmarks/results/{date.today()}-gpu.json"
     parser.add_argument("--out", type=Path, default=place, help="the JSON; logs are written next to it")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="of the whole command")
     parser.add_argument("--interpret", action="store_true", help="every cell once, on the CPU, very small")
     parser.add_argument("--ahead", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--only-part", choices=PARTS, help=argparse.SUPPRESS)
@@ -393,7 +393,7 @@ def main() -> int:
 
     def left(most: float) -> float:
         """Interpreted, the seconds are the machine's, and nothing is left out."""
-        return 1800 if asked.interpret else min(most, 60 * asked.minutes - 10 - (time.monotonic() - start))
+        return 1800 if asked.interpret else min(most, 60 * MINUTES - 10 - (time.monotonic() - start))
 
     if not asked.interpret and {"checks", "attention"} & {*asked.parts}:
         compile_ahead(asked, results, left(AHEAD))

@@ -19,10 +19,10 @@ import transformers
 from fill_numbers import RESULTS, promises
 from longitude.bench import report
 from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, ours, plain
-from longitude.bench.measurement import CLOCKS, Row, interleaved, reason
-from longitude.bench.sweep import threads
+from longitude.bench.measurement import CLOCKS, FAILED, Row, interleaved
+from longitude.errors import one_line_of
 from longitude.runs.files import write_json
-from longitude.runs.machine import available_memory
+from longitude.runs.machine import available_memory, threads
 from longitude.runs.provenance import version_of
 from longitude.runs.terminal import Progress
 from peers import PEERS, Peer, installed
@@ -124,7 +124,8 @@ class Target:
         try:
             rows = self._in_a_process(session) if self.environment else self.measure(session)
         except Exception as error:
-            rows = [session.row(self.name, "ours", session.shape(16), "", "", backend="", turns=0, note=reason(error))]
+            note = f"{FAILED}: {type(error).__name__}: {one_line_of(error)}"
+            rows = [session.row(self.name, "ours", session.shape(16), "", "", backend="", turns=0, note=note)]
         return [replace(row, group=self.name) for row in rows]
 
     def _in_a_process(self, session: Session) -> list[Row]:
@@ -172,8 +173,6 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
 def main(targets: Sequence[Target], description: str | None, name: str) -> int:
     """Measure a set of targets, write them with a chart, and print the table. name: the end of the file's name."""
     options = parser(description, name)
-    options.add_argument("--no-memory", action="store_true", help="leave out memory, which takes a process for each")
-    options.add_argument("--no-peers", action="store_true", help="leave out other libraries")
     options.add_argument("--only", metavar="NAME", default="", help="the targets whose name begins like this")
     options.add_argument("--shrink", type=int, default=1, help="divide all lengths by it, to try everything out")
     options.add_argument("--session", type=json.loads, help=argparse.SUPPRESS)
@@ -188,7 +187,7 @@ def main(targets: Sequence[Target], description: str | None, name: str) -> int:
     rows, outcomes = [], []
     with threads(asked.threads) as count, Progress(total=len(targets)) as progress:
         clock = "processor" if asked.cpu_time else "wall"
-        session = Session(count, clock, asked.repeats, not asked.no_memory, not asked.no_peers, asked.shrink)
+        session = Session(count, clock, asked.repeats, shrink=asked.shrink)
         for n, target in enumerate(targets):
             start, name = time.monotonic(), target.name
             session = replace(session, on_progress=lambda text, n=n, name=name: progress.update(f"{name}: {text}", n))

@@ -1,6 +1,5 @@
 """The gallery: a row for every registered encoding, with a small picture of what it does with distance, to sort."""
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -60,9 +59,8 @@ def page(drawn: dict[str, list[Drawing]]) -> str:
 
 
 def row(name: str, drawings: list[Drawing]) -> Row:
-    built, costs = example(name)(), {}
-    if (path := newest("properties")) is not None:
-        costs = {each["encoding"]: each["cost"] for each in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    built = example(name)()
+    costs = {row["encoding"]: row["cost"] for row in newest("properties")["rows"]}
     verdict, change = holding().get(name, ("not measured", None))
     source = source_of(built) or source_of(ENCODINGS[name]) or ""
     return Row(
@@ -87,20 +85,13 @@ def holding() -> dict[str, tuple[str, float | None]]:
     found: dict[str, tuple[str, float | None]] = {}
     for rows in (
         [each._asdict() for each in analyse(KEPT / "ladder-a").main],
-        _rows("study-modern"),
-        _rows("study-carriers"),
-        _rows("study"),
+        *(newest(study)["rows"] for study in ("study-modern", "study-carriers", "study")),
     ):
         trained = min((each["length"] for each in rows), default=0)
         for each in rows:
             if each["length"] == FACTOR * trained and each["label"] in ENCODINGS:
                 found.setdefault(each["label"], _verdict(each))
     return found
-
-
-def _rows(block: str) -> list[dict[str, Any]]:
-    path = newest(block)
-    return [] if path is None else json.loads(path.read_text(encoding="utf-8"))["rows"]
 
 
 def _verdict(row: dict[str, Any]) -> tuple[str, float | None]:

@@ -7,7 +7,6 @@ make laws ARGS="alibi mamba"     # try these again
 import json
 import sys
 from datetime import date
-from typing import Any
 
 from fill_numbers import RESULTS, newest
 from longitude.attention.mixer import list_mixers
@@ -28,15 +27,9 @@ def subjects() -> dict[str, tuple[Example, dict[str, Law]]]:
     return of_encodings | {name: (mixer_example(name), mixers.laws()) for name in list_mixers()}
 
 
-def read() -> dict[str, Any]:
-    """{"made", "versions", "found": {name: {law: {status, measured, threshold, reason}}}}; nothing is found without a result."""
-    path = newest("laws")
-    return {"found": {}} if path is None else json.loads(path.read_text(encoding="utf-8"))
-
-
 def main() -> int:
     """Try, and write after each."""
-    every, found = subjects(), read()["found"]
+    every, found = subjects(), newest("laws")["found"]
     for name, (build, battery) in every.items():
         known = {} if name in sys.argv[1:] else {law: found.get(name, {}).get(law) for law in battery}
         lacking = [law for law in battery.values() if not known.get(law.name)]

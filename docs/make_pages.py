@@ -80,7 +80,7 @@ def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
         "decode": [*decode_rows(name)] if kind == "mixer" else [],
         "laws": (laws := law_rows(kind, name)),
         "counts": counted(laws),
-        "tried": make_laws.read().get("made"),
+        "tried": results("laws")["made"],
         "claims": [row for row in claim_rows() if name in row["about"]],
     }
 
@@ -164,10 +164,7 @@ def table(drawn: Figure) -> str | None:
 
 
 # ---- what was measured -------------------------------------------------------------------------------------------------
-@cache
-def results(block: str) -> dict[str, Any]:
-    path = newest(block)
-    return {"rows": []} if path is None else json.loads(path.read_text(encoding="utf-8"))
+results = cache(newest)
 
 
 def property_row(name: str) -> list[str] | None:
@@ -185,7 +182,7 @@ def decode_rows(name: str) -> Iterator[dict[str, Any]]:
 
 def law_rows(kind: str, name: str) -> list[tuple[str, str, dict[str, Any] | None]]:
     """(law, what it says, what was found) of the tests; None: not tried yet. Those that do not apply are last."""
-    tried = make_laws.read()["found"].get(name, {})
+    tried = results("laws")["found"].get(name, {})
     battery = make_laws.laws() if kind == "encoding" else make_laws.mixers.laws()
     rows = [(law.name, law.claim, tried.get(law.name)) for law in battery.values()]
     return sorted(rows, key=lambda row: row[2] is not None and row[2]["status"] == "not applicable")

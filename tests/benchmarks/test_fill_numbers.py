@@ -11,16 +11,16 @@ import fill_numbers
 def test_documents_and_pictures_have_what_the_results_have(monkeypatch) -> None:
     """Pictures by the words in them: the bytes of an SVG depend on fonts and releases."""
     assert fill_numbers.differing(fill_numbers.documents()) == draw.differing() == [], "run `make numbers`"
-    study = draw.study()
+    study = draw.newest("study")
     study["rows"][4]["value"] += 0.01
-    monkeypatch.setattr(draw, "study", lambda: study)
+    monkeypatch.setattr(draw, "newest", lambda name: study)
     assert draw.differing() == [path.name for path in draw.FILES]
 
 
 @pytest.mark.parametrize("name", ["bench", "study"])
 def test_a_block_is_filled_from_the_newest_result(name, tmp_path, monkeypatch) -> None:
     """A number that changes in the results differs in the document until it is filled, and nothing else changes."""
-    found = json.loads(fill_numbers.newest(name).read_text())
+    found = fill_numbers.newest(name)
     monkeypatch.setattr(fill_numbers, "RESULTS", tmp_path)
     document = tmp_path / "page.md"
     document.write_text(f"before\n<!-- numbers: {name} -->\n<!-- end -->\nafter\n")

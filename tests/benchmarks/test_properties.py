@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 import properties
-from longitude.bench.sweep import threads
+from longitude.runs.machine import threads
 
 
 def test_the_whole_command(tmp_path, monkeypatch, capsys):

@@ -9,6 +9,7 @@ import pytest
 
 import make_laws
 import make_site
+from fill_numbers import newest
 
 
 # ---- the source --------------------------------------------------------------------------------------------------------
@@ -29,7 +30,7 @@ def test_links_are_those_of_the_site() -> None:
 # ---- what a page is made of --------------------------------------------------------------------------------------------
 def test_laws_that_are_kept_are_those_of_today() -> None:
     """docs/make_laws.py tries what is lacking; what is kept has its name still, and none is broken."""
-    kept = make_laws.read()["found"]
+    kept = newest("laws")["found"]
     batteries = {name: {*battery} for name, (_, battery) in make_laws.subjects().items()}
     assert kept.keys() <= batteries.keys() and all({*found} <= batteries[name] for name, found in kept.items())
     statuses = [result["status"] for found in kept.values() for result in found.values()]
@@ -54,6 +55,7 @@ def refuse(*_, **__):
 socket.socket.connect = socket.getaddrinfo = refuse
 sys.path[:0] = {[str(make_site.DOCS), str(make_site.ROOT / "benchmarks"), str(make_site.ROOT / "src")]}
 import make_site
+from fill_numbers import newest
 sys.exit(make_site.build(Path({str(folder)!r}, "source"), Path({str(folder)!r}, "html")))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -116,11 +116,6 @@ class Row:
     note: str = ""
 
 
-def reason(error: Exception) -> str:
-    """The note of a row whose measurement raised an error."""
-    return f"{FAILED}: {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-
-
 def growth(
     shape: AttentionShape,
     name: str,

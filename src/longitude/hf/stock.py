@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from longitude.errors import UsageError
+from longitude.errors import UsageError, one_line_of
 from longitude.hf.layer import PositionEmbeddings, attach
 from longitude.labels import LAYERS, is_label, parse_encoding
 from longitude.models.configuration import LongitudeConfig, by_pattern
@@ -170,7 +170,7 @@ def require_identity(attention: nn.Module, rotary: nn.Module, config: PreTrained
             "set_positions",
             "attention that multiplies queries and keys by cos and sin",
             f"{type(attention).__name__}{latent}, which rotates in its own way",
-            f"its rotation cannot be replaced ({' '.join(str(error).split())[:120]})",
+            f"its rotation cannot be replaced ({one_line_of(error)})",
         ) from error
 
 

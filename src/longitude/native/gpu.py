@@ -10,6 +10,8 @@ from importlib.metadata import version
 
 import torch
 
+from longitude.errors import one_line_of
+
 
 def switched_off() -> set[str]:
     """Backends after a minus in LONGITUDE_BACKENDS, such as "-triton,-table".
@@ -47,9 +49,8 @@ def why_not_on(device: torch.device, what: str, call: Callable[[], object]) -> s
         call()
         torch.cuda.synchronize(device)
     except Exception as error:
-        first = (str(error).strip().splitlines() or ["no message"])[0]
         where = f"{torch.cuda.get_device_name(device)} (torch {torch.__version__}, triton {version('triton')})"
-        why = f"its kernels do not run on {where}: {type(error).__name__}: {first}"
+        why = f"its kernels do not run on {where}: {type(error).__name__}: {one_line_of(error)}"
         warnings.warn(f"{what}: {why}; LONGITUDE_BACKENDS=-triton switches it off", stacklevel=3)
         return why
     return None
