@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -16,7 +17,7 @@ from claims.tables import false_discovery
 from longitude.report.figure import SLACK, Figure
 from longitude.report.table import markdown
 from longitude.report.wording import count, legible, paper, short_papers, with_base
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, level, orders_kept
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, level
 from longitude.study.analysis import CRITERIA, Analysis
 from longitude.study.answers import SOLVED
 from longitude.study.config import option
@@ -286,6 +287,20 @@ def order(evidence: Evidence) -> list[str]:
         "billion.",
         markdown(["length over the training length", "pairs in the same order"], lines),
     ]
+
+
+def orders_kept(smaller: Mapping[str, float], larger: Mapping[str, float]) -> tuple[int, int]:
+    """How many pairs of labels stand in the same order in both, and how many pairs there are.
+
+    Args:
+        smaller: The value of each label, such as its loss at one size of models.
+        larger: The value of each label at the next size; labels in one alone are left out.
+
+    Source:
+        Magnusson et al. 2025, DataDecide, https://arxiv.org/abs/2504.11393
+    """
+    pairs = [*combinations([label for label in smaller if label in larger], 2)]
+    return sum((smaller[a] < smaller[b]) == (larger[a] < larger[b]) for a, b in pairs), len(pairs)
 
 
 # ---- a study ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from longitude.statistics.estimates import (
     combined,
     compared,
     difference,
-    orders_kept,
 )
 from longitude.statistics.seeds import benjamini_hochberg, holm, t_interval
 
@@ -133,14 +132,3 @@ def test_p_is_5_percent_where_the_end_of_a_lopsided_interval_reaches_0(sign):
     intervals = [Interval(sign * near, *sorted((sign * (near - a), sign * (near + b)))) for a, b in (seeds, text)]
     found = combined(*intervals, 3)
     assert (found.low if sign > 0 else found.high) == pytest.approx(0, abs=1e-12) and found.p == pytest.approx(0.05)
-
-
-def test_orders_that_another_size_keeps():
-    """By hand: the other size puts d first, and c before b: a < b and a < c stay, of six pairs."""
-    small = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
-    large = {"a": 5.0, "c": 6.0, "b": 7.0, "d": 4.5}
-    assert orders_kept(small, small) == (6, 6)
-    assert orders_kept(small, large) == (2, 6)
-    assert orders_kept(small, {"a": 1.0, "d": 0.5, "e": 2.0}) == (0, 1)
-    assert orders_kept(large, small) == (2, 6) and orders_kept(large, large) == (6, 6)
-    assert orders_kept(small, {}) == (0, 0)

@@ -171,12 +171,12 @@ def drift_level(r: Request) -> Tensor | None:
     return level
 
 
-# ---- the bias of contiguous positions: a number per head and offset, cached on the CPU if it needs no gradient -------
+# ---- the bias of contiguous positions --------------------------------------------------------------------------------
 LONGEST = 2**18  # most offsets of a call for which a table is cached
 
 
 def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
-    """The bias at the offsets first, first - 1, ..., last, on the device of q; do not write to it.
+    """The bias at the offsets first, first - 1, ..., last of contiguous positions, on the device of q; do not write to it.
 
     A fixed bias is read from a cached table: computed again for each token, it could take longer than the attention. So is a
     learned one if it needs no gradient. Beyond its reach a bias is one number per head.

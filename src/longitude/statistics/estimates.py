@@ -276,20 +276,6 @@ def compared(sums: Mapping[str, Sums], length: int, metric: str, less_is_better:
     return [_of(*pair, length, *((None, None) if pair[-1].p is None else next(adjusted))) for pair in pairs]
 
 
-def orders_kept(smaller: Mapping[str, float], larger: Mapping[str, float]) -> tuple[int, int]:
-    """How many pairs of labels stand in the same order in both, and how many pairs there are.
-
-    Args:
-        smaller: The value of each label, such as its loss at one size of models.
-        larger: The value of each label at the next size; labels in one alone are left out.
-
-    Source:
-        Magnusson et al. 2025, DataDecide, https://arxiv.org/abs/2504.11393
-    """
-    pairs = [*combinations([label for label in smaller if label in larger], 2)]
-    return sum((smaller[a] < smaller[b]) == (larger[a] < larger[b]) for a, b in pairs), len(pairs)
-
-
 def _of(
     better: str, worse: str, documents: int, estimate: Estimate, length: int, p: float | None, q: float | None
 ) -> Comparison:

@@ -209,6 +209,7 @@ def bins_of(of: Measuring) -> dict[int, list[int]]:
     return bins
 
 
+# ---- copies ----------------------------------------------------------------------------------------------------------
 def distances(ids: np.ndarray) -> np.ndarray:
     """Distance of each byte from the earlier byte that predicts it; 0 if there is none. Bytes [n] -> int64 [n]."""
     back = np.zeros(len(ids), np.int64)
@@ -217,8 +218,8 @@ def distances(ids: np.ndarray) -> np.ndarray:
     before = np.lib.stride_tricks.sliding_window_view(ids.astype(np.uint8), CONTEXT)[:-1]
     codes = np.ascontiguousarray(before).view(np.uint64)[:, 0]
     order = np.argsort(codes, kind="stable")  # equal contexts side by side, in the order of the text
-    same = np.flatnonzero(codes[order][1:] == codes[order][:-1])
-    here, last = order[same + 1] + CONTEXT, order[same] + CONTEXT
+    repeats = np.flatnonzero(codes[order][1:] == codes[order][:-1])
+    here, last = order[repeats + 1] + CONTEXT, order[repeats] + CONTEXT
     right = ids[here] == ids[last]
     back[here[right]] = (here - last)[right]
     return back
