@@ -235,4 +235,4 @@ def foretold(documents: Sequence[Tensor], trained: int, longest: int) -> dict[st
     """
     every = [torch.from_numpy(distances(document.numpy())) for document in documents]
     between = {NEAR: (0, trained), FAR: (trained, longest)}
-    return {name: [(each > above) & (each <= last) for each in every] for name, (above, last) in between.items()}
+    return {name: [(back > above) & (back <= last) for back in every] for name, (above, last) in between.items()}
