@@ -1,7 +1,6 @@
 """Each bug is caught by the law that it breaks, and by no other; what single laws measure, and their reasons."""
 
 import copy
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,7 +17,6 @@ from transformers import (
 )
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-import make_families
 from longitude.check import check, recorder
 from longitude.check.laws.images import Piece, published, text
 from longitude.check.run import laws, subject_of
@@ -40,7 +38,7 @@ from tests.check.broken_unseen import (
     whole_seconds,
 )
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, bloom, built, changed, gpt2, llama, past_of
-from tests.support import refused, refused_calls
+from tests.support import edit_config, refused, refused_calls
 
 OTHER_BASE = {"rope_theta": 500_000.0}
 ORIGINAL = "original_max_position_embeddings"
@@ -170,44 +168,14 @@ def result(law: str, model: Any, **options: Any) -> Any:
 
 
 # ---- the config ---------------------------------------------------------------------------------------------------------
-def saved(folder, rope=OTHER_BASE, top={}, inside={}, old=False):  # noqa: B006
-    """A checkpoint whose config.json is edited by hand, None for a key that goes; old: as transformers 4 wrote it."""
-    llama(rope=rope).save_pretrained(folder)
-    file = folder / "config.json"
-    raw = json.loads(file.read_text())
-    given = {key: value for key, value in (raw.pop("rope_parameters") | inside).items() if value is not None}
-    new = {"rope_parameters": given}
-    if old:
-        new = {"rope_theta": given.pop("rope_theta"), "rope_scaling": given if len(given) > 1 else None}
-    kept = {key: value for key, value in (new | top).items() if value is not None or key == "rope_scaling"}
-    file.write_text(json.dumps(raw | kept))
-    return load(folder, tokenizer=False)
-
-
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
-EDITS = {  # how the file is edited, and the reason
-    "nothing": ({}, ""),
-    "the old schema": ({"old": True}, ""),
-    "the old schema, yarn": ({"old": True, "rope": YARN}, ""),
-    "both schemas, agreeing": ({"top": {"rope_theta": 500_000.0}}, ""),
-    "theta lost": ({"inside": {"rope_theta": None}}, "expected rope_theta"),
-    "original of another type": ({"rope": LINEAR, "inside": {ORIGINAL: 16}}, ORIGINAL),
-    "original missing": ({"rope": YARN, "inside": {ORIGINAL: None}}, f"{ORIGINAL} is missing"),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_the_config_is_read_as_it_stands(edit, tmp_path):
-    changes, words = EDITS[edit]
-    found = result("files", saved(tmp_path, **changes))
-    assert found.status == ("failed" if words else "passed"), found
-    assert words in found.reason
-    assert (found.measured > 0) == bool(words)
 
 
 def test_keys_of_nobody_are_unknown(tmp_path):
     """At the top and among the rope parameters; the config is called neither wrong nor right."""
-    found = result("files", saved(tmp_path, top={"rope_base": 1e6}, rope=YARN, inside={"warmth": 0.3}))
+    (model := llama(rope=YARN)).save_pretrained(tmp_path)
+    edit_config(tmp_path, rope_base=1e6, rope_parameters=model.config.rope_parameters | {"warmth": 0.3})
+    found = result("files", load(tmp_path, tokenizer=False))
     assert found.status == "unknown"
     assert found.reason.startswith(
         "config.json: not understood: rope_base, rope_parameters.warmth; understood are model_type, "
@@ -449,15 +417,6 @@ def test_a_law_does_not_apply_where_it_claims_nothing(law, make, words):
     assert found.status == "not applicable" and words in found.reason
 
 
-def test_numbers_that_json_has_not(tmp_path):
-    """A base of zero, which no file may have: tables are not finite, and only the config is at fault."""
-    with pytest.raises(ValueError, match="rope_theta"):
-        saved(tmp_path, inside={"rope_theta": 0})
-    found = check(llama(rope={"rope_theta": 0}), laws=["files", "far_positions", "repeatable"])
-    assert [one.status for one in found.values()] == ["failed", "not applicable", "not applicable"]
-    json.dumps([one.as_dict() for one in found.values()], allow_nan=False)
-
-
 @pytest.mark.slow
 def test_a_model_is_left_as_it_was():
     model = llama().bfloat16()
@@ -519,15 +478,6 @@ def test_phi3_begins_again_at_the_border():
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32}
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "num_hidden_layers": 2}
-
-
-@pytest.mark.slow
-def test_a_factor_of_positions_in_the_code_alone_is_unknown():
-    """Beam's layers without rotation multiply queries by a factor of their position, of which its config says nothing."""
-    pytest.importorskip("transformers.models.beam", reason="a family of transformers from 5.24 on")
-    shape = {"moe_intermediate_size": 32, "num_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
-    found = result("relative_positions", of_kind("beam", **SMALL, **LAYERS, **shape))
-    assert found.status == "unknown" and "not understood" in found.reason
 
 
 def test_a_key_that_its_class_does_not_read_is_named():
@@ -626,11 +576,3 @@ def test_laws_are_chosen_by_name():
     names = list(laws())
     assert list(check(llama(), laws=["left_padding", "files"])) == ["files", "left_padding"]
     assert all(set(law.rests_on) <= set(names[: names.index(law.name)]) for law in laws().values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("law", ["layer_rotations", "layer_masks"])
-def test_keys_that_are_not_one_for_each_token_are_said_in_words(law):
-    """DeepSeek V4 compresses keys, and transformers has no static cache of its kinds of layers: no raw error is the reason."""
-    found = check(make_families.toy("deepseek_v4"), laws=[law])[law]
-    assert (found.status, "Error" in found.reason) == ("unknown", False)

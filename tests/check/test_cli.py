@@ -1,17 +1,14 @@
 """`longitude check`: exit codes, the table, JSON, and encodings and mixers of the user's own."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedConfig
 
 from longitude.check.parts import check_part
 from longitude.check.quick import QUICK
 from longitude.check.subject import CHECKPOINT_LAWS
-from longitude.checkpoints.compare import not_rotary, ropes
 from longitude.cli import check as verb
 from longitude.cli.check import CheckOptions, part_of
 from longitude.testing.engine import Measurement
@@ -30,15 +27,6 @@ def check(name: str, json: bool = False, all: bool = False, **options) -> int:
 def folder(tmp_path):
     llama().save_pretrained(tmp_path)
     return tmp_path
-
-
-@pytest.mark.slow
-def test_a_healthy_checkpoint(folder, capsys):
-    assert check(str(folder)) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1, "nothing but the counts"
-    assert check(str(folder), all=True) == 0
-    printed = capsys.readouterr().out
-    assert "cached_decoding" in printed and re.search(r"\d+ laws: \d+ passed, 0 failed", printed)
 
 
 def test_a_broken_checkpoint_is_explained_in_the_table_and_as_json(folder, capsys):
@@ -123,15 +111,6 @@ def test_own_modeling_code_is_run_if_the_user_names_it(tmp_path, capsys):
         check(f"{file}:Mine")
 
 
-def test_a_bare_base_declares_a_rotation():
-    config = type("MineConfig", (PreTrainedConfig,), {"model_type": "mine"})(
-        hidden_size=64, num_attention_heads=4, num_hidden_layers=2, rope_theta=500.0
-    )
-    assert [rope.base for rope in ropes(config).values()] == [500.0]
-    del config.rope_theta
-    assert "add its base to the config, as in rope_theta=" in str(not_rotary(config))
-
-
 class Raising:
     def __init__(self):
         raise RuntimeError("no room")
@@ -157,32 +136,6 @@ WRONG = (
 def test_wrong_use_is_a_value_error(name, options, words, folder):
     with pytest.raises(ValueError, match=words):
         check(name.format(model=folder), **options)
-
-
-def test_an_encoding_misspelt(monkeypatch):
-    def none(name, **options):
-        raise ValueError(f"{name}: no such name on the hub")
-
-    monkeypatch.setattr("longitude.checkpoints.load.load", none)  # the hub is not asked
-    for name, words in (
-        ("alibbi", "; did you mean the encoding 'alibi'"),
-        ("mambo", "; did you mean the mixer 'mamba'"),
-        ("owner/llama", "$"),
-    ):
-        with pytest.raises(ValueError, match=f"{name}: no such name on the hub{words}"):
-            check(name)
-
-
-def test_what_is_an_encoding_or_a_mixer(tmp_path, monkeypatch):
-    assert part_of("nobody/model") is None
-    assert part_of("rope:base=500000") == ("rope", {"base": 500000})
-    assert part_of("window:size=8") == ("window", {"size": 8})
-    kind, options = part_of(f"{ENCODINGS}:Broken:rate=2.5")
-    assert kind.__name__ == "Broken" and options == {"rate": 2.5}
-    assert part_of("longitude.positions.bias:ALiBi")[0].__name__ == "ALiBi"
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "alibi").mkdir()
-    assert part_of("alibi") is None  # a folder is a model
 
 
 PARTS = (  # law, of what is right, and of what breaks it

@@ -109,33 +109,6 @@ def test_layers_with_windows_and_rotations_of_their_own(saved):
     assert "slowed-full_attention" in [each.name for each in checkpoint.drawings(config)]
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    ("config", "kind", "drawn"),
-    [
-        (transformers.BloomConfig(), "alibi", "bias"),
-        (transformers.MptConfig(), "alibi", "bias"),
-        (transformers.FalconConfig(alibi=True), "alibi", "bias"),
-        (transformers.T5Config(), "t5", "buckets"),
-        (transformers.GPT2Config(), "learned", None),
-        (transformers.OPTConfig(), "learned", None),
-        (transformers.GPTNeoXConfig(), "rotary", "wavelengths"),
-        (transformers.DeepseekV3Config(), "rotary", "wavelengths"),
-        (lg.models.LongitudeConfig(encoding="alibi"), "alibi", "bias"),
-    ],
-    ids=lambda each: getattr(each, "model_type", each),
-)
-def test_families(saved, config, kind, drawn):
-    path, config = saved(config)
-    assert checkpoint.facts(path, config)["kind"] == [kind]
-    names = [each.name for each in checkpoint.drawings(config)]
-    assert drawn in names if drawn else names == []
-
-
-def test_a_table_ends(saved):
-    assert words(*saved(transformers.GPT2Config()))["beyond"].startswith("positions from 1024 on do not exist")
-
-
 def test_a_checkpoint_in_the_terminal(command, saved):
     path, _ = saved(transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64))
     code, out, _ = command("show", path)
@@ -178,12 +151,3 @@ def test_dials_of_our_own_models_are_those_of_the_label(encoding, saved):
     np.testing.assert_allclose(plain.seen, np.minimum(1, 64 * theta / (2 * math.pi)), rtol=1e-6)
     np.testing.assert_allclose(plain.asked, np.minimum(1, 512 * theta / (2 * math.pi)), rtol=1e-6)
     assert yarn.asked[-1] == pytest.approx(yarn.seen[-1])  # slowed down by 512 / 64
-
-
-@pytest.mark.parametrize(("kind", "followed"), [("mistral", True), ("granite", False)])
-def test_a_window_that_a_class_does_not_follow_is_noted(saved, kind, followed):
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    config = transformers.AutoConfig.for_model(kind, **sizes, intermediate_size=32, vocab_size=64, pad_token_id=0)
-    config.sliding_window = 4096
-    about = checkpoint.facts(*saved(config))
-    assert any("attends to 4097 keys" in note for note in about["notes"]) != followed

@@ -8,7 +8,7 @@ import torch
 
 import longitude as lg
 from longitude.drawings.build import Shape, built
-from longitude.drawings.drawing import Grid, Lines, side_by_side, ticks
+from longitude.drawings.drawing import Grid, Lines, side_by_side
 from longitude.drawings.encodings import drawings, trained
 from longitude.drawings.rotations import clocks
 
@@ -175,17 +175,6 @@ def test_weights_are_a_softmax_of_what_position_adds():
 
 
 # ---- axes ------------------------------------------------------------------------------------------------------------
-def test_ticks():
-    assert ticks(0, 1023, "offsets") == [0, 1, 4, 16, 64, 256]
-    assert ticks(-5, 5, "offsets") == [-4, -1, 0, 1, 4] == ticks(-4, 4, "offsets")
-    assert ticks(-20, 0) == [-20, -15, -10, -5, 0]
-    assert ticks(1, 4) == [1, 2, 3, 4]
-    assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1]
-    assert ticks(0.9, 13.2) == [2, 4, 6, 8, 10, 12]
-    assert ticks(6.28, 47_000, "log") == [10, 100, 1000, 10_000]
-    assert ticks(2**-8, 0.5, "log") == pytest.approx([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5])
-
-
 def test_what_several_share_is_drawn_once_and_what_differs_is_named():
     labels = ["rope:scaling=linear,factor=4", "rope:scaling=yarn,factor=4,original_max_length=32"]
     each = {label: drawings(built(label, SHAPE).encoding, SHAPE) for label in labels}

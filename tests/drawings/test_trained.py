@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longitude.drawings.trained import biases, opened
-from longitude.positions.bias import ALiBi, T5Bias
+from longitude.positions.bias import T5Bias
 from longitude.study.results import read_run
 from longitude.study.train import build_model, save
 from tests.study.conftest import sealed_again, units_in, write_run
@@ -41,17 +41,6 @@ def test_biases_before_and_after(study):
         offsets, bias = found.lines[f"head {head}, before"]
         assert bias == pytest.approx(before.bias_at(torch.tensor(offsets))[head - 1].tolist(), abs=1e-4)
     assert [*biases(run, trials["rope"])] == []  # no bias that positions alone decide
-
-
-def test_the_bias_of_alibi_falls_by_its_slopes(tmp_path):
-    shape = {"layers": 2, "hidden": 16, "heads": 2, "train_length": 16}
-    run = read_run(write_run(tmp_path, {"alibi": (2.5,)}, test_lengths=(64,), **shape))
-    save(build_model(run.config, "alibi", 0), run.of("alibi")[0].folder)
-    sealed_again(run.of("alibi")[0].folder)
-    [found] = biases(run, run.of("alibi")[0])
-    for slope, (offsets, bias) in zip(ALiBi(2).slopes, found.lines.values(), strict=True):
-        assert bias == pytest.approx([-slope * offset for offset in offsets], abs=1e-4)
-        assert offsets[0] == 0 and offsets[-1] == 63
 
 
 def test_runs_that_lack_what_is_asked_for(study, command):

@@ -162,17 +162,3 @@ def test_out_is_never_written_over(save, refused, tmp_path) -> None:
     assert "own folder" in refused(source, *YARN, out=source / "longer")
     assert "not a directory" in refused(source, *YARN, out=source.with_name("file") / "out")
     assert "expected MODEL" in refused("", *YARN, out=tmp_path / "new")
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device", "file")])
-def test_nothing_half_written(error, checkpoint, command, tmp_path, monkeypatch) -> None:
-    write = writing.copy_weights
-
-    def interrupted(*arguments):
-        write(*arguments)
-        raise error
-
-    monkeypatch.setattr(writing, "copy_weights", interrupted)
-    code, _, line = command(checkpoint("llama"), *YARN, "--out", tmp_path / "deep" / "out")
-    assert code == (130 if error is KeyboardInterrupt else 2) and line.count("\n") == 1
-    assert not list(tmp_path.iterdir())

@@ -283,19 +283,6 @@ def test_never_scaled_twice(method, longer, write, refused) -> None:
     assert config(again) == config(longer("llama", *further))
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("kind", ["yarn", "dynamic"])
-def test_extended_by_others(kind, save, longer, write, refused) -> None:
-    """Their files have it in rope_parameters alone."""
-    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
-    rope |= {"original_max_position_embeddings": LENGTH} if kind == "yarn" else {}
-    source = save(rope_parameters=rope, max_position_embeddings=LENGTH if kind == "dynamic" else 2 * LENGTH)
-    assert f"--original {LENGTH}" in refused(source, *by("ntk"))
-    out, _ = write(source, *by("ntk"), "--original", LENGTH)
-    direct = loaded(longer("llama", *by("ntk")))
-    assert torch.equal(rotary_of(loaded(out)).inv_freq, rotary_of(direct).inv_freq)
-
-
 @pytest.mark.slow
 def test_what_transformers_would_rotate_otherwise(save, checkpoint, refused, write) -> None:
     """Llama's plain rotation takes no notice of a partial factor, its scaled ones do; Phi-3 makes longrope of every yarn."""

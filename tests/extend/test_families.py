@@ -17,7 +17,6 @@ from longitude.positions.scaling.base import Frequencies, Scaling
 from make_families import OPTIONS, OWN, SHAPE
 from tests.checkpoints.families import Measured, measured
 from tests.extend.test_extend import RootOfFactor, with_root_of_factor
-from tests.support import edit_config, refused
 
 LENGTH = 64
 PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -133,20 +132,3 @@ def test_a_family(family, method, tmp_path) -> None:
     result = outcome(family, source, tmp_path / "out", method)
     is_refused = family in ("cohere2", "recurrent_gemma") or (family, method) == ("granite_swa", "ntk")
     assert result == ("refused" if is_refused else "written")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "remedy"), [("beam", "max_position_embeddings"), ("lfm3", "--method")])
-def test_a_refusal_names_what_works(family, remedy, tmp_path) -> None:
-    """Beam rotates behind windows alone; the rope_type of LFM3's layers of full attention has a factor and nothing else."""
-    pytest.importorskip(f"transformers.models.{family}", reason="transformers is older than the model")
-    source = checkpoint(family, tmp_path / "model")
-    with refused(remedy, what="rope_parameters"):
-        extend(source, tmp_path / "no", to=4 * LENGTH, method="yarn", text=None)
-    if family == "lfm3":
-        assert outcome(family, source, tmp_path / "out", "linear") == "written"
-        return
-    ids = torch.arange(4 * LENGTH)[None] % 90
-    was = AutoModelForCausalLM.from_pretrained(source)(ids).logits
-    edit_config(source, max_position_embeddings=4 * LENGTH)
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(source)(ids).logits, was)

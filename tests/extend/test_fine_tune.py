@@ -1,7 +1,6 @@
 """Fine-tuning: what is trained on, what is written, and the same on one process and on two."""
 
 import importlib.util
-import json
 import math
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from longitude.checkpoints.load import load
 from longitude.extend.fine_tune import RANK, Windows, _stream, fine_tune
 from longitude.extend.units import work_of
 from longitude.positions.samplers import sampler
-from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
+from tests.extend.conftest import LENGTH, files, loaded, saved, weights
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": LENGTH}
 
@@ -135,30 +134,6 @@ def test_lora_is_merged_into_the_weights(tune, extended) -> None:
         assert torch.linalg.matrix_rank((new[name] - old[name]).double(), rtol=1e-4) <= RANK
     assert tuned.parameters == sum(RANK * sum(old[name].shape) for name in linear)
     assert tuned.losses[-1] < tuned.losses[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--positions", "skipped"], ["--lora"]])
-def test_extended_and_trained_in_one_command(more, checkpoint, command, text, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
-    options = [
-        "--to",
-        2 * LENGTH,
-        "--method",
-        "yarn",
-        "--fine-tune",
-        text,
-        "--steps",
-        3,
-        "--learning-rate",
-        0.01,
-        *more,
-    ]
-    code, printed, _ = command(checkpoint("llama"), *options, "--out", tmp_path / "out", "--text", text, "--json")
-    result, out = json.loads(printed), tmp_path / "out"
-    assert code == 0 and len(result["tuned"]["losses"]) == 3 and config(out)["rope_parameters"]["rope_type"] == "yarn"
-    assert (logits(loaded(out), 2 * LENGTH) - logits(loaded(checkpoint("llama")), 2 * LENGTH)).abs().max() > 1e-4
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 # ---- what a kill leaves ----------------------------------------------------------------------------------------------

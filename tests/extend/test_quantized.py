@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from longitude.extend import extend, fine_tune
+from longitude.extend import extend
 from tests.extend.conftest import LENGTH, config, saved, weights
 from tests.support import edit_config, refused
 
@@ -82,11 +82,6 @@ def test_what_needs_them_refuses(options, message, quantized, tmp_path):
     with pytest.raises(ValueError, match="quantized") as error:
         extend(folder, out, to=TO, **options)
     assert message in str(error.value) and not out.exists()
-
-
-def test_training_without_extending_refuses(quantized, tmp_path):
-    with pytest.raises(ValueError, match="gptq"):
-        fine_tune(quantized(), "stdlib", steps=1, out=tmp_path / "out", length=8)
 
 
 @pytest.mark.one_in(2)

@@ -116,21 +116,6 @@ def test_flags_of_llama_cpp_rotate_as_the_new_folder(kind, method, checkpoint, l
 
 
 @pytest.mark.slow
-def test_what_an_engine_cannot_is_no_command(longer) -> None:
-    """Factors that only a tensor holds, a scheme that follows the length, a table without an end, several kinds of layers."""
-
-    def programs(kind: str, method: str) -> dict[str, int]:
-        commands = served(longer(kind, "--to", TO, "--method", method, "--no-measure"))
-        return {name: len(commands.get(name, [])) for name in ("vllm", "sglang", "llama-server", "transformers")}
-
-    every = {"vllm": 2, "sglang": 2, "llama-server": 2, "transformers": 1}
-    assert programs("llama", "yarn") == every
-    assert programs("llama", "llama3") == programs("gemma3_text", "yarn") == every | {"llama-server": 1}
-    assert programs("llama", "dynamic") == every | {"llama-server": 0, "vllm": 0}
-    assert programs("llama", "drope") == every | {"vllm": 0, "sglang": 0}
-
-
-@pytest.mark.slow
 def test_trained_weights_are_served_from_their_folder(checkpoint, command, text, tmp_path) -> None:
     """Options for the original weights would serve those; and a further training keeps no older commands."""
     tuned, again = tmp_path / "tuned", tmp_path / "again"

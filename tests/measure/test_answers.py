@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +97,6 @@ def test_the_interval_of_pairs() -> None:
 
 
 # ---- lengths, positions ----------------------------------------------------------------------------------------------
-def test_the_trained_length_can_be_left_out(checkpoints, text) -> None:
-    config = MeasureConfig(text=str(text), **SIZES)
-    assert plan(config, (str(checkpoints["llama"]),)).lengths == (32, 48, 64)
-    assert plan(replace(config, trained=False), (str(checkpoints["llama"]),)).lengths == (48, 64)
-
-
 # ---- what begins a window --------------------------------------------------------------------------------------------
 def beginning(adds: bool) -> Any:
     """Bytes, and a token <s> that the tokenizer knows, or puts before every text."""

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.errors import UsageError
-from longitude.measure import endpoint as module, transport
+from longitude.measure import transport
 from longitude.measure.config import METHODS, MeasureConfig, require_consistent
 from longitude.measure.endpoint import Endpoint, stand_in, without_thinking
 from longitude.measure.retrieval import run
@@ -231,32 +231,6 @@ def test_perplexity_without_echo_is_that_of_each_token_in_turn(folder, text, com
         for model.forces in ("biased", "at will"):
             code, _, error = measured("no")
             assert code == 2 and "log-probabilities" in error
-
-
-@pytest.mark.parametrize(
-    ("refuses", "remedy"),
-    [
-        ((401, "no such key"), transport.KEY),
-        ((403, "no such key"), transport.KEY),
-        ((404, "the model `served/llama` does not exist"), "--model"),
-        ((404, "no such route"), "--tasks"),
-        ((400, "echo and logprobs exclude each other"), "--tasks"),
-    ],
-)
-def test_a_remedy_is_of_what_is_refused(refuses, remedy, folder) -> None:
-    """Other tasks need the right key and model as well; without a tokenizer the server's answer is shown, too."""
-    model, tokenizer = Model(folder), byte_tokenizer()
-    model.refuses = refuses
-    with served(model) as url:
-        server = Endpoint(address(url), "served/llama")
-        with pytest.raises(UsageError) as asked:
-            server.checked([1, 2, 3], None, tokenizer, asks=False)
-        with pytest.raises(UsageError) as counted:
-            module.ServerTokenizer(server)("text")
-    assert asked.value.remedy.count(remedy) == 1 and (remedy == "--tasks") == ("--tasks" in asked.value.remedy)
-    assert (counted.value.remedy == asked.value.remedy) == (remedy != "--tasks") and "--tokenizer" in str(counted.value)
-    for error in (asked.value, counted.value):
-        assert all(str(each) in error.got for each in refuses)
 
 
 @pytest.mark.slow

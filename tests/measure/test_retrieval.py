@@ -6,9 +6,7 @@ from itertools import product
 from random import Random
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from longitude.checkpoints.load import byte_tokenizer
 from longitude.errors import UsageError
@@ -269,15 +267,6 @@ def test_a_tokenizer_that_cuts_is_refused():
         with refused("tokenizer", "model_max_length"):
             asked.prompt(Cutting(kept(most)), 1024, 0.0, 0)
     assert asked.prompt(Cutting(slice(1100)), 1024, 0.0, 0).tokens == 1024  # nothing is cut
-
-
-def test_a_tokenizer_that_loses_numbers_is_refused():
-    letters = Tokenizer(
-        models.WordLevel({"<unk>": 0, **{word: i for i, word in enumerate(NOISE.split(), 1)}}, unk_token="<unk>")
-    )
-    letters.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    with refused("prompt", "tokenizer"):
-        plan("passkey", [500], None, 1).prompt(PreTrainedTokenizerFast(tokenizer_object=letters), 500, 0.5, 0)
 
 
 def test_a_prompt_that_is_not_whole_is_refused():

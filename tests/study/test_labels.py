@@ -210,11 +210,3 @@ def test_layers_of_their_own():
 def test_refused_layers(label, message):
     with pytest.raises(ValueError, match=message):
         parse_label(label)
-
-
-def test_a_pattern_that_does_not_divide_the_layers():
-    with pytest.raises(ValueError, match="3"):
-        LongitudeConfig(
-            vocab_size=9, hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
-            **parse_label("rope..rope..nope").options(4),
-        )  # fmt: skip
