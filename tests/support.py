@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,17 @@ def recorded(model: nn.Module, outputs: str, last: str) -> dict[str, dict[str, T
         if own == last:
             module.register_forward_pre_hook(lambda _, given, at=layer: keep(at, "mixed", given[0]))
     return seen
+
+
+def in_pieces(model: Any, ids: Tensor, cuts: Sequence[int], **inputs: Tensor) -> Tensor:
+    """Logits of tokens [B, L] in pieces up to each cut, with a cache. inputs: of all tokens, of a mask those so far."""
+    cache, parts = None, []
+    for start, stop in pairwise((0, *cuts)):
+        named = {name: x[:, :stop] if name == "attention_mask" else x[:, start:stop] for name, x in inputs.items()}
+        out = model(ids[:, start:stop], cache=cache, use_cache=True, **named)
+        cache = out.cache
+        parts.append(out.logits)
+    return torch.cat(parts, 1)
 
 
 def by_head(x: Tensor, count: int) -> Tensor:

@@ -477,7 +477,6 @@ def test_phi3_begins_again_at_the_border():
 
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32}
-LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "num_hidden_layers": 2}
 
 
 def test_a_key_that_its_class_does_not_read_is_named():

@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import make_families
 from longitude.hf import set_positions
 from longitude.hf.stock import KEY
-from tests.support import refused
+from tests.support import in_pieces, refused
 
 PADDING_IN_STATES = {"recurrent_gemma"}
 """Its recurrences read padding, whose tokens attend to nothing: zeros here, a mean of all values there."""
@@ -88,16 +88,6 @@ def own_and_ours(family):
         yield model
 
 
-def in_pieces(model, ids, **mask):
-    cache, parts = {}, []
-    for start, stop in ((0, 9), (9, 10), (10, 25), (25, 40)):
-        seen = {name: x[:, :stop] for name, x in mask.items()}
-        out = model(ids[:, start:stop], use_cache=True, **seen, **cache)
-        cache = {"cache": out.cache}
-        parts.append(out.logits)
-    return torch.cat(parts, 1)
-
-
 def relative(got, want):
     return float((got - want).detach().abs().max() / want.detach().abs().max())
 
@@ -117,7 +107,8 @@ def test_biases_and_chosen_keys_are_those_of_the_model(family):
         assert relative(a, b) < 1e-5
     with torch.no_grad():
         for mask in ({}, padded):
-            assert relative(in_pieces(ours, ids, **mask)[real], in_pieces(theirs, ids, **mask)[real]) < 1e-5
+            got, want = (in_pieces(model, ids, (9, 10, 25, 40), **mask)[real] for model in (ours, theirs))
+            assert relative(got, want) < 1e-5
     gradients = [
         [torch.autograd.grad(x.cos().sum(), list(model.parameters()), allow_unused=True) for x in outputs]
         for model, outputs in ((theirs, want), (ours, got))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import longitude as lg
@@ -14,7 +14,7 @@ from longitude.hf import from_pretrained, set_positions
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
 from longitude.testing.battery.models import require_same_offloaded
-from tests.support import close as near, parameter_gradients, refused, refused_calls
+from tests.support import close as near, in_pieces, parameter_gradients, refused, refused_calls
 
 REFUSED = dict.fromkeys(("sinusoidal", "learned", "abacus", "coupled"), "input") | {
     "axial_rope": "2 axes",
@@ -110,11 +110,8 @@ def test_chunks_padding_and_packing(kind, name, mode, ids, mask, placed):
         places = (mask.cumsum(1) - 1).clamp(min=0)
         whole = model(ids, attention_mask=mask, position_ids=places).logits
         close(whole[:1, PADDED:], model(ids[:1, PADDED:]).logits)
-        cache, chunks = DynamicCache(config=model.config), []
-        for start, stop in ((0, 9), (9, 15), (15, 16), (16, 17)):
-            inputs = {"attention_mask": mask[:, :stop], "position_ids": places[:, start:stop]}
-            chunks.append(model(ids[:, start:stop], cache=cache, **inputs).logits)
-        close(torch.cat(chunks, 1)[mask.bool()], whole[mask.bool()])
+        pieces = in_pieces(model, ids, (9, 15, 16, 17), attention_mask=mask, position_ids=places)
+        close(pieces[mask.bool()], whole[mask.bool()])
         two = torch.cat([torch.arange(7), torch.arange(10)])[None]
         packed = model(ids, position_ids=two, use_cache=False).logits
         close(packed[:, :7], model(ids[:, :7]).logits)
@@ -131,9 +128,8 @@ def test_offloaded_to_memory_or_disk(name, ids, placed):
 def test_rotated_values_in_a_stock_model(ids, placed, stock):
     """They are cached rotated, and turned back wherever the sequence begins."""
     model = placed("llama", {"name": "rope", "layout": "half", "rotate_values": True})
-    cache, whole = DynamicCache(config=model.config), model(ids).logits
-    chunks = [model(ids[:, i : i + 1], cache=cache).logits for i in range(17)]
-    close(torch.cat(chunks, 1), whole)
+    whole = model(ids).logits
+    close(in_pieces(model, ids, range(1, 18)), whole)
     close(model(ids, position_ids=torch.arange(17)[None] + 30).logits, whole)
     assert (whole - stock()(ids).logits).abs().max() > 1e-3
 
@@ -142,9 +138,7 @@ def test_frequencies_that_follow_the_length(ids, placed, stock):
     """Keys stay raw in the cache: each query row has its own frequencies; and each document, which begins again."""
     dynamic = {"name": "dynamic", "factor": 4.0, "original_max_length": 4, "follow": "row"}
     model = placed("llama", {"name": "rope", "layout": "half", "scaling": dynamic})
-    cache = DynamicCache(config=model.config)
-    chunks = [model(ids[:, i : i + 1], cache=cache).logits for i in range(17)]
-    close(torch.cat(chunks, 1), model(ids).logits)
+    close(in_pieces(model, ids, range(1, 18)), model(ids).logits)
     packed = model(ids[:1], cu_seq_lens_q=torch.tensor([0, 7, 17]), use_cache=False).logits
     close(packed[:, 7:], model(ids[:1, 7:]).logits)
     assert (model(ids).logits - stock()(ids).logits).abs().max() > 1e-3
@@ -215,15 +209,6 @@ def test_activations_made_again_give_the_same_gradients(ids, placed):
     assert all(gradient.abs().max() > 0 for gradient in plain)
 
 
-def test_an_encoding_for_all_layers_or_one_for_each(placed):
-    def count(encoding) -> int:
-        return len(placed("llama", encoding).base_model.longitude_positions)
-
-    assert count({"name": "t5", "shared": True}) == 1
-    assert count({"name": "t5", "shared": False}) == 2
-    assert count([{"name": "t5", "shared": True}, "fox"]) == 3
-
-
 @pytest.mark.parametrize(
     ("encoding", "message"),
     [
@@ -290,9 +275,7 @@ def test_by_layer(ids, mask, tmp_path, stock, placed):
     assert [type(encoding).__name__ for encoding in both.base_model.longitude_positions] == [
         "Rotary", "SSMax", "NoPosition", "LearnedSink",
     ]  # fmt: skip
-    cache = DynamicCache(config=both.config)
-    chunks = [both(ids[:, a:b], cache=cache).logits for a, b in ((0, 9), (9, 10), (10, 17))]
-    close(torch.cat(chunks, 1), both(ids).logits)
+    close(in_pieces(both, ids, (9, 10, 17)), both(ids).logits)
     shared = placed("llama", {"layers": [rope]})
     assert len(shared.base_model.longitude_positions) == 1
     labels = [("rope:layout=half+ssmax..nope", {"layers": [[{"name": "rope", "layout": "half"}, "ssmax"], "nope"]})]

@@ -18,7 +18,7 @@ import longitude as lg
 import longitude.hf  # registers
 from longitude.hf.attention import REFUSED, stock_attention
 from longitude.hf.masks import StockMask
-from tests.support import close as near, heads, refused
+from tests.support import close as near, heads, in_pieces, refused
 
 close = partial(near, atol=1e-10)
 
@@ -57,10 +57,8 @@ def test_sinks(stock, ids, mask):
     ours, theirs = stock("gpt_oss", "longitude"), stock("gpt_oss")
     close(ours(ids).logits, theirs(ids).logits)
     close(gradients(ours, ids, attention_mask=mask), gradients(theirs, ids, attention_mask=mask))
-    want, cache, chunks = theirs(ids, attention_mask=mask).logits, DynamicCache(config=ours.config), []
-    for start, stop in ((0, 9), (9, 10), (10, 17)):
-        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], cache=cache).logits)
-    close(torch.cat(chunks, 1)[mask.bool()], want[mask.bool()])
+    want = theirs(ids, attention_mask=mask).logits
+    close(in_pieces(ours, ids, (9, 10, 17), attention_mask=mask)[mask.bool()], want[mask.bool()])
     x = ours.get_input_embeddings()(ids[:1]).detach()
     packed = ours(inputs_embeds=x, use_cache=False, seq_idx=NUMBERS, position_ids=PLACES).logits
     close(packed, torch.cat([theirs(inputs_embeds=part).logits for part in x.split([7, 10], 1)], 1))
@@ -89,10 +87,7 @@ def test_a_softcap_is_the_models(stock, ids, mask):
     rows = zip(ids, mask.bool(), strict=True)  # of padding in float64 theirs makes NaN
     want = torch.cat([theirs(row[real][None]).logits[0] for row, real in rows])
     near(ours(ids, attention_mask=mask).logits[mask.bool()], want, 1e-6)
-    cache, parts = DynamicCache(config=ours.config), []
-    for start, stop in ((0, 9), (9, 10), (10, 17)):
-        parts.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], cache=cache).logits)
-    near(torch.cat(parts, 1)[mask.bool()], want, 1e-6)
+    near(in_pieces(ours, ids, (9, 10, 17), attention_mask=mask)[mask.bool()], want, 1e-6)
     uncapped = stock("gemma2", "longitude", **GEMMA | {"attn_logit_softcapping": None})
     assert (uncapped(ids, attention_mask=mask).logits[mask.bool()] - want).abs().max() > 1e-4
     longitude.hf.set_positions(ours, {"name": "rope", "layout": "half", "angle_dtype": "float32"})
@@ -156,11 +151,9 @@ def test_marks_behind_a_cache_are_refused(stock, ids):
 def test_decoding_with_the_cache(mode, pair, ids, mask):
     """Without gradients the layers of a step share what the first one chose."""
     ours, theirs = pair
-    cache, chunks = DynamicCache(config=ours.config), []
     with mode():
-        for start, stop in ((0, 9), (9, 14), (14, 15), (15, 16), (16, 17)):
-            chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], cache=cache).logits)
-    close(torch.cat(chunks, 1)[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
+        pieces = in_pieces(ours, ids, (9, 14, 15, 16, 17), attention_mask=mask)
+    close(pieces[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
 
 
 @pytest.mark.one_in(5)
@@ -271,10 +264,7 @@ def test_chunks(stock, ids, mask):
     real = mask.bool()
     want = theirs(ids, attention_mask=mask).logits
     in_float32(ours(ids, attention_mask=mask).logits[real], want[real])
-    cache, chunks = DynamicCache(config=ours.config), []
-    for start, stop in ((0, 9), (9, 10), (10, 11), (11, 17)):
-        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], cache=cache).logits)
-    in_float32(torch.cat(chunks, 1)[real], want[real])
+    in_float32(in_pieces(ours, ids, (9, 10, 11, 17), attention_mask=mask)[real], want[real])
     for places in (PLACES, PLACES.expand(2, -1)):
         x = ids[: len(places)]
         in_float32(*(model(x, position_ids=places, use_cache=False).logits for model in (ours, theirs)))

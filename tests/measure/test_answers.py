@@ -26,7 +26,6 @@ from longitude.runs.terminal import Progress
 from longitude.statistics import proportions
 from tests.measure.conftest import build
 
-SIZES: dict[str, Any] = {"lengths": (48, 64), "documents": 3, "chunk": 40, "batch": 64, "device": "cpu"}
 ASKED: dict[str, Any] = {"tasks": ("passkey",), "depths": (0.0, 1.0), "trials": 3, "trained": False}
 ASKED |= {"lengths": (512,), "chunk": 40, "device": "cpu"}
 

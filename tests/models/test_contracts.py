@@ -60,12 +60,6 @@ def ending(out: ModelOutput, name: str) -> dict[str, Any]:
     return {key: value for key, value in out.items() if key.endswith(name)}
 
 
-@every_class
-def test_arguments_that_no_model_has(kind, build):
-    with refused("'attention_maks'"):
-        build("alibi", kind)(**inputs(kind), attention_maks=None)
-
-
 # ---- what is returned ------------------------------------------------------------------------------------------------
 @every_class
 @torch.no_grad()

@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, SmolLM3Config, SmolLM3Fo
 
 from longitude.checkpoints.config import from_hugging_face
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from tests.support import in_pieces
 
 NAMES = {
     "input_layernorm": "mixer_norm",
@@ -83,13 +84,8 @@ PADDED = (torch.arange(40) >= torch.tensor([[0], [9]])).long()
 @torch.no_grad()
 def decoded(model, x: torch.Tensor) -> torch.Tensor:
     """Logits of the real tokens of rows padded on the left [2, 40], with a cache, in pieces and token by token."""
-    positions, cache, logits = (PADDED.cumsum(1) - 1).clamp(min=0), None, []
-    for step in (slice(0, 12), *(slice(i, i + 1) for i in range(12, 20)), slice(20, 33), slice(33, 40)):
-        inputs = {"attention_mask": PADDED[:, : step.stop], "position_ids": positions[:, step]}
-        out = model(x[:, step], **inputs, cache=cache, use_cache=True)
-        cache = out.cache
-        logits.append(out.logits)
-    return torch.cat(logits, 1)[PADDED.bool()]
+    positions, cuts = (PADDED.cumsum(1) - 1).clamp(min=0), (12, *range(13, 21), 33, 40)
+    return in_pieces(model, x, cuts, attention_mask=PADDED, position_ids=positions)[PADDED.bool()]
 
 
 @pytest.mark.parametrize("name", ROPES)

@@ -28,7 +28,6 @@ STEPS = [slice(0, 25), *(slice(i, i + 1) for i in range(25, 33)), slice(33, 40)]
 SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"initializer_range": 0.2, "intermediate_size": 64, **SPECIAL}
-ORIGINAL = "original_max_position_embeddings"
 
 
 def layers_of(
