@@ -13,20 +13,6 @@ from fill_numbers import newest
 
 
 # ---- the source --------------------------------------------------------------------------------------------------------
-def test_links_are_those_of_the_site() -> None:
-    root, page = make_site.ROOT, make_site.DOCS / "guides" / "own.md"
-    places = {root / "CONTRIBUTING.md": Path("CONTRIBUTING.md"), root / "docs/a.svg": Path("a.svg")}
-    for text, expected in {
-        "[part](../../CONTRIBUTING.md#laws) ![a](../a.svg)": "[part](/CONTRIBUTING.md#laws) ![a](/a.svg)",
-        "[code](../../pyproject.toml)": "code (`pyproject.toml`)",
-        "[why](../../DECISIONS.md#mixers)": "why (`DECISIONS.md`)",
-        "[lost](nowhere.md) [web](https://a.b/c)": "[lost](nowhere.md) [web](https://a.b/c)",  # Sphinx refuses the first
-        '<picture>\n<source srcset="../b.svg">\n<img src="../a.svg" alt="Costs.">\n</picture>': "![Costs.](/a.svg)",
-    }.items():
-        assert make_site.linked(text, page, places) == expected
-    assert make_site.to_claim("[2a](/claims.md#2a-alibi-holds)") == "[2a](/claims/2a-alibi-holds.md)"
-
-
 # ---- what a page is made of --------------------------------------------------------------------------------------------
 def test_laws_that_are_kept_are_those_of_today() -> None:
     """docs/make_laws.py tries what is lacking; what is kept has its name still, and none is broken."""

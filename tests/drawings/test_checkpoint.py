@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import transformers
 
-import longitude as lg
 from longitude.drawings import checkpoint
 from longitude.drawings.rotations import PLAIN
-from longitude.errors import UsageError
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -126,28 +124,3 @@ def test_a_config_of_which_nothing_is_understood_is_shown_all_the_same(tmp_path,
     about = checkpoint.facts(str(path), config, {"model_type": kind})
     assert about["kind"] == ["unknown"] and (about["unknown"] or about["notes"])
     assert checkpoint.drawings(config) == []
-
-
-def test_the_decoder_of_an_encoder_decoder_has_its_own_heads(saved):
-    """transformers' copy of its text part loses decoder_attention_heads, and its class would take the default, 6."""
-    config = transformers.WhisperConfig(
-        d_model=80, encoder_layers=2, decoder_layers=2, decoder_attention_heads=5, encoder_attention_heads=5
-    )
-    assert checkpoint.facts(*saved(config))["kind"] == ["learned"]
-
-
-@pytest.mark.parametrize("encoding", ["rope", "rope..nope", "alibi", "rope+window:size=8"])
-def test_dials_of_our_own_models_are_those_of_the_label(encoding, saved):
-    """At the lengths of the model; without a layer that rotates by the whole text there are none."""
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
-    config = lg.models.LongitudeConfig(**sizes, encoding=encoding)
-    config = saved(config)[1]
-    if encoding in ("alibi", "rope+window:size=8"):
-        with pytest.raises(UsageError, match="--clocks"):
-            [*checkpoint.clocks(config, None)]
-        return
-    plain, yarn = checkpoint.clocks(config, 512)
-    theta = np.array([10_000 ** (-2 * k / 16) for k in range(8)])
-    np.testing.assert_allclose(plain.seen, np.minimum(1, 64 * theta / (2 * math.pi)), rtol=1e-6)
-    np.testing.assert_allclose(plain.asked, np.minimum(1, 512 * theta / (2 * math.pi)), rtol=1e-6)
-    assert yarn.asked[-1] == pytest.approx(yarn.seen[-1])  # slowed down by 512 / 64

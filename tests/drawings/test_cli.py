@@ -41,25 +41,6 @@ def test_latent_attention_rotates_its_part_of_a_head(command, mixer):
     assert found["about"][0]["mixers"][0]["options"]["dim"] == 64 and found["drawings"]
 
 
-@pytest.mark.parametrize(("mixer", "heads"), [("", 4), ("+latent", 1), ("+attention:num_kv_heads=2", 2)])
-def test_frequencies_of_each_head_of_keys(command, mixer, heads):
-    """RoPE-Mixed has them as a model builds it; they are learned, so no wavelength is drawn."""
-    code, out, _ = command("show", f"axial_rope:mixed=true{mixer}", *SMALL, "--json")
-    found = json.loads(out)
-    assert code == 0 and found["about"][0]["encodings"][0]["options"]["num_kv_heads"] == heads
-    assert "wavelengths" not in {one["name"] for one in found["drawings"]} != set()
-
-
-def test_dials_are_numbers_and_a_terminal_names_the_file_that_draws_them(command):
-    """Shares of the circle by the formula: length * theta / 2 pi."""
-    code, out, _ = command("show", "rope", "--clocks", *SMALL)
-    rows = json.loads(command("show", "rope", "--clocks", *SMALL, "--json")[1])["drawings"][0]["rows"]
-    assert code == 0 and "--out" in out and len(rows) == 8
-    turns = [64 * 10_000 ** (-pair / 8) / (2 * np.pi) for pair in range(8)]
-    np.testing.assert_allclose([row["seen"] for row in rows], np.minimum(turns, 1))
-    np.testing.assert_allclose([row["asked"] for row in rows], np.minimum(np.multiply(turns, 4), 1))
-
-
 @pytest.mark.slow
 def test_files(command, tmp_path):
     lg.show("alibi", length=64).save(tmp_path / "bias.svg")

@@ -104,19 +104,6 @@ def test_a_tensor_that_nothing_reads(save, write) -> None:
     assert "score.weight" in printed and torch.equal(weights(folder)["score.weight"], tensors["score.weight"])
 
 
-@pytest.mark.slow
-def test_missing_tokenizer(save, refused, write, text) -> None:
-    """Only the measured cost needs one; what there is goes along."""
-    source = save()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (source / name).unlink()
-    (source / "special_tokens_map.json").write_text("{}")
-    line = refused(source, *TO, "yarn", "--text", text)
-    assert "tokenizer" in line and "--no-measure" in line
-    out, _ = write(source, *YARN)
-    assert (out / "special_tokens_map.json").exists()
-
-
 def test_what_only_measuring_finds_is_found_before_writing(save, refused, text, tmp_path) -> None:
     source = save()
     (tmp_path / "short.txt").write_text("short")

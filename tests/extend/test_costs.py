@@ -59,23 +59,6 @@ def test_the_measured_cost_fits_into_its_minutes(checkpoint, monkeypatch) -> Non
     assert (sample.length, sample.tokens) == (1024, TOKENS)
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("options", "length", "times"),
-    [
-        (["--to", 4 * LENGTH, "--method", "drope"], LENGTH, 3),
-        (["--to", 4 * LENGTH, "--method", "yarn", "--positions", "skipped"], LENGTH, 3),
-        (["--to", 4 * LENGTH, "--method", "yarn", "--window", 32, "--gradient-checkpointing"], 32, 4),
-        ([], LENGTH, 3),
-    ],
-)
-def test_windows_are_those_of_the_training(options, length, times, planned, checkpoint) -> None:
-    parts = planned(*options, *TUNED, *(["--no-measure"] if options else []))
-    flops = forward_flops(open_source(str(checkpoint("llama"))).skeleton)
-    assert parts["training"]["tokens"] == 5 * 3 * length
-    assert parts["training"]["flops"] == pytest.approx(times * 5 * 3 * flops.of(length))
-
-
 def test_a_search_takes_its_budget(planned) -> None:
     parts = planned("--to", 4 * LENGTH, "--method", "longrope", "--budget", 0.5)
     assert parts["searching"]["seconds"] == pytest.approx(30, rel=0.01)

@@ -8,7 +8,6 @@ from transformers import GPT2Config
 from longitude.measure import plan as module
 from longitude.measure.config import MeasureConfig
 from longitude.measure.plan import costs
-from longitude.measure.windows import plan_windows
 from longitude.models import LongitudeConfig
 from longitude.runs.costs import H100
 
@@ -38,21 +37,6 @@ def test_8b_at_128k(llama3) -> None:
         assert cost.seconds == pytest.approx(cost.flops / 1e12) and cost.h100_seconds == cost.flops / H100
     assert long.memory.weights == pytest.approx(16.06e9, rel=1e-3)
     assert long.memory.cache == 2 * 2 * 32 * 8 * 128 * 131072  # keys and values, two bytes each
-
-
-@pytest.mark.slow
-def test_windows_are_those_that_are_read(llama3) -> None:
-    """Sliding ones move by half, and retrieval adds a prompt for each question and depth."""
-    [cost, long] = costs(MeasureConfig(lengths=(1024, 4096), documents=3, methods=("same-targets",)), (llama3,))
-    assert (cost.tokens, long.tokens) == (3 * 1024, 3 * 4096)
-    [cost] = costs(MeasureConfig(lengths=(1024,), documents=3, methods=("sliding",)), (llama3,))
-    once = sum(map(len, plan_windows([1024] * 3, 1024, 512).values()))
-    assert cost.tokens == once * 1024
-    both = costs(MeasureConfig(lengths=(1024, 4096), documents=3, methods=("sliding",)), (llama3,))
-    windows = sum(map(len, plan_windows([4096] * 3, 1024, 512).values()))
-    assert both[0].tokens == windows * 1024
-    [cost] = costs(MeasureConfig(lengths=(1024,), tasks=("passkey",), trials=4, depths=(0.0, 1.0)), (llama3,))
-    assert cost.tokens == 8 * 1024
 
 
 SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

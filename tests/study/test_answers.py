@@ -1,26 +1,8 @@
 """Floor and ceiling of a task beside what its labels reach."""
 
 import numpy as np
-import pytest
 
-from longitude.study.analysis import analyse
 from longitude.study.answers import share
-from longitude.study.pictures import figures
-from longitude.study.report import table
-from longitude.study.tables import markdown
-from tests.study.conftest import SHARES, conclusion, edit_question, write_answers
-
-
-def test_what_a_rule_without_positions_reaches_stands_beside_the_labels(tmp_path):
-    run = write_answers(tmp_path, {name: SHARES[name] for name in ("rope", "t5")})
-    edit_question(run, lambda asked: asked["data"].update(floor={"8": 0.5, "16": 0.25}))
-    found = analyse(run)
-    assert "| rule without positions | 50% | 25% |  |  |  |  |" in markdown(found)
-    last = [str(list(column.cells)[-1]) for column in table(found).columns]
-    assert last[:5] == ["rule without positions", "50%", "25%", "", ""]
-    figure = figures(found)[0]
-    dotted = [layer for layer in figure.chart.to_dict()["layer"] if layer["mark"].get("strokeDash") == [1, 3]]
-    assert [each["value"] for each in dotted[0]["data"]["values"]] == [0.5, 0.25] and "dotted" in figure.caption
 
 
 def test_a_share_and_its_ends_are_from_0_to_1():
@@ -30,19 +12,3 @@ def test_a_share_and_its_ends_are_from_0_to_1():
     for found in (share(right), share(1 - right)):
         assert found.over == "seeds and documents" and 0 <= found.low < found.value < found.high <= 1
     assert share(right).high == 1 and share(1 - right).low == 0
-
-
-@pytest.mark.parametrize(
-    ("ceiling", "shares", "advice"),
-    [
-        ("rope", (0.5, 0.5), ": rope"),
-        (None, (0.5, 0.5), ": no label"),
-        ("rope", (0.5, 1.0), ""),
-        ("t5", (0.5, 0.5), ""),
-    ],
-)
-def test_where_no_label_learned_the_task_the_study_says_which_does(ceiling, shares, advice, tmp_path):
-    run = write_answers(tmp_path, {label: (share,) * 4 for label, share in zip(("nope", "t5"), shares, strict=True)})
-    edit_question(run, lambda asked: asked["data"].update(ceiling=ceiling))
-    caution = conclusion(run).caution
-    assert "known to learn copy-decoder at its defaults" + advice in caution if advice else "known" not in caution

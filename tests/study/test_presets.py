@@ -46,14 +46,6 @@ def test_every_preset_of_text_has_a_blind_control():
             assert any(is_blind(label, config.train_length) for label in config.encodings), name
 
 
-def test_classic_is_the_protocol_of_the_paper():
-    """Press et al. 2021: sinusoidal, rotary, T5's and ALiBi; from L far beyond; windows that do not overlap and sliding ones."""
-    classic = of_preset("classic")
-    assert {*classic.encodings} == {"sinusoidal", "rope:base=72", "t5", "alibi", "alibi+window:size=32"}
-    assert max(classic.test_lengths) == 16 * classic.train_length and classic.test_lengths[0] == classic.train_length
-    assert {"non-overlapping", "sliding"} <= {*classic.methods} and len(classic.seeds) >= 3
-
-
 def test_a_file_of_ones_own(tmp_path):
     """Options of its task that it leaves out are the task's."""
     path = tmp_path / "mine.toml"

@@ -9,11 +9,11 @@ import torch
 from longitude.measure import losses_by_length, read_rows
 from longitude.models import LongitudeForCausalLM
 from longitude.positions.absolute import Sinusoidal
-from longitude.positions.scaling import SCHEMES as SCALINGS, Linear, NTKByParts, base as rows, register_scheme
+from longitude.positions.scaling import SCHEMES as SCALINGS, Linear, base as rows, register_scheme
 from longitude.study import schemes
 from longitude.study.plan import checked, plan
 from longitude.study.results import read_run
-from longitude.study.schemes import extended, extends, list_schemes, method_of, searched, windows_of
+from longitude.study.schemes import extended, extends, list_schemes, searched, windows_of
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, model_config
 from tests.study.conftest import NUMBERS, TINY, run
@@ -71,15 +71,6 @@ def test_a_registered_scheme_is_a_method_of_a_study(monkeypatch):
     assert "third" in list_schemes() and "third" in task_of("text").valid_methods()
     [own] = extended(build_model(TINY, "rope", 0), "third", 16, 48).model.encodings
     assert own.scaling == Third(3.0)
-
-
-def test_yarn_differs_from_ntk_by_parts_by_its_attention_factor_alone():
-    parts, yarn = (method_of(name).scheme({}, 4.0, 256) for name in ("ntk-by-parts", "yarn"))
-    assert torch.equal(parts.frequencies(64, 1e4), yarn.frequencies(64, 1e4))
-    assert parts.factors() == (1, 1) != yarn.factors()
-    assert not torch.equal(
-        parts.frequencies(64, 1e4), NTKByParts(4.0, 256).frequencies(64, 1e4)
-    )  # its ramp has a start
 
 
 @pytest.mark.parametrize("length", [64, 128, 256, 1024, 4096])

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import longitude.models  # noqa: F401  the Auto classes know the model
 from longitude.measure import losses_by_length, read_rows
 from longitude.measure.rows import from_frame
-from longitude.study import run_trial, train
+from longitude.study import train
 from longitude.study.data import WINDOWS, Windows
 from longitude.study.plan import checked
 from longitude.study.resume import LossLog, newest, seal
@@ -92,38 +92,28 @@ def die() -> None:
     raise Killed
 
 
-KILLS = {
-    "before the first save": (LossLog, "append", 4),
-    "before the rows are written": (run_trial, "write_rows", 1),
-}
-"""tests/study/test_faults.py has every other moment."""
-
-
-def killed(patched, kill: str, trial: OneTrial) -> None:
-    """Run a trial until it is killed."""
-    where, name, when = KILLS[kill]
+def killed(patched, trial: OneTrial) -> None:
+    """Run a trial until it is killed before its first save. tests/study/test_faults.py has other moments."""
     with patched.context() as patches:
-        patches.setattr(where, name, dying(getattr(where, name), when, die))
+        patches.setattr(LossLog, "append", dying(LossLog.append, 4, die))
         with pytest.raises(Killed):
             trial.run()
     assert trial.status.status in ("not run", "running", "trained")
 
 
-@pytest.mark.one_in(15)
-@pytest.mark.parametrize("kill", ["before the first save", "before the rows are written"])
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("task", "positions"),
     [*product(("text", "copy-decoder"), ("contiguous", "randomized", "skipped")), ("text", "mixed")],
 )
-def test_a_killed_trial_of_every_kind(task, positions, kill, data, tmp_path, monkeypatch):
+def test_a_killed_trial_of_every_kind(task, positions, data, tmp_path, monkeypatch):
     config = replace(COPY if task == "copy-decoder" else replace(TINY, steps=8), positions=positions)
     config = checked(replace(config, encodings=("rope",)))
     whole, trial = (OneTrial(tmp_path / name, "rope", 1, config, data) for name in ("whole", "killed"))
     notes = []
     whole.run()
-    killed(monkeypatch, kill, trial)
-    assert trial.run(notes.append).status == "done"
-    assert notes == ([f"{trial.title}: continues from step 2"] if kill == "before the first save" else [])
+    killed(monkeypatch, trial)
+    assert trial.run(notes.append).status == "done" and notes == [f"{trial.title}: continues from step 2"]
     assert_same(whole, trial)
 
 
@@ -134,7 +124,7 @@ def test_random_starts_of_places_continue_after_a_kill(data, tmp_path, monkeypat
     config = checked(of_task("addition-reversed", encodings=("abacus:max_start=16",), **options))
     whole, trial = (OneTrial(tmp_path / name, config.encodings[0], 1, config, data) for name in ("whole", "killed"))
     whole.run()
-    killed(monkeypatch, "before the first save", trial)
+    killed(monkeypatch, trial)
     status = trial.run()
     assert_same(whole, trial)
     assert {*read_rows(trial.measured / "results.parquet")["length"]} == {2, 20} and status.reason is None
@@ -145,7 +135,7 @@ def test_a_long_training_saves_by_time(unkilled, data, tmp_path, monkeypatch):
     """Whatever its steps are: a kill costs the time between two saves."""
     trial, notes = OneTrial(tmp_path, "rope", 1, TINY, data), []
     monkeypatch.setattr(train, "SECONDS", 0)
-    killed(monkeypatch, "before the first save", trial)  # of those by steps
+    killed(monkeypatch, trial)  # of those by steps
     assert trial.run(notes.append).status == "done" and notes == [f"{trial.title}: continues from step 3"]
     assert_same(trial, unkilled)
 
