@@ -8,7 +8,7 @@ import torch
 
 import longitude as lg
 from longitude.drawings.build import Shape, built
-from longitude.drawings.drawing import Grid, Lines, side_by_side
+from longitude.drawings.drawing import Grid, Lines
 from longitude.drawings.encodings import drawings, trained
 from longitude.drawings.rotations import clocks
 
@@ -123,11 +123,6 @@ def test_an_arc_is_the_trained_angles_and_the_rest_of_it_the_asked_ones(label, t
     assert [name.count("yarn") for name in (each.title for each in scaled)] == ([1] if slower == 1 else [0])
 
 
-@pytest.mark.parametrize("label", ["alibi", "rerope", "self_extend", "dual_chunk"])
-def test_encodings_whose_pairs_do_not_turn_by_the_position_have_no_dials(label):
-    assert [*clocks(built(label, SHAPE).encoding, SHAPE)] == []
-
-
 def test_a_scheme_is_drawn_before_and_after():
     label = "rope:scaling=linear,factor=8"
     found = lines(label, "wavelengths")
@@ -175,17 +170,6 @@ def test_weights_are_a_softmax_of_what_position_adds():
 
 
 # ---- axes ------------------------------------------------------------------------------------------------------------
-def test_what_several_share_is_drawn_once_and_what_differs_is_named():
-    labels = ["rope:scaling=linear,factor=4", "rope:scaling=yarn,factor=4,original_max_length=32"]
-    each = {label: drawings(built(label, SHAPE).encoding, SHAPE) for label in labels}
-    waves, slowed = (next(d for d in side_by_side(each) if d.name == name) for name in ("wavelengths", "slowed"))
-    assert [*waves.lines] == ["no scaling", f"{labels[0]}, its own linear", f"{labels[1]}, its own yarn"]
-    assert slowed.marks == {
-        f"{labels[0]}: first pair without a full rotation": 3,
-        f"{labels[1]}: first pair without a full rotation": 2,
-    }
-
-
 @pytest.mark.parametrize("label", ["pope", "fope"])
 def test_rotations_of_each_head_its_own_are_drawn(label):
     """PoPE widens queries, and FoPE has series of each head of keys."""

@@ -19,7 +19,6 @@ from longitude.study.report import write_report
 from longitude.study.results import LAST, read_run
 from tests.study.conftest import (
     BITS,
-    BLIND,
     CONTROL,
     SHARES,
     conclusion,
@@ -89,18 +88,17 @@ def verdicts_of(run, length=512):
     return {label: line(frame, label, length)["verdict"] for label in dict.fromkeys(frame["label"])}
 
 
-@pytest.mark.parametrize("last", [1.0, 0.98])
-def test_verdicts_at_their_border(last, tmp_path):
+def test_verdicts_at_their_border(tmp_path):
     """From the last quarter of a training window, however much lower than the mean that is."""
+    last = 0.98
     bits = {"a": (2.0, 2.0399 * last), "b": (2.0, 2.0401 * last), "c": (2.0, 1.9999 * last), "d": (2.0, 2.0001 * last)}
     bits |= {CONTROL: (2.7, 2.8)}
     options = {"test_lengths": (256, 512), "seeds": SEEDS, "last": last}
     exact = write_run(tmp_path / "exact", bits, spread=0, noise=0, documents=4, **options)
     assert verdicts_of(exact) == {"a": LEVEL, "b": RISES, "c": GAINS, "d": LEVEL, CONTROL: None}
-    if last < 1:
-        noisy = {"a": bits["a"], "c": (2.0, 1.5 * last), CONTROL: bits[CONTROL]}
-        found = verdicts_of(write_run(tmp_path / "noisy", noisy, noise=0.1, **options))
-        assert found == {"a": UNCLEAR, "c": GAINS, CONTROL: None}
+    noisy = {"a": bits["a"], "c": (2.0, 1.5 * last), CONTROL: bits[CONTROL]}
+    found = verdicts_of(write_run(tmp_path / "noisy", noisy, noise=0.1, **options))
+    assert found == {"a": UNCLEAR, "c": GAINS, CONTROL: None}
 
 
 # ---- attempts to fool the words ----------------------------------------------------------------------------------------
@@ -118,12 +116,12 @@ def test_what_changes_as_a_blind_model_does_is_said_to_be_no_better(tmp_path):
 
 
 def test_what_is_not_better_than_a_blind_model_at_the_training_length_gets_no_good_word(tmp_path):
-    bits = {"alibi": (2.5, 2.3), "rope": (2.6, 3.0), "t5": (2.51, 2.3), CONTROL: (2.5, 2.45)}
+    bits = {"alibi": (2.5, 2.3), "rope": (2.6, 3.0), CONTROL: (2.5, 2.45)}
     run = write_run(tmp_path, bits, test_lengths=(256, 512), seeds=SEEDS, noise=0.1)
-    assert verdicts_of(run) == {"alibi": UNCLEAR, "rope": RISES, "t5": UNCLEAR, CONTROL: None}
-    without = {"alibi": bits["alibi"], "rope": bits["rope"]}
+    assert verdicts_of(run) == {"alibi": UNCLEAR, "rope": RISES, CONTROL: None}
+    without = {"alibi": bits["alibi"]}
     without = analyse(write_run(tmp_path / "without", without, test_lengths=(256, 512), seeds=SEEDS, noise=0.1))
-    assert verdicts_of(without) == {"alibi": UNCLEAR, "rope": RISES}
+    assert verdicts_of(without) == {"alibi": UNCLEAR}
     assert "add alibi+window:size=64" in conclusion(without).caution
 
 
@@ -145,7 +143,7 @@ def test_no_verdict_changes_when_another_label_leaves(tmp_path):
 
 @pytest.mark.parametrize(("seeds", "planned"), [((0, 1), (0, 1)), ((0, 1, 2), (0, 1, 2, 3))])
 def test_too_few_seeds_have_numbers_and_no_word(seeds, planned, tmp_path):
-    bits = {"alibi": (2.3, 2.2), "rope": (2.2, 3.0), CONTROL: (2.6, 2.6)}
+    bits = {"rope": (2.2, 3.0), CONTROL: (2.6, 2.6)}
     failed = {(label, seed): {"status": "failed", "step": 0} for label in bits for seed in {*planned} - {*seeds}}
     run = analyse(write_run(tmp_path, bits, test_lengths=(256, 512), seeds=planned, states=failed, documents=4))
     assert {*verdicts_of(run).values()} == {None} and not summary(run)["change"][1::2].isna().any()
@@ -159,10 +157,10 @@ def groups(result):
 
 
 def test_the_three_lines(tmp_path):
-    bits = {name: BITS[name] for name in ("nope", "rope", "alibi", "t5", "learned")}
+    bits = {name: BITS[name][::4] for name in ("nope", "rope", "alibi", "t5", "learned")} | {CONTROL: (2.7, 2.7)}
     states = {("nope", 0): {"status": "diverged", "step": 117, "reason": "the loss was not finite at step 117"}}
-    options = {"spread": 0, "noise": 0, "states": states, "seeds": SEEDS, "documents": 4}
-    found = conclusion(write_run(tmp_path, bits | BLIND, **options))
+    options = {"spread": 0, "noise": 0, "states": states, "seeds": SEEDS, "documents": 4, "test_lengths": (256, 4096)}
+    found = conclusion(write_run(tmp_path, bits, **options))
     words = {"Gains": ["alibi"], "Rises": ["t5", "rope"], "No word": ["NoPE (2 of 3 seeds)"]}
     assert groups(found.result) == words
     assert "4096" in found.result and "16 times" in found.result
@@ -179,7 +177,8 @@ def test_of_two_that_learned_too_little_neither_is_best(tmp_path):
 
 
 def test_without_ngrams_it_is_unknown_what_was_learned(tmp_path):
-    found = line(summary(write_run(tmp_path, {"alibi": BITS["alibi"], **BLIND}, ngrams={}, seeds=SEEDS)), "alibi", 4096)
+    bits, options = {"alibi": (2.55, 2.52), CONTROL: (2.7, 2.7)}, {"test_lengths": (256, 4096), "documents": 8}
+    found = line(summary(write_run(tmp_path, bits, ngrams={}, seeds=SEEDS, **options)), "alibi", 4096)
     assert (found["learned"], found["within"], found["verdict"]) == (UNCLEAR, HOLDS, UNCLEAR)
 
 
@@ -291,8 +290,8 @@ def test_three_lines_whatever_was_measured(case, tmp_path):
 def test_nothing_holds_beyond_training_that_training_never_used(tmp_path):
     words = "never used its far part, which begins beyond 256 positions, in training at 256"
     states = {("alibi", 0): {"untrained": words}}
-    bits = {"rope": (2.6, 2.65, 3.7), "alibi": (2.55, 2.53, 2.52), CONTROL: (2.7,) * 3}
-    run = write_run(tmp_path, bits, states=states, seeds=SEEDS, test_lengths=(256, 512, 4096), documents=8)
+    bits = {"rope": (2.6, 3.7), "alibi": (2.55, 2.52), CONTROL: (2.7, 2.7)}
+    run = write_run(tmp_path, bits, states=states, seeds=SEEDS, test_lengths=(256, 4096), documents=8)
     run = analyse(run)
     found = conclusion(run)
     assert f"alibi {words}" in found.caution and groups(found.result)["Cannot tell"] == ["alibi"]
@@ -327,7 +326,7 @@ def test_what_is_no_study_is_refused_and_its_old_page_stays(lost, tmp_path):
 
 # ---- answers -----------------------------------------------------------------------------------------------------------
 def test_values_of_answers_are_shares_with_wilsons_interval(tmp_path):
-    frame = summary(write_answers(tmp_path))
+    frame = summary(write_answers(tmp_path, {name: SHARES[name] for name in ("rope", "learned")}))
     found = line(frame, "rope", 16)
     assert (found["value"], found["low"], found["high"]) == proportions.mean([1.0] * 198 + [0.0] * 2)
     assert (found["seeds"], found["documents"], found["change"]) == (1, 200, None)
@@ -375,7 +374,8 @@ def test_several_seeds_widen_the_interval():
 
 def test_the_three_lines_of_answers(tmp_path):
     failed = {("t5", seed): {"status": "failed", "step": 0} for seed in SEEDS}
-    found = conclusion(write_answers(tmp_path, states=failed, seeds=SEEDS))
+    shares = {name: of_lengths[::3] for name, of_lengths in SHARES.items()}
+    found = conclusion(write_answers(tmp_path, shares, states=failed, seeds=SEEDS, test_lengths=(8, 32)))
     assert groups(found.result) == {"Solved": ["alibi"], "Not solved": ["rope"]}
     assert "97" in found.best and "[94, 99]" in found.best and "rope" in found.best
     assert "learned" in found.caution and "failed: t5" in found.caution

@@ -240,7 +240,6 @@ def test_the_standard_library_is_text_enough_for_the_defaults():
     assert "Python 3." in data.description["source"]
     folders = {folder for name, _ in read_text("stdlib").documents for folder in name.split("/")[:-1]}
     assert not folders & {"site-packages", "test", "tests"}
-    assert prepare(StudyConfig()).description == data.description
 
 
 def test_sources_of_an_installed_package_by_its_name(tmp_path, monkeypatch):
