@@ -82,18 +82,6 @@ def test_dials_with_new_angles_are_the_pairs_that_are_counted(saved):
     np.testing.assert_allclose(longer.asked, np.minimum(1, 16 * rotation.turns.numpy()), rtol=1e-12)
 
 
-def test_dials_of_a_scheme_that_follows_the_length_have_its_frequencies_there(saved):
-    """Dynamic NTK: base (s L / L0 - (s - 1))^(d/(d-2)) times as large at length L."""
-    scaled = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
-    config = transformers.LlamaConfig(
-        hidden_size=64, num_attention_heads=4, max_position_embeddings=64, rope_parameters=scaled
-    )
-    _, own = checkpoint.clocks(saved(config)[1], 512)
-    base = 10_000 * (2 * 512 / 64 - 1) ** (16 / 14)
-    theta = np.array([base ** (-2 * k / 16) for k in range(8)])
-    np.testing.assert_allclose(own.asked, np.minimum(1, 512 * theta / (2 * math.pi)), rtol=1e-6)
-
-
 def test_layers_with_windows_and_rotations_of_their_own(saved):
     path, config = saved(transformers.Gemma3TextConfig(sliding_window=512, num_hidden_layers=6, vocab_size=64))
     about = checkpoint.facts(path, config)

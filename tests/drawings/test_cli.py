@@ -25,14 +25,6 @@ def test_an_encoding_in_the_terminal(command, tmp_path, monkeypatch):
     assert "score_h(i, j) += -m_h |i - j|" in out and "https://arxiv.org/abs/2108.12409" in out
 
 
-def test_json_holds_the_words_and_the_numbers(command):
-    code, out, _ = command("show", "alibi", *SMALL, "--json")
-    found = json.loads(out)
-    assert code == 0 and found["about"][0]["encodings"][0]["acts"] == ["bias"]
-    bias = next(each for each in found["drawings"] if each["name"] == "bias")
-    assert {"line": "head 1", "x": 4, "y": -1.0} in bias["rows"]
-
-
 @pytest.mark.parametrize("mixer", ["latent:rope_dim=8", "parallel:attention=latent"])
 def test_latent_attention_rotates_its_part_of_a_head(command, mixer):
     code, out, _ = command("show", f"rope+{mixer}", *SMALL, "--json")

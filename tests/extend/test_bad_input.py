@@ -26,15 +26,11 @@ def index(**weight_map: str):
     return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (keys(rope_theta=5e5, rope_parameters=ROPE), "rope_theta is 500000.0"),
-        (keys(rope_parameters=ROPE | {"factr": 2.0}), "factr"),
-        (keys(rotary_emb_base=500_000), "rotary_emb_base is 500000"),
-        (keys(rope_parameters=None, rotary_emb_base=500_000), "transformers reads"),
-        (keys(rope_parameters=None, rope_thta=5e5), "rope_theta"),
         (keys(num_hidden_layers=3), "lack 9 of the model's tensors, such as model.layers.2.input_layernorm.weight"),
         (keys(num_hidden_layers=1), "model.layers.1.input_layernorm"),
         (keys(tie_word_embeddings=True), "another lm_head.weight"),
@@ -55,8 +51,6 @@ def test_broken_files(spoil, message, save, refused) -> None:
         (["--to", LENGTH // 2, "--method", "yarn"], "factor below one"),
         ([*TO, "yarn", "--factor", 2], "--factor: expected 4 or more"),
         (["--to", 2**24, "--method", "yarn"], "keys and values of one sequence"),
-        ([*TO, "yarm"], "did you mean 'yarn'"),
-        ([*TO, "ALL"], "'all'"),
         (TO[:2], "--method"),
         ([], "--to"),
         ([*TO, "base"], "--base"),

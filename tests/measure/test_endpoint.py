@@ -39,7 +39,6 @@ class Model:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.lock, self.asked = Lock(), Counter()
         self.fails: list[int] = []
-        self.refuses: tuple[int, str] | None = None
         self.echoes, self.text_alone = True, False
         self.forces: str | None = None
         self.reads, self.ends, self.above = 10**9, "stop", 0.0
@@ -102,8 +101,6 @@ def served(model: Model):
                 code, answer = 200, {}
                 if model.fails:
                     code = model.fails.pop(0)
-                elif model.refuses:
-                    code, answer = model.refuses[0], {"error": {"message": model.refuses[1]}}
                 elif self.path.removeprefix("/v1") not in ROUTES:
                     code = 404
                 else:

@@ -186,25 +186,6 @@ def test_its_report_is_built_again(llama, capsys):
     assert main(["report", str(results.path), "--csv"]) == 2
 
 
-@pytest.mark.slow
-def test_it_continues_and_grows(checkpoints, config, tmp_path):
-    whole, *_ = go(config, tmp_path / "whole", checkpoints["llama"], checkpoints["gpt_neox"])
-    out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        go(config, out, checkpoints["llama"], stop=1)
-    assert len(read_results(out).rows) > 0 and not [*out.rglob("windows.jsonl")]
-    _, _, watcher = go(config, out, checkpoints["llama"])
-    assert len(watcher.units) == 2  # of three
-    assert [note[-6:] for note in watcher.notes if ": done; " in note] == ["2 of 3", "3 of 3"]  # a log shows no bar
-    results, _, watcher = go(config, out, checkpoints["llama"], checkpoints["gpt_neox"])
-    assert {unit.split()[0] for unit in watcher.units} == {"gpt_neox"}
-    assert numbers(results.rows) == numbers(whole.rows)
-    titles = [table.title for table in tables(results)]
-    assert titles == ["bits per byte, non-overlapping", "perplexity per token, non-overlapping"]
-    _, _, watcher = go(config, out, checkpoints["llama"], checkpoints["gpt_neox"], fresh=True)
-    assert len(watcher.units) == 6
-
-
 def test_what_decides_a_number_decides_its_unit(checkpoints, config):
     """Each option of windows or questions makes other units, where it has a part in them, and no others."""
     base = replace(config, methods=WAYS, tasks=("perplexity", "passkey"), lengths=(300, 512))
