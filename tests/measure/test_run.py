@@ -36,34 +36,28 @@ def config(text):
 
 
 class Notes(Progress):
-    """Keeps what is reported; may end the process in the middle of a unit."""
+    """Keeps what is reported."""
 
-    def __init__(self, stop: int | None = None):
+    def __init__(self):
         super().__init__()
-        self.units, self.notes, self.stop = [], [], stop
+        self.units, self.notes = [], []
 
     def update(self, description, done, total=None):
         if description not in self.units:
-            if len(self.units) == self.stop:
-                raise KeyboardInterrupt
             self.units.append(description)
 
     def note(self, message):
         self.notes.append(message)
 
 
-def go(config, out, *models, **options):
-    watcher = Notes(options.pop("stop", None))
-    results = measure(plan(config, tuple(map(str, models))), out, watcher, **options)
+def go(config, out, *models):
+    watcher = Notes()
+    results = measure(plan(config, tuple(map(str, models))), out, watcher)
     return results, list(results.failures), watcher
 
 
 def in_bits(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.metric == "bits_per_byte"]
-
-
-def numbers(rows: list[Row]) -> list[Row]:
-    return [replace(row, commit=None) for row in rows]
 
 
 @pytest.mark.one_in(3)
