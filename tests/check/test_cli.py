@@ -128,8 +128,6 @@ class Raising:
 
 WRONG = (
     ("{model}/nowhere", {}, "there is no such folder"),
-    ("{model}", {"laws": ("caching",)}, "unknown law"),
-    ("{model}", {"length": 4}, "expected 16 tokens or more"),
     ("alibi", {"length": 64}, "--length is for models"),
     ("{model}", {"against": "{model}", "seed": 1}, "--seed is for laws"),
     ("alibi+rope", {}, "expected one encoding or mixer"),

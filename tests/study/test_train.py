@@ -159,20 +159,6 @@ def test_a_checkpoint_is_as_it_was_saved_or_refused(file, tmp_path):
     assert newest(tmp_path, logged=4)[0] is None and not found.exists()  # its losses are not all there
 
 
-def test_the_loss_log_ends_before_the_first_doubtful_line(tmp_path):
-    log = LossLog(tmp_path / "losses.jsonl")
-    assert log.read() == []
-    for step in (1, 2, 3):
-        log.append({"step": step, "loss": 0.1 * step, "tokens": step})
-    with open(log.path, "a") as file:
-        file.write('{"step": 4, "lo')
-    assert len(log.read()) == 3
-    log.cut(2)
-    for step, loss in ((3, 7.0), (5, 1.0)):
-        log.append({"step": step, "loss": loss, "tokens": step})
-    assert [entry["loss"] for entry in log.read()] == [0.1, 0.2, 7.0]
-
-
 # ---- what is not a number, and what does not exist -----------------------------------------------------------------------
 
 
