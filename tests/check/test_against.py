@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import Gemma3ForCausalLM
 
 from longitude.check.against import FORMS, against
@@ -23,10 +24,11 @@ LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_fr
 LLAMA3["original_max_position_embeddings"] = LENGTH // 4
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    llama(rope=YARN | {"rope_theta": 5e5}).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint") / "model"
+    llama(rope=YARN | {"rope_theta": 5e5}).save_pretrained(folder)
+    return folder
 
 
 def written(folder, path, permuted=True, architecture="llama", dim=DIM, factors=None, lists=(), **changes):
@@ -52,7 +54,7 @@ def written(folder, path, permuted=True, architecture="llama", dim=DIM, factors=
         writer.add_tensor(name, torch.tensor(numbers).numpy())
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.float().numpy())
-    for name, weight in load(folder, tokenizer=False).model.state_dict().items():
+    for name, weight in load_file(folder / "model.safetensors").items():
         for ours, theirs in (("q_proj", "attn_q"), ("k_proj", "attn_k")):
             if ours in name:
                 layout = convert_layout(weight, dim, "interleaved") if permuted else weight

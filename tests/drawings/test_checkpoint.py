@@ -20,6 +20,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
 }
 
+FEW = {"num_hidden_layers": 2, "vocab_size": 64}
+
 
 @pytest.fixture
 def saved(tmp_path):
@@ -39,7 +41,7 @@ def words(path, config) -> dict[str, str]:
 
 def test_turns_and_border_of_llama(saved):
     """Pair k turns L base^(-2k/d) / 2 pi times within L."""
-    config = transformers.LlamaConfig(rope_parameters=LLAMA3, max_position_embeddings=131_072, head_dim=128)
+    config = transformers.LlamaConfig(rope_parameters=LLAMA3, max_position_embeddings=131_072, head_dim=128, **FEW)
     path, config = saved(config)
     about = checkpoint.facts(path, config)
     [rotation] = about["rotations"]
@@ -55,7 +57,7 @@ def test_turns_and_border_of_llama(saved):
 
 def test_what_longer_contexts_do_under_each_scheme(saved):
     """Of 4 pairs, two never finished a rotation within 64 tokens; ntk slows the last by s exactly, those before by less."""
-    config = transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64)
+    config = transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64, **FEW)
     [rotation] = checkpoint.rotations(saved(config)[1])[0]
     theta = [10_000 ** (-2 * k / 8) for k in range(4)]
     assert [64 * t >= 2 * math.pi for t in theta] == [True, True, False, False]
@@ -70,7 +72,7 @@ def test_what_longer_contexts_do_under_each_scheme(saved):
 
 
 def test_dials_with_new_angles_are_the_pairs_that_are_counted(saved):
-    config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=64)
+    config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=64, **FEW)
     config = saved(config)[1]
     [rotation] = checkpoint.rotations(config)[0]
     shares = {each.scheme: each.unseen for each in rotation.stretched(4)}
@@ -96,7 +98,7 @@ def test_layers_with_windows_and_rotations_of_their_own(saved):
 
 
 def test_a_checkpoint_in_the_terminal(command, saved):
-    path, _ = saved(transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64))
+    path, _ = saved(transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64, **FEW))
     code, out, _ = command("show", path)
     assert code == 0 and max(map(len, out.splitlines()[1:])) <= 80
     assert re.search(r"no scaling +50% +50% +50% ", out)

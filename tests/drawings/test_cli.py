@@ -37,6 +37,7 @@ def test_latent_attention_rotates_its_part_of_a_head(command, mixer):
 def test_files(command, tmp_path):
     lg.show("alibi", length=64).save(tmp_path / "bias.svg")
     assert ET.parse(tmp_path / "bias.svg").getroot().tag.endswith("svg")
+    assert ET.fromstring(lg.show("alibi", length=64)._repr_svg_()).get("role") == "img"
     for suffix in ("svg", "png", "html"):
         file = tmp_path / f"rope.{suffix}"
         code, out, err = command("show", "rope", *SMALL, "--out", file)
@@ -77,7 +78,6 @@ def test_a_notebook_shows_a_picture():
     pictures = lg.show("alibi", "t5", length=64)
     [bias] = pictures.drawings
     assert bias.name == "bias" and "weights" in pictures.others
-    assert ET.fromstring(pictures._repr_svg_()).get("role") == "img"
     assert [drawing.name for drawing in lg.show("alibi", length=64, picture="weights").drawings] == ["weights"]
     assert len(lg.show("alibi", length=64, picture="all").drawings) > 1
     with pytest.raises(ValueError, match="did you mean 'bias'"):

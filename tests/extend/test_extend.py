@@ -14,6 +14,7 @@ from longitude.checkpoints.positions import rotary_of
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling.base import METHODS, Scaling, plain, register_scheme
 from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved
+from tests.support import edit_config
 
 WITHOUT_SEARCH = [name for name, method in METHODS.items() if not method.searched and name != "clipped"]
 SCHEMES = {
@@ -49,7 +50,7 @@ class Ours(torch.nn.Module):
         return tuple(torch.cat([half, half], -1)[None] for half in table)
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma3_text"])
 def test_transformers_rotates_as_we_do(kind, method, checkpoint, longer) -> None:
@@ -94,7 +95,7 @@ def test_what_stays_is_said(kind, message, tmp_path, write) -> None:
     """Layers without rotation, temperatures, and keys that nothing reads, which stay in the file."""
     source = saved(kind, tmp_path / "model")
     inside = config(source)["rope_parameters"] | {"warmth": 0.3}
-    saved(kind, source, rope_parameters=inside, rope_warmth=[2.0])
+    edit_config(source, rope_parameters=inside, rope_warmth=[2.0])
     out, printed = write(source, *by("yarn"))
     assert message in printed
     assert "not understood: rope_warmth, rope_parameters.warmth; understood are model_type" in printed
