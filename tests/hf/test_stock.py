@@ -321,33 +321,6 @@ def test_a_mask_of_four_dimensions(form, pair, ids):
     assert (ours(ids).logits - ours(ids, **whole).logits).abs().max() > 1e-2
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"scaling": 0.3},
-        {"softcap": 0.5},
-        {"sliding_window": 3},
-        {"dtype": torch.float32},
-        {"num_heads": 8},
-        {"num_kv_heads": 4},
-        {"head_dim": 4},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_layers_of_a_step_that_differ_in_one_thing_share_no_request(change):
-    """Each as if it were the only layer."""
-
-    def layer(mask, scaling=0.5, softcap=None, sliding_window=None, **sizes):
-        q, k, v = heads(9, **sizes)
-        options = {"scaling": scaling, "softcap": softcap, "sliding_window": sliding_window}
-        return stock_attention(torch.nn.Module(), q[:, :, :1], k, v, mask, **options)[0]
-
-    shared = StockMask(lg.Causal(), 9)
-    for options in ({}, change, {}):
-        close(layer(shared, **options), layer(StockMask(lg.Causal(), 9), **options))
-
-
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_a_mask_that_changes_is_read_again(mode, stock, ids):
     ours, theirs = stock("llama", "longitude"), stock("llama")
