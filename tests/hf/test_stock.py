@@ -126,19 +126,6 @@ def test_documents(name, pair, ids):
     assert (together - alone)[:, 7:].abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("marks", "reason"),
-    [
-        ({"cu_seq_lens_q": ENDS, "position_ids": PLACES.roll(1)}, ("position_ids",)),
-        ({"cu_seq_lens_q": ENDS, "seq_idx": NUMBERS.roll(1)}, ("seq_idx", "cu_seq_lens_q")),
-        ({"cu_seq_lens_q": ENDS[:2]}, ("0", "17")),
-    ],
-)
-def test_marks_that_contradict_each_other(marks, reason, stock, ids):
-    with refused(*reason):
-        stock("llama", "longitude")(ids[:1], use_cache=False, **marks)
-
-
 def test_marks_behind_a_cache_are_refused(stock, ids):
     model = stock("llama", "longitude")
     cache = model(ids[:1, :4]).cache

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import longitude as lg
-from tests.support import close as near, refused
+from tests.support import close as near
 
 close = partial(near, atol=1e-10)
 
@@ -35,17 +35,10 @@ def test_text_continues_after_an_image(build, ids):
 @torch.no_grad()
 @pytest.mark.parametrize(("spec", "length"), [("mrope", 3), ("axial_rope", 2)])
 def test_batch_length_and_axes_that_are_equal(build, ids, spec, length):
-    """[B, L] and [L, axes] look alike: in a model two dimensions are [B, L]; elsewhere the user must decide."""
+    """[B, L] and [L, axes] look alike: in a model two dimensions are [B, L]."""
     model, x = build(spec), ids(length, length)
     positions = (torch.arange(length) * 5)[None].expand(length, -1)
     close(model(x, position_ids=positions).logits, model(x, position_ids=positions[0]).logits)
     longer = ids(length, 2 * length)
     cache = model(longer[:, :length], use_cache=True).cache
     close(model(longer[:, length:], cache=cache).logits, model(longer).logits[:, length:])
-    q = torch.randn(length, 2, length, 12)
-    encoding = lg.encoding(spec, head_dim=12, layout="half")
-    with refused("[B, L]", "[L, axes]"):
-        lg.attend(q, q, q, encoding=encoding, q_positions=positions)
-    with refused("[B, L]", "[L, axes]"):
-        encoding.rotate(q, positions)
-    close(encoding.rotate(q, positions[..., None]), encoding.rotate(q, positions[0]))

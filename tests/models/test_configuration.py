@@ -194,19 +194,6 @@ def test_rotation_goes_where_it_can(build, ids):
     assert build("sinusoidal", mixer="mamba")(x).logits.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "mixer", ["attention", "parallel", "window:size=3", "chunks:size=3", "latent", "repo", "retention"]
-)
-def test_rotated_values_change_what_a_model_gives_or_are_refused(mixer, build, ids):
-    ways = [{"name": "rope", "layout": "half", "rotate_values": rotated} for rotated in (False, True)]
-    if mixer in ("latent", "repo", "retention"):
-        with refused("Rotary", MIXERS[mixer].__name__):
-            build(ways[1], mixer=mixer)
-        return
-    plain, rotated = (build(way, mixer=mixer)(ids(), use_cache=False).logits for way in ways)
-    assert (plain - rotated).abs().max() > 1e-3
-
-
 def test_a_learned_table_is_scaled_as_the_embeddings_it_is_added_to():
     """Adam moves each number by the learning rate: a table beside embeddings that are multiplied by s must be as well."""
     config = LongitudeConfig(

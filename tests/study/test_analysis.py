@@ -230,14 +230,6 @@ def test_no_winner_in_noise(tmp_path):
     assert wins <= 3  # of 20 tables at 5 %: 4 and more once in sixty
 
 
-def test_one_seed_has_no_winner(tmp_path):
-    """Its documents say how much other text would change, not another training."""
-    run = analyse(write_run(tmp_path, {"a": (2.5, 2.4), "b": (2.5, 2.5)}, test_lengths=(256, 512), noise=0))
-    [found] = run.compared(512)
-    assert found.over == "documents" and found.p < 0.05 and found.low > 0 and not found.decided
-    assert conclusion(run).best.startswith("a: 0.1") and "one seed" in conclusion(run).best
-
-
 def test_the_best_ngrams_judge_whatever_their_order(tmp_path):
     bits, counted = {"low": (2.3, 2.3), "high": (2.7, 2.7), CONTROL: (2.8, 2.8)}, {"2": 2.5, "3": 3.1}
     run = analyse(write_run(tmp_path, bits, test_lengths=(256, 512), spread=0, noise=0, ngrams=counted))
