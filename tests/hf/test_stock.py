@@ -126,6 +126,11 @@ def test_documents(name, pair, ids):
     assert (together - alone)[:, 7:].abs().max() > 1e-3
 
 
+def test_marks_that_contradict_positions_are_refused(stock, ids):
+    with refused("position_ids"):
+        stock("llama", "longitude")(ids[:1], use_cache=False, cu_seq_lens_q=ENDS, position_ids=PLACES.roll(1))
+
+
 def test_marks_behind_a_cache_are_refused(stock, ids):
     model = stock("llama", "longitude")
     cache = model(ids[:1, :4]).cache
