@@ -41,7 +41,6 @@ WARM = {
     "original_max_position_embeddings": LENGTH,
     "llama_4_scaling_beta": 0.1,
 }
-GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "vocab_size_per_layer_input": 258, "hidden_size_per_layer_input": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "mistral": LLAMA | {"sliding_window": 2 * LENGTH},
@@ -49,9 +48,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": LLAMA | {"head_dim": 16},
     "phi3": LLAMA | {"original_max_position_embeddings": LENGTH},
     "gpt_neox": SMALL | TRAINED | {"intermediate_size": 96, "rope_parameters": PARTIAL},
-    "gemma2": LLAMA | LOCAL | {"head_dim": 16},
     "gemma3_text": LLAMA | LOCAL | {"head_dim": 16},
-    "gemma4_text": LLAMA | LOCAL | GEMMA4,
     "falcon": WIDE | TRAINED | {"num_hidden_layers": 2, "num_attention_heads": 4},
     "cohere": LLAMA,
     "smollm3": LLAMA | {"num_hidden_layers": 4},

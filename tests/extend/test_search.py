@@ -1,4 +1,4 @@
-"""The search for LongRoPE's factors: what a candidate is, what a model does with it, what a kill leaves, what is promised."""
+"""The search for LongRoPE's factors: what a candidate is, what a model does with it, what is promised."""
 
 import json
 import math
@@ -174,12 +174,6 @@ def test_windows_come_from_all_over_the_text() -> None:
     assert [int(window[0]) // 4096 for window in windows] == [0, 25, 50, 75]
     assert len(windows_of(documents(100, LENGTH + 1), LENGTH)) == 100
     assert len(windows_of(documents(1000, LENGTH + 1), LENGTH)) == module.TOKENS // LENGTH
-
-
-# ---- time and kills --------------------------------------------------------------------------------------------------
-
-
-# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.one_in(3)

@@ -1,4 +1,4 @@
-"""Blocks with RWKV's channel mix, whose last token stands in the cache; without an MLP; a norm at the input."""
+"""Blocks with RWKV's channel mix, whose last token stands in the cache."""
 
 import pytest
 import torch
@@ -10,14 +10,11 @@ from tests.support import close
 KINDS = {
     "rwkv4": {"mixer": "rwkv4", "mlp": "rwkv", "embedding_norm": True, "norm": "layernorm"},
     "rwkv6, norms behind": {"mixer": "rwkv6", "mlp": "rwkv", "norm_position": "post"},
-    "mamba": {"mixer": "mamba", "mlp": "none"},
-    "attention": {"encoding": "rope", "mlp": "none", "embedding_norm": True},
 }
-with_channel_mix = pytest.mark.parametrize("kind", [kind for kind in KINDS if "rwkv" in kind])
 
 
 @pytest.mark.one_in(2)
-@with_channel_mix
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_documents_and_refused_calls(kind, build):
     model = build(**{"encoding": "auto", **KINDS[kind]}, vocab_size=29)
@@ -25,7 +22,7 @@ def test_documents_and_refused_calls(kind, build):
     require_refused_calls(kind, model)
 
 
-@with_channel_mix
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_parameter_learns_and_checkpointing_changes_nothing(kind, build, ids):
     model, x = fill(build(**{"encoding": "auto", **KINDS[kind]})).train(), ids(2, 9)
     grads = []
