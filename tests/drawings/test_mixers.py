@@ -6,7 +6,6 @@ import pytest
 import longitude as lg
 from longitude.drawings.build import Shape, built
 from longitude.drawings.mixers import drawings
-from tests.support import refused
 
 SHAPE = Shape(length=64, heads=2, head_dim=8)
 
@@ -35,10 +34,3 @@ SIZED = {"window": "window:size=8", "chunks": "chunks:size=8"}
 def test_every_mixer_has_an_influence(name):
     _, share = drawn(name)["influence"].lines["influence"]
     assert np.nanmax(share) == 1 and share[0] > 0
-
-
-def test_a_mixer_takes_the_encoding_of_its_label():
-    made = built("alibi+window:size=8", SHAPE)
-    assert made.mixers[0].module.encoding.each == (made.encoding,)
-    with refused("ALiBi", "Mamba"):
-        built("alibi+mamba", SHAPE)

@@ -234,7 +234,6 @@ X = torch.full((2, 6), 3)
 ONES = torch.ones(2, 6, 16).double()
 REFUSED = [
     (CAUSAL, {"atention_mask": X}, ("'atention_mask'", "'attention_mask'")),
-    (SEQ2SEQ, {"decoder_inputs_ids": X}, ("'decoder_inputs_ids'", "'decoder_input_ids'")),
     (MASKED, {"use_cache": True}, ("'use_cache'",)),
     (CAUSAL, {"input_ids": None}, ("input_ids", "inputs_embeds")),
     (SEQ2SEQ, {"labels": None}, ("decoder_input_ids", "decoder_inputs_embeds")),
@@ -249,7 +248,6 @@ REFUSED = [
     (CAUSAL, {"document_ids": X - 4}, ("document_ids", "0", "-1", "attention_mask")),
     (SEQ2SEQ, {"document_ids": X}, ("document_ids",)),
     (CAUSAL, {"labels": X[:, :5]}, ("labels", "[2, 6]", "[2, 5]")),
-    (CAUSAL, {"shift_labels": X[:, :5]}, ("shift_labels", "[2, 6]", "[2, 5]")),
     (CAUSAL, {"position_ids": X[:, :5]}, ("position_ids", "[6]", "[2, 6]", "[2, 5]")),
     (CAUSAL, {"position_ids": X - 4}, ("positions", "position_ids", "0", "-1")),
     (SEQ2SEQ, {"cache": DynamicCache()}, ("cache", "EncoderDecoderCache")),

@@ -147,12 +147,6 @@ def test_each_stack_has_the_encoding_it_needs(build):
     assert [type(member).__name__ for member in by_layer.encoder.encodings] == ["ALiBi", "T5Bias"]
 
 
-def test_the_encoder_of_a_recurrence_has_positions(build, pair):
-    model, (x, _) = build("auto", mixer="retention"), pair()
-    assert all(type(block.mixer) is lg.MultiHeadAttention for block in model.encoder.layers)
-    assert (model.encoder(x.flip(1))[0].flip(1) - model.encoder(x)[0]).abs().max() > 1e-3
-
-
 # ---- layers, labels, caches ------------------------------------------------------------------------------------------
 def test_gradients_reach_every_layer(build, pair):
     model, (x, y) = build("rope", **POST), pair()

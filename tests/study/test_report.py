@@ -6,11 +6,9 @@ import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
 
 import pytest
 
-from longitude.report import figure
 from longitude.report.wording import papers
 from longitude.study import tables
 from longitude.study.analysis import analyse, conclude
@@ -141,14 +139,6 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     frame = summary(run)
     expected = frame[frame["value"].notna()][["label", "length", "value"]].values.tolist()
     assert [[point["label"], point["length"], point["value"]] for point in points] == expected
-
-
-def test_labels_never_overlap_and_keep_their_order():
-    values = [1.0, 1.01, 1.02, 1.5, 1.55, 3.0]
-    apart = figure.apart(values, 0.1)
-    assert all(b - a >= 0.1 - 1e-12 for a, b in pairwise(apart))
-    assert apart[-1] == 3.0 and sum(apart) == pytest.approx(sum(values))
-    assert figure.apart([1.0, 2.0], 0.1) == [1.0, 2.0]
 
 
 # ---- in a browser -----------------------------------------------------------------------------------------------------
