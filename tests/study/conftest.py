@@ -31,6 +31,7 @@ from longitude.study.units import StudyPlan, TrialUnits, ngrams_unit, units_of
 
 SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu", "seeds": (0,)}
 WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "layers": 4, "hidden": 128}
+WRITTEN["methods"] = ("non-overlapping",)  # what positions need, a table for each model, is written where they are asked for
 """The shape of text studies that `write_run` pretends to have run."""
 TINY = StudyConfig(
     encodings=("nope", "rope"), train_length=16, test_lengths=(16, 32, 48), steps=4, batch_size=2, documents=4, **SHAPE
@@ -253,7 +254,7 @@ def write_run(
         "encodings": tuple(values),
         "documents": 24,
         "seeds": (0,),
-        "steps": 200,
+        "steps": 20,
         **(WRITTEN if task == "text" else {}),
         **options,
     }
@@ -359,7 +360,7 @@ def _quarter(config, sums, last):
 def _window(config, at):
     """The losses of one text, as long as the longest length that was measured; they rise behind the training length."""
     length = max((length for length, bits in at.items() if bits is not None), default=0)
-    if config.task != "text" or not length:
+    if config.task != "text" or "per-position" not in config.methods or not length:
         return None
     bits = np.where(np.arange(length) < config.train_length, at[min(at)] or 2.5, at[length])
     text = list(("def spam(eggs):\n    return eggs\n" * length)[:length])

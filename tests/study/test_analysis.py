@@ -293,15 +293,15 @@ def test_nothing_holds_beyond_training_that_training_never_used(tmp_path):
 
 
 def test_a_trial_that_is_not_done_counts_for_nothing(tmp_path):
-    bits = {"rope": BITS["rope"]}
-    one = write_run(tmp_path / "one", bits)
-    two = write_run(tmp_path / "two", bits, seeds=(0, 1))
+    bits, methods = {"rope": BITS["rope"]}, ("non-overlapping", "per-position")
+    one = write_run(tmp_path / "one", bits, methods=methods)
+    two = write_run(tmp_path / "two", bits, methods=methods, seeds=(0, 1))
     status = units_in(two, "rope", 1)["measure"] / "status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "diverged"}))
     sealed_again(status.parent)
     of_two, of_one = summary(two), summary(one)
     assert of_two.drop(columns="reason").equals(of_one.drop(columns="reason"))
-    assert set(of_two["reason"]) == {"diverged at step 200"} and set(of_one["reason"]) == {None}
+    assert set(of_two["reason"]) == {"diverged at step 20"} and set(of_one["reason"]) == {None}
     assert {row.seed for row in read_run(two).rows} == {0}
 
 

@@ -76,7 +76,7 @@ def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("run")
     states = {("sinusoidal", 0): {"status": "diverged", "step": 117, "reason": EVIL}}
     methods = ("non-overlapping", "sliding", "per-position")
-    write_run(path, states=states, source=EVIL, methods=methods, ngrams={"2": 3.4})
+    write_run(path, states=states, source=EVIL, methods=methods, ngrams={"2": 3.4}, steps=200)
     training = {"learning_rate": 0.005, "train_steps": 200, "train_seconds": 43.2, "flops_per_token": 2_345_678.0}
     put_rows(path, [replace(row, **training) for row in read_run(path).rows])
     assert write_report(analyse(path)) == path / "report.html"
