@@ -85,7 +85,7 @@ def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name, ev
     assert words in the_broken(make(), law, every).reason
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @every_law
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * ("sinks" in name)) for name in REPLACED]
