@@ -31,7 +31,9 @@ from longitude.study.units import StudyPlan, TrialUnits, ngrams_unit, units_of
 
 SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu", "seeds": (0,)}
 WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "layers": 4, "hidden": 128}
-WRITTEN["methods"] = ("non-overlapping",)  # what positions need, a table for each model, is written where they are asked for
+WRITTEN["methods"] = (
+    "non-overlapping",
+)  # what positions need, a table for each model, is written where they are asked for
 """The shape of text studies that `write_run` pretends to have run."""
 TINY = StudyConfig(
     encodings=("nope", "rope"), train_length=16, test_lengths=(16, 32, 48), steps=4, batch_size=2, documents=4, **SHAPE
