@@ -299,12 +299,12 @@ def test_a_gguf_file(tmp_path) -> None:
 
 def test_a_release_that_was_not_read_is_not_judged() -> None:
     removed = VLLM + "--rope-scaling '" + json.dumps(FLAT) + "' --max-model-len 131072"
-    for text, verdict in (
-        ("pip install vllm==0.10.0\n" + removed, "unknown"),
-        ("pip install vllm==0.33.0\n" + removed, "wrong"),
+    for text, expected in (
+        ("pip install vllm==0.10.0\n" + removed, [("release", "unknown"), ("refused", "unknown")]),
+        ("pip install vllm==0.33.0\n" + removed, [("refused", "wrong")]),
     ):
-        [(_, rows)] = cases("qwen3", text)
-        assert rows[0].verdict == verdict
+        [(_, rows)] = cases("qwen3", text)  # the reason comes before what it makes unknown
+        assert [(row.rule, row.verdict) for row in rows if row.verdict != "remark"] == expected
 
 
 @cache

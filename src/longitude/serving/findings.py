@@ -51,11 +51,13 @@ ORDER = ("wrong", "unknown", "costs", "remark")
 def findings(case: Case) -> list[Finding]:
     """The findings on a line, the most harmful first. A release whose rules were not read makes what is wrong unknown."""
     facts, pinned = case.facts, case.line.release or case.facts.version
-    rows = [("refused", stop.source, f"{case.line.name} stops: {stop.what}") for stop in case.stops]
+    rows = []
+    if pinned != facts.version:
+        unread = f"the text pins {facts.name} {pinned}, whose files were not read: judged by those of {facts.version}"
+        rows.append(("release", "", unread))
+    rows += [("refused", stop.source, f"{case.line.name} stops: {stop.what}") for stop in case.stops]
     rows += [*no_effect(case), *keys_lost(case), *other_numbers(case), *lengths(case), *others(case)]
     rows += [("not known", "", reason) for reason in case.unknown]
-    if pinned != facts.version:
-        rows.append(("release", "", f"the text pins {pinned}, which was not read: judged by {facts.version}"))
     sure = pinned == facts.version and not (case.unknown and case.before.kind in facts.unclear)
     usual: Verdict = "wrong" if sure else "unknown"
     made = []
@@ -187,7 +189,7 @@ def lengths(case: Case) -> Rows:
     rows = case.served.rows
     far = yarn.factor * yarn.original_max_length if yarn is not None else math.inf
     if tokens > rows and not case.stops:
-        read = f"pass the {rows:,.0f} rows of cos and sin: positions are read out of range"
+        read = f"pass the {rows:,.0f} positions in the table of cos and sin: the engine reads beyond its end"
         yield "too long", "rows", f"requests of {tokens:,} tokens {read}"
     elif tokens > 1.01 * far and not case.stops:
         yield "too long", "rows", f"{tokens:,} tokens are beyond factor times original length, {far:,.0f}"
@@ -195,7 +197,7 @@ def lengths(case: Case) -> Rows:
         plain = f"{tokens:,} tokens with no scaling, and {declared:,} are declared{new_angles(case)}"
         yield "no scaling", "length", plain
     if case.scaling is not None and case.meant.scales and case.is_plain and case.limit and tokens and not case.longer:
-        needless = f"every text is scaled, and requests end at {tokens:,}: {declared:,} need no scaling"
+        needless = f"scaling for nothing: requests end at {tokens:,}, and the model reads {declared:,} without it"
         yield "needless scaling", "length", needless
     asked = case.asked.length or 0
     wanted = case.served.wanted or asked or declared
