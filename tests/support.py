@@ -20,12 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS
+from longitude.attention.backends.table import band
 from longitude.errors import UsageError
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
 
 GENERAL = [name for name in BACKENDS if name not in ("transport", "split", "triton")]
 """Backends that take plain attention: the others need reflections, a pattern, 128 queries, a GPU."""
+needs_c = pytest.mark.skipif(not band.available(torch.float32), reason="no C kernels here")
+"""For tests of what the C kernels do. A test that asks for the backend `table` by name is skipped without it (conftest.py)."""
 
 
 def close(got: Any, want: Any, atol: float = 1e-12, rtol: float = 0.0) -> None:

@@ -8,6 +8,7 @@ import torch
 import longitude as lg
 from longitude import catalogue
 from longitude.attention.backends import BACKENDS
+from tests.support import needs_c
 
 FACTS = catalogue.catalogue()
 BY_NAME = {entry["name"]: SimpleNamespace(**entry) for entry in FACTS["encodings"]}
@@ -40,6 +41,7 @@ def test_properties_are_the_declared_ones():
     assert BY_NAME["path_fox"].__dict__["class"] == "PaTH + FoX"
 
 
+@needs_c
 def test_backends_are_those_that_do_not_refuse():
     assert BY_NAME["t5"].backends["training"][0] == "table"
     assert "sdpa" not in BY_NAME["t5"].backends["training"] and "sdpa" in BY_NAME["t5"].backends["inference"]

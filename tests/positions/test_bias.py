@@ -10,7 +10,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor as mpt
 
 import longitude as lg
 from longitude.positions.bias import FORBIDDEN, Kerple, Sandwich, alibi_slopes
-from tests.support import close, refused_calls
+from tests.support import close, needs_c, refused_calls
 
 # Press et al. 2022, section 3, and the slopes of their code where the number of heads is no power of two.
 SLOPES = {
@@ -57,7 +57,7 @@ def test_one_sided_alibi() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", ["reference", "table", "sdpa", "chunked"])
+@pytest.mark.parametrize("backend", ["reference", pytest.param("table", marks=needs_c), "sdpa", "chunked"])
 def test_a_one_sided_head_gives_the_other_side_a_weight_of_exactly_zero(backend: str, dtype: torch.dtype) -> None:
     encoding = lg.ALiBi(2, future="one-sided")
     q, k = (8 * torch.randn(1, 2, 9, 4, dtype=dtype) for _ in range(2))

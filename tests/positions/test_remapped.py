@@ -240,7 +240,7 @@ def test_refused():
         ("RowBias",): lambda: lg.attend(q, k, v, encoding=[own, rows], context=rows.context(q[:, 0])[0]),
         ("DynamicNTK", "follow='declared'"): lambda: made(CASES["rerope"][0], scaling=dynamic),
         ("local_size", "chunk_size", "4"): lambda: made({"name": "dual_chunk", "chunk_size": 4, "local_size": 4}),
-        ("'sdpa'", "cannot", "'table'"): lambda: lg.attend(q, k, v, encoding=own, backend="sdpa"),
+        ("'sdpa'", "cannot"): lambda: lg.attend(q, k, v, encoding=own, backend="sdpa"),
         ("positions", "[2, 6, 2]"): lambda: lg.attend(
             q, k, v, encoding=[own, lg.encoding("axial_rope", head_dim=8, layout="half")], q_positions=torch.zeros(2, 6, 2).long()
         ),

@@ -39,7 +39,7 @@ def test_every_backend_gives_a_softmax_with_one_more_column(mask):
     own = sink()
     inputs = [x.clone().requires_grad_() for x in (Q, K, V)]
     able = [each.backend for each in lg.explain(*inputs, encoding=own, mask=mask) if each.refusal is None]
-    assert {"reference", "chunked"} < {*able}
+    assert {"reference", "chunked"} <= {*able}
     out, lse = with_column(*inputs, own.logits, mask)
     directions = random(*out.shape, seed=1), random(*lse.shape, seed=2)
 

@@ -7,6 +7,7 @@ import torch
 
 import longitude as lg
 from longitude.recurrent import RWKV4, RWKVChannelMix
+from longitude.recurrent.ops import c_loops as loops
 from longitude.testing import fill
 from tests.support import close
 
@@ -66,12 +67,13 @@ def test_keys_that_tie_with_the_decayed_max(flag):
     k = -torch.arange(9.0, dtype=k.dtype)[None, :, None].expand_as(k).clone().requires_grad_()
     options = {} if flag is None else {flag: torch.arange(9).expand(2, 9) % 4 != 2}
     assert (k[:, :-1] - 1 == k[:, 1:]).all()
-    close(
-        everything(lambda *x: rwkv4(*x, **options), (w, u, k, v)),
-        everything(lambda *x: rwkv4(*x, mode="recurrent", **options), (w, u, k, v)),
-        atol=1e-10,
-        rtol=1e-10,
-    )
+    if loops.loops("wkv.c", torch.float64) is not None:
+        close(
+            everything(lambda *x: rwkv4(*x, **options), (w, u, k, v)),
+            everything(lambda *x: rwkv4(*x, mode="recurrent", **options), (w, u, k, v)),
+            atol=1e-10,
+            rtol=1e-10,
+        )
 
     def free(mode):
         out, (top, bottom, high) = rwkv4(w, u, k, v, mode=mode, chunk_size=4, **options)

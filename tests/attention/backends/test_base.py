@@ -9,7 +9,7 @@ from longitude.attention.backends import BACKENDS, chunked, refuses
 from longitude.attention.operation import choose, requests
 from longitude.attention.reference import reference
 from longitude.positions.composed import compose
-from tests.support import close, random, refused
+from tests.support import close, needs_c, random, refused
 
 HEADS, DIM = 4, 8
 
@@ -29,6 +29,7 @@ def test_chunked_skips_what_a_window_cannot_reach(monkeypatch):
     assert len(blocks) > 10 and all(keys <= rows + 7 for rows, keys in blocks), blocks
 
 
+@needs_c
 def test_sdpa_refuses_a_bias_it_would_round_or_that_is_long():
     q = torch.randn(1, HEADS, 6, DIM)
     with refused("'sdpa'", "cannot", "'table'"):

@@ -6,7 +6,7 @@ import torch
 import longitude as lg
 from longitude import testing
 from longitude.testing.attend_calls import Call
-from tests.support import built, heads, random
+from tests.support import built, heads, needs_c, random
 
 KNOWN = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dim": 16, "max_length": 4096}
 
@@ -37,6 +37,7 @@ class MarksAllPairs(lg.ALiBi):
         return (lg.terms.OffsetBias(lambda offset: bias.at(offset + marks(offset))),)
 
 
+@needs_c
 @pytest.mark.parametrize(
     ("kind", "message"), [(MakesAllPairs, "no tensor of 2048 x 2048"), (MarksAllPairs, r"-> \d+ bytes")]
 )

@@ -9,7 +9,7 @@ import longitude as lg
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Band, Dilated, Global, Prefix
 from longitude.attention.operation import choose, requests
-from tests.support import LargestTensor, built, close, heads
+from tests.support import LargestTensor, built, close, heads, needs_c
 
 LONG = 1024
 CHEAP = {
@@ -29,6 +29,7 @@ CHEAP = {
 }
 
 
+@needs_c
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("encoding", [None, lg.ALiBi(2)], ids=["plain", "offsets"])
 @pytest.mark.parametrize("case", CHEAP)
@@ -41,6 +42,7 @@ def test_nothing_is_ever_quadratic(case, encoding):
     close(*(lg.attend(*inputs, **options, backend=b) for b in ("auto", "reference")), atol=3e-6)
 
 
+@needs_c
 @pytest.mark.parametrize(
     ("mask", "chosen"),
     [(Band(9, 9), "table"), (Prefix(9), "split"), (Dilated(9, 3), "split"), (lg.Window(9) | Global([0]), "split")],

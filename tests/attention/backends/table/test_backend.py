@@ -11,8 +11,7 @@ from longitude.positions.terms import OffsetBias, OffsetVectors
 from longitude.testing.attend_calls import Call, masks
 from longitude.testing.examples import SHAPES
 from longitude.testing.fixtures import heads_and_tokens
-from tests.attention.backends.table.written_out import needs_compiler
-from tests.support import close, random
+from tests.support import close, needs_c, random
 
 LENGTH = 131
 
@@ -32,7 +31,7 @@ ENCODINGS = {
     "all with fox": testing.example(all_with_fox),
 }
 FORMULAS = {"fire": testing.example("fire"), "cope": testing.example("cope", max_position=20)}
-pytestmark = needs_compiler
+pytestmark = needs_c
 TOKEN = torch.arange(LENGTH)
 IDS = TOKEN // 50
 WITHIN = TOKEN - 50 * IDS

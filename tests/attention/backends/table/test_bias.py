@@ -10,13 +10,12 @@ from tests.attention.backends.table.written_out import (
     CAUSAL,
     compare,
     narrowed,
-    needs_compiler,
     ours,
     tensors,
 )
-from tests.support import close, random
+from tests.support import close, needs_c, random
 
-pytestmark = needs_compiler
+pytestmark = needs_c
 VALUES = [math.nan, math.inf, -math.inf]
 
 

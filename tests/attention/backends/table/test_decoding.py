@@ -9,13 +9,13 @@ import torch
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS
-from longitude.attention.backends.table import band
 from longitude.attention.backends.table.backend import DecodingStep, decoding
 from longitude.attention.operation import choose_once, raw_request
 from longitude.attention.request import Request, Step
 from longitude.positions.composed import compose
+from tests.support import needs_c
 
-pytestmark = pytest.mark.skipif(not band.available(torch.float32), reason="there is no compiler")
+pytestmark = needs_c
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-13, torch.bfloat16: 2e-2}
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.backends.table import band
-from tests.support import close, random
+from tests.support import close, needs_c, random
 
-pytestmark = pytest.mark.skipif(band.functions(torch.float64) is None, reason="no C compiler here")
+pytestmark = needs_c
 TOKENS = torch.arange(130)
 
 

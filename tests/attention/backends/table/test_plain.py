@@ -4,13 +4,12 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.backends.table import band
-from tests.support import random
+from tests.support import needs_c, random
 
 HEADS = 8
 
 
-@pytest.mark.skipif(not band.available(torch.float32), reason="needs C kernels")
+@needs_c
 @pytest.mark.parametrize("length", [3, 77])
 @pytest.mark.parametrize("encoding", [None, lg.ALiBi(HEADS)], ids=["none", "alibi"])
 def test_bfloat16_is_rounded_once_and_to_the_nearest(encoding, length):

@@ -18,11 +18,11 @@ from tests.attention.backends.table.written_out import (
     distance,
     named,
     narrowed,
-    needs_compiler,
     tensors,
 )
+from tests.support import needs_c
 
-pytestmark = needs_compiler
+pytestmark = needs_c
 BANDS = {"causal": CAUSAL, "all": (None, None), "window": (0, 39), "own": (0, 0), "sides": (-3, 70), "past": (5, 90)}
 SETS = [kinds for count in range(5) for kinds in combinations(KINDS, count)]
 

@@ -2,11 +2,9 @@
 
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from longitude.attention.backends.table import band as loop
 from longitude.attention.backends.table.backend import toeplitz_attention
 from longitude.attention.backends.table.band import Limits, Terms
 from tests.support import random
@@ -15,7 +13,6 @@ CAUSAL = (0, None)
 KINDS = ["table", "levels", "key_vectors", "value_vectors"]
 EACH = [*((kind,) for kind in KINDS), tuple(KINDS)]
 named = {"ids": lambda kinds: "+".join(kinds) or "nothing"}
-needs_compiler = pytest.mark.skipif(loop.functions(torch.float64) is None, reason="no C kernels here")
 
 
 def dense(x, near, low, high, scale):
