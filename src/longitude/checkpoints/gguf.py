@@ -19,7 +19,6 @@ Source:
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,8 +180,7 @@ class GGUF:
             multiplier = self.key("rope.scaling.yarn_log_multiplier")
             if multiplier and self.architecture != "mistral3":
                 return None
-            grown = 0.1 * math.log(max(factor, 1.0))
-            of_yarn = (grown + 1) / (grown * (multiplier or 0.0) + 1)
+            of_yarn = YaRN(max(factor, 1.0), 2, mscale=1.0, mscale_all_dim=multiplier).factors()[0]
         return of_yarn * (self.key("rope.scaling.attn_factor") or 1.0)
 
     def frequencies(self) -> dict[str, Divided]:
