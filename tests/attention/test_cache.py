@@ -71,6 +71,16 @@ def test_ints_and_tensors_may_follow_each_other(name):
     assert cache.next_positions().tolist() == [[22], [31]]
 
 
+@torch.no_grad()
+def test_keys_are_kept_rotated_where_that_stays_right():
+    attention, cache = layer("rope"), LongitudeCacheLayer()
+    attention(X, cache=cache)
+    raw = attention.k_proj(X).unflatten(-1, (2, -1)).transpose(1, 2)
+    (rope,) = attention.encoding
+    close(cache.keys, rope.rotate_keys(raw, 0))
+    assert not torch.allclose(cache.keys, raw)
+
+
 class ByBlocks(lg.Encoding):
     """Queries of a block of four positions, and every key they see, are made for the end of that block."""
 
