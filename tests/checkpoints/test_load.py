@@ -7,7 +7,7 @@ import torch
 from transformers import T5Config, ViTConfig
 
 from longitude.check import check
-from longitude.checkpoints.load import load, open_source
+from longitude.checkpoints.load import load, open_source, require_shards
 from longitude.hf import set_positions
 from tests.support import edit_config, refused
 
@@ -64,6 +64,18 @@ def test_it_loads_what_was_saved(checkpoints, name):
 def test_broken_files(spoil, message_part, llama):
     spoil(llama)
     assert message_part in refusal(llama)
+
+
+def test_weights_that_are_not_whole(llama):
+    file = llama / "model.safetensors"
+    whole = file.read_bytes()
+    for part in (whole[:-100], whole[:50], b""):
+        file.write_bytes(part)
+        assert "download them again" in refusal(llama)
+        with refused("safetensors", "header"):
+            require_shards(llama)
+    file.write_bytes(whole)
+    require_shards(llama)
 
 
 def test_weights_that_are_not_the_models(llama):

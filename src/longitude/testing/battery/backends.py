@@ -221,8 +221,7 @@ def memory(
         terms._table.cache_clear()  # one of the two lengths may have been computed before
         largest, peak = memory_of(forward_and_backward)
         if largest >= 4 * tokens**2:
-            expected = f"expected no tensor of {tokens} x {tokens} elements"
-            raise LawBroken(f"backend table, {tokens} tokens: {expected}, got {largest} bytes")
+            raise LawBroken(f"backend table: expected no tensor of {tokens} x {tokens} elements, got {largest} bytes")
         peaks.append(peak)
     cause = f"backend table, {tokens} tokens: {peaks[0]} -> {peaks[1]} bytes"
     return Measurement(peaks[1] / peaks[0], MOST, cause=cause)
