@@ -266,6 +266,8 @@ def test_a_call_is_found(form) -> None:
         ('vllm serve m "${FLAGS[@]}"', ["not known"]),
         ('vllm serve "$@"', ["not known"]),
         ("vllm serve m {{ .Values.extraArgs }}", ["not known"]),
+        ("vllm serve m --max-context-tokens 131072", ["not known"]),
+        ("vllm serve m --decode-context-parallel-size 2 --max-num-seqs 8", []),
         ("LLM('m', **options)", ["not known"]),
         ("AutoModelForCausalLM.from_pretrained(m, rope_scaling=scaling)", ["not known"]),
         ("llama-server -m m.gguf --ctx-size=4096", ["refused"]),

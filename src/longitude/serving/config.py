@@ -360,6 +360,14 @@ def named(line: Line) -> Iterator[tuple[str, str | None]]:
             raise unknown(f"flag of {line.name}", flag, valid, f"its flags about positions: {', '.join(valid)}.")
 
 
+def strangers(line: Line) -> list[str]:
+    """Flags that sound as if they were about positions, and are none of those that were read."""
+    flags = [line.facts.aliases.get(flag, flag).partition(".")[0].replace("_", "-") for flag, _ in line.flags]
+    known = {flag for flag, _ in named(line)} | {*line.facts.beside}
+    sound = [flag for flag in flags if re.search(r"-(context|ctx|length|len|rope|yarn|positions?|window)\b", flag)]
+    return [flag for flag in sound if not any(full.startswith(flag) for full in known)]
+
+
 def put(target: dict[str, Any], path: str, value: str, facts: Facts) -> None:
     """A dotted flag: JSON, else a number with a unit, else text (vllm/utils/argparse_utils.py:464-490)."""
     *outer, last = path.split(".")

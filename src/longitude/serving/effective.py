@@ -21,7 +21,19 @@ from longitude.positions.scaling import YaRN, rope_frequencies
 from longitude.runs.files import read_json
 from longitude.runs.quiet import quiet
 from longitude.serving import llama_cpp, mlx, sglang, transformers, vllm
-from longitude.serving.config import BASE, LENGTH, Config, NotKnown, Overrides, Parameters, Served, Stops, parse, rope
+from longitude.serving.config import (
+    BASE,
+    LENGTH,
+    Config,
+    NotKnown,
+    Overrides,
+    Parameters,
+    Served,
+    Stops,
+    parse,
+    rope,
+    strangers,
+)
 from longitude.serving.line import RENAMED, Facts, Line
 
 ENGINES: dict[str, Any] = {
@@ -215,6 +227,7 @@ def judged(line: Line, config: Config, alone: Ropes) -> Case:
     """What the engine of a line makes of a config."""
     asked = getattr(ENGINES[line.engine], "parse", parse)(line)
     case = Case(line, asked, config, alone, stops=[*asked.stops], unknown=[*asked.unknown])
+    case.unknown += [f"{flag} is not known here, and {line.name} may not have it" for flag in strangers(line)]
     case.unknown += [f"{word} stands for flags that are not seen here: write them" for word in line.unseen]
     for step in () if asked.stops else (_rotate, _serve):
         try:
