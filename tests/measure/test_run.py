@@ -16,7 +16,7 @@ from longitude.cli import main
 from longitude.measure import Row, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
 from longitude.measure.plan import Part, plan
-from longitude.measure.report import write_report
+from longitude.measure.report import terminal, write_report
 from longitude.measure.rows import from_frame
 from longitude.measure.run import Measured, Results, measure, read_results
 from longitude.measure.tables import sentences, tables
@@ -167,6 +167,17 @@ def test_one_model(llama):
     assert len({row.count for row in flat.values()}) == 1  # the same bytes at every length
     assert {row.count for row in results.rows if row.metric == "perplexity" and row.method == "sliding"} == {192}
     assert from_frame(read_rows(results.path / "results.parquet")) == results.rows
+
+
+@pytest.mark.slow
+def test_the_page_needs_no_network(llama):
+    results, _ = llama
+    text = write_report(results).read_text()
+    assert "default-src 'none'" in text and '<link rel="stylesheet"' not in text and 'src="http' not in text
+    assert "Loss by window length" in text and "Loss by position" in text
+    assert all(f"{row.value:.3f}" in text for row in in_bits(results.rows) if row.method == "sliding")
+    shown = [part for part in terminal(results) if hasattr(part, "columns")]
+    assert [column.header for column in shown[0].columns] == ["model", "positions", "trained at", "32", "48", "64"]
 
 
 @pytest.mark.slow

@@ -17,8 +17,10 @@ from longitude.study.answers import share
 from longitude.study.criterion import GAINS, IS_SOLVED, LEVEL, NOT_SOLVED, RISES
 from longitude.study.report import write_report
 from longitude.study.results import LAST, read_run
+from longitude.study.tables import markdown
 from tests.study.conftest import (
     BITS,
+    BLIND,
     CONTROL,
     SHARES,
     conclusion,
@@ -151,6 +153,19 @@ def test_too_few_seeds_have_numbers_and_no_word(seeds, planned, tmp_path):
     assert f"No word: {len(seeds)} of {needed} seeds" in conclusion(run).result
 
 
+@pytest.mark.slow
+def test_the_shorter_length_stands_beside_the_longest(tmp_path):
+    """Whoever chooses a length to ask for sees both words: level at 512, and not at 4096."""
+    run = write_run(tmp_path, {"fire": (2.3, 2.3, 2.5, 2.8, 3.1), **BLIND}, seeds=SEEDS, noise=0.004)
+    analysis = analyse(run)
+    assert [verdicts_of(run, length)["fire"] for length in (512, 4096)] == [LEVEL, RISES]
+    page, paper = write_report(analysis).read_text(), markdown(analysis)
+    [row] = [text for text in printed(run, 120).splitlines() if text.startswith("fire")]
+    assert re.search(r"level .*rises \+35%", row)
+    for text in (page, paper):
+        assert "at 512" in text and re.search(r"level [−+]?0\.\d%", text) and "rises" in text
+
+
 def groups(result):
     """Word -> labels of a result."""
     return {word: names.split(", ") for word, names in re.findall(r"([A-Z][\w ]*): ([^.]+)", result)}
@@ -167,6 +182,24 @@ def test_the_three_lines(tmp_path):
     assert re.match(r"alibi: 0\.12 .*\[0\.12, 0\.12\].* t5,.*3 seeds", found.best)
     for words in ("learned", "diverged at step 117", "NoPE (seed 0)"):
         assert words in found.caution
+
+
+@pytest.mark.slow
+def test_what_learned_too_little_gets_no_good_word(tmp_path):
+    bits = {"nope": (3.03, 3.03), "alibi": (2.48, 2.45), "rope": (2.27, 4.39), CONTROL: (2.6, 2.6)}
+    options = {"ngrams": {"2": 3.49, "3": 2.67}, "test_lengths": (256, 512)}
+    run = write_run(tmp_path, bits, seeds=SEEDS, noise=0.004, **options)
+    assert verdicts_of(run) == {"nope": UNCLEAR, "alibi": GAINS, "rope": RISES, CONTROL: None}
+    assert [line(summary(run), label, 512)["learned"] for label in ("nope", "rope")] == [LOST, HOLDS]
+    found, shown = conclusion(run), printed(run, 120)
+    assert groups(found.result) == {"Gains": ["alibi"], "Rises": ["rope"], "Cannot tell": ["NoPE *"]}
+    numbers = r"NoPE .*3.0\d+ against 2.670 of trigram counts; 3.0\d+ against 2.[56]\d+ of a model that sees 253 bytes"
+    assert re.search(numbers, found.caution)
+    assert found.best.startswith("alibi: 0.5") and "3 seeds" in found.best and "NoPE" in found.best
+    rows = [line.split()[0] for line in shown.splitlines()[3:] if " ±" in line]
+    assert (
+        rows == ["alibi", CONTROL, "rope:base=10000", "NoPE"] and "NoPE (nope) *" in shown
+    )  # by result; what learned too little is last
 
 
 def test_of_two_that_learned_too_little_neither_is_best(tmp_path):
@@ -228,6 +261,14 @@ def test_no_winner_in_noise(tmp_path):
         run = write_run(tmp_path / str(i), bits, test_lengths=(256, 512), seeds=(0, 1, 2), noise=0)
         wins += any(each.decided for each in analyse(run).compared(512))
     assert wins <= 3  # of 20 tables at 5 %: 4 and more once in sixty
+
+
+def test_one_seed_has_no_winner(tmp_path):
+    """Its documents say how much other text would change, not another training."""
+    run = analyse(write_run(tmp_path, {"a": (2.5, 2.4), "b": (2.5, 2.5)}, test_lengths=(256, 512), noise=0))
+    [found] = run.compared(512)
+    assert found.over == "documents" and found.p < 0.05 and found.low > 0 and not found.decided
+    assert conclusion(run).best.startswith("a: 0.1") and "one seed" in conclusion(run).best
 
 
 def test_the_best_ngrams_judge_whatever_their_order(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from longitude.measure import read_rows
 from longitude.measure.rows import from_frame
 from longitude.study.analysis import analyse
-from longitude.study.pictures import PICTURES
+from longitude.study.pictures import PICTURES, by_position
+from longitude.study.results import read_run
 from longitude.study.tasks.base import TASKS, Measuring
 from longitude.study.tasks.questions import rows_by_distance
 from longitude.study.train import build_model
@@ -34,6 +35,21 @@ def test_a_change_is_drawn_with_its_own_interval(tmp_path):
     assert "2 of 3 rises by less than 2%" in figure.title
     [levels] = drawn("by-length", analysis)
     assert all(point["from"] is None for point in values(levels.spec(), "line"))  # one seed: no band
+
+
+def test_an_encoding_breaks_where_its_loss_rises_for_good(tmp_path):
+    """Not at a peak after which it falls again, nor against the first positions, where every loss is high."""
+    labels = {"rope": (2.0, 2.0), "alibi": (2.0, 2.0)}
+    found = read_run(write_run(tmp_path, labels, test_lengths=(256, 1024)))
+    places = {(16, 64): (3.0, 3.0), (64, 256): (2.0, 2.0), (256, 512): (2.5, 2.0), (512, 600): (2.0, 2.5),
+              (600, 800): (2.5, 2.1), (800, 1024): (2.5, 2.1)}  # fmt: skip
+    points = [
+        {"label": label, "position": (start * stop) ** 0.5, "from": f"{start} to {stop - 1}", "value": value}
+        for (start, stop), of_labels in places.items()
+        for label, value in zip(labels, of_labels, strict=True)
+    ]
+    assert by_position._finding(found, points) == "Breaks within the window: RoPE (base=10000) from position 600"
+    assert "No encoding breaks" in by_position._finding(found, [p for p in points if p["label"] == "alibi"])
 
 
 def test_the_losses_of_one_text_add_up_to_the_loss_that_the_study_has_of_it(data):

@@ -11,7 +11,7 @@ from longitude.models import LongitudeForCausalLM
 from longitude.positions.absolute import Sinusoidal
 from longitude.positions.scaling import SCHEMES as SCALINGS, Linear, base as rows, register_scheme
 from longitude.study import schemes
-from longitude.study.plan import plan
+from longitude.study.plan import checked, plan
 from longitude.study.results import read_run
 from longitude.study.schemes import extended, extends, list_schemes, searched, windows_of
 from longitude.study.tasks.base import task_of
@@ -47,6 +47,16 @@ def test_a_scheme_as_a_method_is_the_model_of_the_scheme_s_label(label, scheme):
     built.load_state_dict(trained.state_dict())
     torch.testing.assert_close(logits(extended(trained, scheme, 16, 48)), logits(built), rtol=0, atol=0)
     assert (logits(built) - logits(trained)).abs().max() > 1e-3
+
+
+def test_a_method_has_one_name_in_labels_and_commands_and_both_spellings():
+    for name, row in rows.METHODS.items():
+        for spelled in rows.spellings(name):
+            assert not row.extends or rows.method_of(spelled) is row
+            if name in SCALINGS:
+                assert SCALINGS[spelled] is SCALINGS[name] and SCALINGS[name].name == name
+    methods = checked(replace(TINY, methods=("non_overlapping", "ntk_by_parts"))).methods
+    assert methods == ("non-overlapping", "ntk-by-parts")
 
 
 def test_a_registered_scheme_is_a_method_of_a_study(monkeypatch):

@@ -2,6 +2,10 @@
 
 import csv
 import io
+import shutil
+import subprocess
+
+import pytest
 
 from longitude.cli import main
 from longitude.study.criterion import GAINS, RISES
@@ -31,3 +35,28 @@ def test_a_table_as_csv_is_the_summary(tmp_path, capsys):
     }
     assert len(rows[0]["values"].split()) == 3 and {row["verdict"] for row in rows} == {"", GAINS, RISES}
     assert {row["label"]: row["effective_length"] for row in rows} == {"rope": "256", "alibi": "512", CONTROL: "512"}
+
+
+@pytest.mark.slow
+def test_comparisons_of_every_length_as_csv_and_tables_that_pdflatex_compiles(tmp_path, capsys):
+    run = str(write_run(tmp_path / "one", A | {"nope": (3.1, 3.1)}, **BOTH))
+    assert main(["report", run, "--csv", "--comparisons"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 2 * 3 and {row["length"] for row in rows} == {"256", "512"}
+    for row in rows:
+        low, value, high = (float(row[name]) for name in ("low", "value", "high"))
+        assert low <= float(row["seed_low"]) <= value <= float(row["seed_high"]) <= high and float(row["q"]) <= float(
+            row["p"]
+        )
+    assert main(["report", run, "--latex"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(r"\toprule") == text.count(r"\caption{") == 2 and "change, 256 to 512" in text
+    assert "Bits per byte, lower is better" in text and "By length in bytes" in text
+    if shutil.which("pdflatex"):
+        document = r"\documentclass{article}\usepackage{booktabs}\begin{document}" + text + r"\end{document}"
+        (tmp_path / "a.tex").write_text(document, encoding="utf-8")
+        subprocess.run(
+            ["pdflatex", "-halt-on-error", "a.tex"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL, timeout=120
+        )
+    for wrong in (["--comparisons"], ["--csv", "--latex"]):
+        assert main(["report", run, *wrong]) == 2
