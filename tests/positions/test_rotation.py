@@ -23,6 +23,7 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     elif compiled(torch.float32) is None:
         pytest.skip("no C compiler here")
     monkeypatch.setattr(rotation, "WORTH_THREADS", 0)
+    monkeypatch.setattr(rotation, "IN_CACHE", 64)
     return request.param
 
 

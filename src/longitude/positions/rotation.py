@@ -1,8 +1,8 @@
 """Rotating pairs of numbers by an angle, forward and backward, at about the cost of copying them.
 
 `rotate_by_formula` is the definition. Eager mode makes six passes over memory for it. `rotate.c` makes one for all tensors of the
-same tokens, on all cores; so does gpu/rotate.py on a GPU. `rotate_neighbours` makes one of the interleaved layout without
-either. `make bench` measures them relative to a clone.
+same tokens, on all cores; so does gpu/rotate.py on a GPU. Without either `rotate_halves` makes two, and `rotate_neighbours` one.
+`make bench` measures them relative to a clone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from longitude.native.tensors import Signature, in_memory, needs_operator
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
 FEW = 2**13  # numbers; for fewer, torch's complex product is faster than a call of rotate.c
+IN_CACHE = 2**18  # numbers that two passes of `rotate_halves` process at a time
 KINDS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
 """Dtypes that rotate.c supports, with float32 tables, and their macros there."""
 
@@ -54,6 +55,11 @@ class RotaryTable(Angles):
     @cached_property
     def complex(self) -> Tensor:
         return torch.complex(self.cos, self.sin)
+
+    @cached_property
+    def twice(self) -> Tensor:
+        """Cos of both halves of a head, for the half layout."""
+        return torch.cat([self.cos, self.cos], -1)
 
     def to(self, dtype: torch.dtype) -> RotaryTable:
         return self if self.cos.dtype == dtype else RotaryTable(self.cos.to(dtype), self.sin.to(dtype))
@@ -174,7 +180,18 @@ def unrecorded(how: tuple[RotaryTable, str], *tensors: Tensor) -> tuple[Tensor, 
         return rotate_in_one_pass(run, tensors, table, layout)
     if known and device.type == "cuda" and len(tensors) <= 2 and (launch := launched(device, dtype)) is not None:
         return launch(tensors, table, layout)
-    return one_by_one(tensors, table, layout, rotate_by_formula if layout == "half" else rotate_neighbours)
+    return one_by_one(tensors, table, layout, rotate_halves if layout == "half" else rotate_neighbours)
+
+
+def rotate_halves(x: Tensor, table: RotaryTable, layout: str = "half") -> Tensor:
+    """Rotate the half layout in two passes, over as many tokens at a time as fit in cache."""
+    out, most = torch.empty_like(x), max(1, IN_CACHE * x.shape[2] // max(1, x.numel()))
+    for tokens, rotated, cos, sin in zip(*(t.split(most, -2) for t in (x, out, table.twice, table.sin)), strict=True):
+        (a, b), (out_a, out_b) = tokens.chunk(2, -1), rotated.chunk(2, -1)
+        torch.mul(tokens, cos, out=rotated)
+        out_a.addcmul_(b, sin, value=-1)
+        out_b.addcmul_(a, sin)
+    return out
 
 
 def rotate_neighbours(x: Tensor, table: RotaryTable, layout: str = "interleaved") -> Tensor:
