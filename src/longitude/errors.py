@@ -133,7 +133,7 @@ def unknown(kind: str, name: object, valid: Iterable[str], where: str) -> UsageE
     valid = sorted(valid)
     near = nearest(name, valid)
     hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(valid)}."
-    return UsageError(kind, None, repr(name), f"{hint} {where}")
+    return UsageError(kind, None, repr(name), f"{hint} {where}".rstrip())
 
 
 def no_attribute(module: str, name: str) -> AttributeError:

@@ -495,6 +495,14 @@ def test_extend_has_no_line_where_none_is_right(command) -> None:
         assert (code, out, error.count("\n")) == (2, "", 1) and "None" not in error
 
 
+def test_extend_raises_the_factor_that_weights_were_trained_with(command) -> None:
+    options = ["--to", 262144, "--for", "vllm", "--method", "llama3", "--factor", 16]
+    code, line, error = command("extend", model("llama3"), *options, "--original", 8192)
+    assert code == 0, error
+    assert rules("llama3", line) == []
+    assert command("extend", model("llama3"), *options, "--original", 131072)[0] == 2
+
+
 def test_recipes_are_told_from_checkpoints(tmp_path) -> None:
     from longitude.cli.check import is_file_of_lines
 

@@ -176,7 +176,7 @@ def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrain
             return byte_tokenizer()
         raise ValueError(
             f"{path}: there is no tokenizer (expected {TOKENIZERS[0]} or another of its kinds); copy the tokenizer's files "
-            f"of the model it comes from into this folder"
+            f"of the model it comes from into this folder, or for a model of bytes save transformers' ByT5Tokenizer there"
         )
     return read_tokenizer(path, f"{path}: its tokenizer cannot be loaded")
 

@@ -87,11 +87,14 @@ def show(run: Any, json: bool) -> int:
 def _next(analysis: Any) -> Iterator[str]:
     """What to do with the result of a study."""
     from longitude.statistics.estimates import UNCLEAR
+    from longitude.study.criterion import SEEDS
     from longitude.study.report import headed
 
     config, path = analysis.run.config, analysis.run.path
     if config.data == ("stdlib",):
         yield headed("Next", "longitude study --data YOUR_TEXT/ --out runs/mine")
+    elif len(config.seeds) < SEEDS:
+        yield headed("Next", "Add seeds: the same command with --seeds 0 1 2.")
     elif any(finding.verdict == UNCLEAR for finding in analysis.main):
         yield headed("Next", f"Train longer: the same command with --steps {2 * config.steps}. Or add --seeds.")
     else:

@@ -67,9 +67,10 @@ def show(
         if not drawings:
             raise ValueError(f"--out {out}: {nothing_of(name)}")
         from longitude.drawings.charts import write
+        from longitude.report.wording import count
 
         write(out, [(subject.label, subject.words) for subject in shown], drawings)
-        print(f"{len(drawings)} pictures: {out}", file=sys.stderr)
+        print(f"{count(len(drawings), 'picture')}: {out}", file=sys.stderr)
     if json:
         frames = [
             {"name": d.name, "title": d.title, "caption": d.caption, "rows": d.frame.to_dict("records")}

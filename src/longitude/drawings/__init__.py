@@ -91,5 +91,5 @@ def chosen_of(drawings: Sequence[Any], picture: str) -> list[Any]:
     """The drawings of a name, or all. ValueError, with the nearest, for an unknown one."""
     known = {drawing.name: drawing for drawing in drawings}
     if picture != ALL and picture not in known:
-        raise unknown("picture", picture, [*known, ALL], f"there are: {', '.join([*known, ALL])}.")
+        raise unknown("picture", picture, [*known, ALL], "")
     return [*drawings] if picture == ALL else [known[picture]]

@@ -11,7 +11,7 @@ from pathlib import Path
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import class_of
 from longitude.errors import UsageError
-from longitude.extend.plan import ExtendPlan, Target
+from longitude.extend.plan import ExtendPlan, Target, original_of
 from longitude.positions.config_keys import SCHEMAS
 from longitude.positions.hugging_face import to_hugging_face
 from longitude.positions.scaling import DynamicNTK, LongRoPE, NTKByParts, YaRN
@@ -93,8 +93,11 @@ def line_for(engine: str, name: str, target: Target) -> str:
     rotation, length = alone.get(config.full, alone.get(None)), target.original or config.declared
     if rotation is None or length is None:
         raise UsageError("extend", "a checkpoint that rotates, with a declared length", "none", "pass --original")
-    if rotation.scaling is not None:
-        raise UsageError("extend", "a checkpoint that is not extended yet", f"one with {rotation.scaling.name}")
+    known = original_of(rotation.scaling, config.declared) or target.original
+    if rotation.scaling is not None and (target.original is None or target.original != known):
+        old = rotation.scaling.name
+        remedy = f"pass --original {known or 'L'}; if the weights were trained with it, also --method {old} and a larger --factor"
+        raise UsageError("extend", "a checkpoint that is not extended yet", f"one with {old}", remedy)
     if target.to <= length:
         raise UsageError("--to", f"more than {length}, the training length", target.to)
     if target.searched or target.method == "drope":
