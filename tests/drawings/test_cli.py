@@ -101,3 +101,8 @@ def test_an_encoding_has_one_color_whatever_is_beside_it():
     assert color_of("rope+fox") == color_of("rope") == color_of("rope:base=27")
     twice = dashes_of(["rope", "alibi", "rope:base=27"])
     assert twice[0] == twice[1] != twice[2]
+
+
+def test_what_has_no_such_picture_is_said(command, tmp_path):
+    code, _, errors = command("show", "alibi", "t5", "--picture", "weights", "--out", tmp_path / "a.svg")
+    assert code == 0 and "no picture 'weights' of t5" in errors and "alibi" not in errors

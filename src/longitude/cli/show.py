@@ -54,7 +54,7 @@ def show(
         from longitude.drawings.charts import require_place
 
         require_place(out)
-    from longitude.drawings import chosen_of, nothing_of
+    from longitude.drawings import ALL, chosen_of, nothing_of
     from longitude.drawings.subjects import subjects
 
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
@@ -63,6 +63,9 @@ def show(
     drawings = _chosen(shown, every, log)
     if picture is not None:
         drawings = chosen_of(drawings, picture)
+        without = [subject.label for subject in shown if picture not in {ALL, *(d.name for d in subject.drawings)}]
+        if without:
+            print(f"no picture {picture!r} of {', '.join(without)}", file=sys.stderr)
     if out is not None:
         if not drawings:
             raise ValueError(f"--out {out}: {nothing_of(name)}")
