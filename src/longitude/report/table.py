@@ -105,7 +105,8 @@ def show(*parts: Any) -> None:
         if isinstance(part, str) and part.endswith(".") and console.is_terminal:  # a command is copied in one line
             part = sentences(part)
         with console.capture() if is_table and not console.is_terminal else nullcontext() as captured:
-            console.print(part, highlight=False, markup=False, crop=False, soft_wrap=not is_table)
+            wraps = is_table or (isinstance(part, Text) and console.is_terminal)  # at words, as a terminal does not
+            console.print(part, highlight=False, markup=False, crop=False, soft_wrap=not wraps)
         if captured is not None:
             console.file.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
