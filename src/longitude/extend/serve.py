@@ -95,9 +95,8 @@ def line_for(engine: str, name: str, target: Target) -> str:
         raise UsageError("extend", "a checkpoint that rotates, with a declared length", "none", "pass --original")
     known = original_of(rotation.scaling, config.declared) or target.original
     if rotation.scaling is not None and (target.original is None or target.original != known):
-        old = rotation.scaling.name
-        remedy = f"pass --original {known or 'L'}; if the weights were trained with it, also --method {old} and a larger --factor"
-        raise UsageError("extend", "a checkpoint that is not extended yet", f"one with {old}", remedy)
+        remedy = f"pass --original {known or 'L'}; if the weights were trained with it, also its --method and a larger --factor"
+        raise UsageError("extend", "a checkpoint that is not extended yet", f"one with {rotation.scaling.name}", remedy)
     if target.to <= length:
         raise UsageError("--to", f"more than {length}, the training length", target.to)
     if target.searched or target.method == "drope":

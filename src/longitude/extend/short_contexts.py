@@ -165,9 +165,7 @@ class CostMeasurement:
         try:
             tokenizer_of(source.folder, source.config)
         except ValueError as error:
-            raise ValueError(
-                f"{error}; only measuring needs it: without --method all, --no-measure leaves that out"
-            ) from error
+            raise ValueError(f"{error}; only measuring needs it: --no-measure, with one --method") from error
         self.source, self.store, self.minutes = source, store, minutes
         self.on_progress, self.on_note = on_progress, on_note
         self.text = read_text(text, "--text")
