@@ -179,6 +179,7 @@ $(VENV)/conformance.stamp: $(VENV)/test.stamp
 
 $(VENV)/ecosystem.stamp: $(VENV)/test.stamp
 	$(INSTALL) -c $(VENV)/constraints.txt -e '.[ecosystem]'
+	-$(INSTALL) -c $(VENV)/constraints.txt --no-build-isolation deepspeed # compiled against our torch; its tests are skipped without it
 	@touch $@
 
 clean: ## remove builds and caches (not .venv, not runs)

@@ -35,7 +35,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))  # nothing is installed where GPUs are
 MINUTES = 9
-"""Of the whole command, at most."""
+"""Minutes that the whole command takes at most."""
 GPU_LOST = 3
 """Exit code of a process whose GPU answers no more."""
 AHEAD = 45

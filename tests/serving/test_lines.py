@@ -268,6 +268,7 @@ def test_a_call_is_found(form) -> None:
         ("vllm serve m {{ .Values.extraArgs }}", ["not known"]),
         ("vllm serve m --max-context-tokens 131072", ["not known"]),
         ("vllm serve m --decode-context-parallel-size 2 --max-num-seqs 8", []),
+        ("vllm serve m --no-disable-sliding-window", []),
         ("LLM('m', **options)", ["not known"]),
         ("AutoModelForCausalLM.from_pretrained(m, rope_scaling=scaling)", ["not known"]),
         ("llama-server -m m.gguf --ctx-size=4096", ["refused"]),

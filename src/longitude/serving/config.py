@@ -327,7 +327,7 @@ def _read(asked: Overrides, facts: Facts, flag: str, value: str | None) -> None:
         asked.length = None if fits else tokens(literal(value, flag), flag, facts.units) or None
     elif kind == "keys":
         text = literal(value, flag)
-        asked.keys = _with_quotes(text)  # what is meant
+        asked.keys = _with_quotes(text)  # what was meant, if the next line stops
         asked.keys = json_of(text, flag)
     elif kind == "draft":
         asked.draft = json_of(literal(value, flag), flag)
@@ -360,12 +360,16 @@ def named(line: Line) -> Iterator[tuple[str, str | None]]:
             raise unknown(f"flag of {line.name}", flag, valid, f"its flags about positions: {', '.join(valid)}.")
 
 
-def strangers(line: Line) -> list[str]:
+def unfamiliar(line: Line) -> list[str]:
     """Flags that sound as if they were about positions, and are none of those that were read."""
     flags = [line.facts.aliases.get(flag, flag).partition(".")[0].replace("_", "-") for flag, _ in line.flags]
-    known = {flag for flag, _ in named(line)} | {*line.facts.beside}
-    sound = [flag for flag in flags if re.search(r"-(context|ctx|length|len|rope|yarn|positions?|window)\b", flag)]
-    return [flag for flag in sound if not any(full.startswith(flag) for full in known)]
+    known = [*line.facts.flags, *line.facts.beside]
+    sound = [
+        flag
+        for flag in flags
+        if re.search(r"-(context(?!-parallel)|ctx|length|len|rope|yarn|positions?|window)\b", flag)
+    ]
+    return [flag for flag in sound if not any(full.startswith(flag.replace("--no-", "--")) for full in known)]
 
 
 def put(target: dict[str, Any], path: str, value: str, facts: Facts) -> None:

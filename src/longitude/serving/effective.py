@@ -32,7 +32,7 @@ from longitude.serving.config import (
     Stops,
     parse,
     rope,
-    strangers,
+    unfamiliar,
 )
 from longitude.serving.line import RENAMED, Facts, Line
 
@@ -227,7 +227,7 @@ def judged(line: Line, config: Config, alone: Ropes) -> Case:
     """What the engine of a line makes of a config."""
     asked = getattr(ENGINES[line.engine], "parse", parse)(line)
     case = Case(line, asked, config, alone, stops=[*asked.stops], unknown=[*asked.unknown])
-    case.unknown += [f"{flag} is not known here, and {line.name} may not have it" for flag in strangers(line)]
+    case.unknown += [f"{flag} is not known here, and {line.name} may not have it" for flag in unfamiliar(line)]
     case.unknown += [f"{word} stands for flags that are not seen here: write them" for word in line.unseen]
     for step in () if asked.stops else (_rotate, _serve):
         try:
