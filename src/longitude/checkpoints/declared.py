@@ -60,6 +60,11 @@ def text_part(config: Mapping[str, Any] | Any) -> Mapping[str, Any] | Any:
     return text
 
 
+def decoded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the keys of a config.json with its infinities, which transformers writes as {"__float__": "Infinity"}."""
+    return PreTrainedConfig._decode_special_floats(copy.deepcopy(dict(config)))
+
+
 def class_of(config: Mapping[str, Any] | Any) -> Any:
     """A config's part about text as an object of transformers' class; None if transformers has none."""
     if not isinstance(config, Mapping):
@@ -69,9 +74,8 @@ def class_of(config: Mapping[str, Any] | Any) -> Any:
         return None
     try:
         with quiet():
-            keys = {key: value for key, value in config.items() if key != "model_type"}
-            # JSON has no infinity: transformers writes {"__float__": "Infinity"}, as in Mamba 2's time_step_limit
-            made = CONFIG_MAPPING[kind](**CONFIG_MAPPING[kind]._decode_special_floats(copy.deepcopy(keys)))
+            keys = {key: value for key, value in decoded(config).items() if key != "model_type"}
+            made = CONFIG_MAPPING[kind](**keys)
     except Exception as error:
         reason = "; ".join(filter(None, [" ".join(str(error).split())[:200], rotary_fault(config)]))
         raise ValueError(f"model_type {kind!r}: its class in transformers refuses this config ({reason})") from error

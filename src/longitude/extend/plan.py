@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.compare import head_dim_of
-from longitude.checkpoints.declared import Ropes, of_full_attention
+from longitude.checkpoints.declared import Ropes, decoded, of_full_attention
 from longitude.checkpoints.lint import COVERAGE, contradictions, unread_keys
 from longitude.checkpoints.load import Source, differences, in_one_line, require_fit, require_shards, ropes_of
 from longitude.errors import UsageError, Within, check_bounds
@@ -149,8 +149,7 @@ class ExtendPlan:
         with quiet(), in_one_line(f"{self.source.name}: transformers cannot read the new config.json"):
             if folder is not None:
                 return AutoConfig.from_pretrained(folder)
-            kind = CONFIG_MAPPING[self.config["model_type"]]
-            return kind.from_dict(kind._decode_special_floats(copy.deepcopy(self.config)))
+            return CONFIG_MAPPING[self.config["model_type"]].from_dict(decoded(self.config))
 
 
 def plan_extension(

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, __version__
 
+from longitude.checkpoints.declared import decoded
 from longitude.errors import one_line_of
 from longitude.positions.config_keys import LENGTHS
 from longitude.positions.hugging_face import RopeConfig
@@ -26,8 +27,7 @@ def apply(config: Config, asked: Overrides) -> Config:
         raise NotKnown(f"transformers {__version__} has no class for model_type {kind!r}")
     try:
         with quiet():
-            keys = CONFIG_MAPPING[kind]._decode_special_floats(copy.deepcopy(dict(config.raw)))
-            made = CONFIG_MAPPING[kind].from_dict(keys, **copy.deepcopy(asked.keys))
+            made = CONFIG_MAPPING[kind].from_dict(decoded(config.raw), **copy.deepcopy(asked.keys))
             text = made.get_text_config(decoder=True)
             whole, inner = made.to_dict(), text.to_dict()
     except Exception as error:
