@@ -93,23 +93,20 @@ class Evidence:
             raise NotRun(f"no result of `make bench{name}` is here: they are in benchmarks/results of the repository")
         return read_json(path)
 
-    def missing(self, study: str) -> str:
-        """Which seeds that its preset plans were not run, in words; empty if all were."""
-        seeds, planned = {*self.run(study).config.seeds}, {*self.expected(study).seeds}
-        return "" if planned <= seeds else f"{len(seeds & planned)} of {len(planned)} seeds"
+    def missing(self, of: Measured) -> str:
+        """Which seeds of a label that its preset plans were not run, in words; empty if all were."""
+        planned = {*self.expected(of.study).seeds}
+        seeds = planned & {trial.seed for trial in self.run(of.study).of(of.label) if trial.status == "done"}
+        return f"{len(seeds)} of {len(planned)} seeds" * (seeds < planned)
 
     def sums(self, of: Measured) -> Sums:
-        """Sums from which the metric of a label at a length is computed, for all seeds; over packages, of Python's library.
+        """Sums from which the metric of a label at a length is computed, for its seeds; over packages, of Python's library.
 
-        Documents of one package are alike, so a package is drawn whole. NotRun if a seed is missing.
+        Documents of one package are alike, so a package is drawn whole. NotRun if a seed diverged.
         """
         criterion = self.criterion(of.study)
         run = criterion.run
-        seeds, status = {*run.config.seeds}, {trial.seed: trial.status for trial in run.of(of.label)}
-        ended = [seed for seed in seeds if status.get(seed) in ("done", "diverged")]
-        if len(ended) < len(seeds):
-            raise NotRun(f"{of.label} of study {of.study}: {len(ended)} of {len(seeds)} seeds were run")
-        if diverged := [str(seed) for seed in sorted(seeds) if status[seed] == "diverged"]:
+        if diverged := [str(trial.seed) for trial in run.of(of.label) if trial.status == "diverged"]:
             raise NotRun(
                 f"{of.label} of study {of.study}: seed {', '.join(diverged)} diverged; the others alone are not judged"
             )

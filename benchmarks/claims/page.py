@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -17,7 +16,7 @@ from claims.tables import false_discovery
 from longitude.report.figure import SLACK, Figure
 from longitude.report.table import markdown
 from longitude.report.wording import count, legible, paper, short_papers, with_base
-from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, level
+from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR
 from longitude.study.analysis import CRITERIA, Analysis
 from longitude.study.answers import SOLVED
 from longitude.study.config import option
@@ -131,7 +130,7 @@ def pages(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Char
         yield anchor(claim.claim), _joined([*_claim(claim, chances, evidence), *(_chart(*pair) for pair in pictures)])
     head = "The committed results of every study that a claim reads, each by its first method."
     studies = (_study(name, evidence) for name in list_studies())
-    yield "studies", _joined(["# The studies of the claims", head, *order(evidence), *studies])
+    yield "studies", _joined(["# The studies of the claims", head, *studies])
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -259,50 +258,6 @@ def _chart(name: str, chart: Chart) -> str:
     return f"{image}\n\n<details><summary>The numbers of the chart</summary>\n\n{chart.numbers}\n\n</details>"
 
 
-# ---- sizes -----------------------------------------------------------------------------------------------------------
-ALIKE = {"rope:base=194": "rope:base=72"}
-"""RoPE of `ladder-b` and of `ladder-a`, each with the base of its training length."""
-
-
-def order(evidence: Evidence) -> list[str]:
-    """How many pairs of encodings stand in one order in `ladder-a` and `ladder-b`; empty if one was not run."""
-    if not {"ladder-a", "ladder-b"} <= evidence.there:
-        return []
-    lines = []
-    for times in (1, 2, 4, 16):
-        losses = []
-        for study in ("ladder-a", "ladder-b"):
-            criterion = evidence.criterion(study)
-            length = times * criterion.run.train_length
-            sums = {label: criterion.sums(label, length, criterion.run.methods[0]) for label in criterion.run.labels}
-            values = {label: level(each, criterion.metric).value for label, each in sums.items() if each}
-            losses.append({ALIKE.get(label, label): value for label, value in values.items() if value is not None})
-        kept, pairs = orders_kept(*losses)
-        lines.append([f"{times}", f"{kept} of {pairs}"])
-    return [
-        "## Whether an order holds at the next size",
-        "How many pairs of encodings stand in the same order by their mean losses in `ladder-a` (0.1 million parameters) and in "
-        "`ladder-b` (0.4 million), of those that both have. Training lengths, heads and rates differ, too. DataDecide "
-        "([Magnusson et al. 2025](https://arxiv.org/abs/2504.11393)) finds 80% for corpora, from 150 million parameters to 1 "
-        "billion.",
-        markdown(["length over the training length", "pairs in the same order"], lines),
-    ]
-
-
-def orders_kept(smaller: Mapping[str, float], larger: Mapping[str, float]) -> tuple[int, int]:
-    """How many pairs of labels stand in the same order in both, and how many pairs there are.
-
-    Args:
-        smaller: The value of each label, such as its loss at one size of models.
-        larger: The value of each label at the next size; labels in one alone are left out.
-
-    Source:
-        Magnusson et al. 2025, DataDecide, https://arxiv.org/abs/2504.11393
-    """
-    pairs = [*combinations([label for label in smaller if label in larger], 2)]
-    return sum((smaller[a] < smaller[b]) == (larger[a] < larger[b]) for a, b in pairs), len(pairs)
-
-
 # ---- a study ---------------------------------------------------------------------------------------------------------
 def _study(name: str, evidence: Evidence) -> str:
     head = f"## Study {name}\n\n{about(preset_name(name))}"
@@ -337,7 +292,11 @@ def _when(run: Run) -> str:
     machine, versions = study["machine"], study["versions"]
     where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
     releases = ", ".join(f"{name} {versions[name]}" for name in ("longitude", "torch", "python"))
+    later = "".join(
+        f"; {count(len(part['trials']), 'model')} of them {part['begun'][:10]} on {part['machine']['cpu']}"
+        for part in study.get("joined", [])
+    )
     return (
         f"{done} of {count(len(trials), 'model')} done, {seconds / 60:.0f} minutes one by one, begun {study['begun'][:10]} "
-        f"on {where}. Versions: {releases}. Data: {study['data']['source']}."
+        f"on {where}{later}. Versions: {releases}. Data: {study['data']['source']}."
     )

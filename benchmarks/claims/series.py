@@ -7,9 +7,11 @@ from pathlib import Path
 
 from claims.base import claims_of, list_claims
 from claims.evidence import KEPT, Evidence
-from claims.protocol import LADDER, MISTAKEN, MISTAKES, SERIES, preset_name, preset_of
+from claims.protocol import LADDER, MISTAKEN, MISTAKES, SERIES, differs, preset_name, preset_of
+from longitude.errors import UsageError
 from longitude.study import results
 from longitude.study.presets import list_presets, of_preset
+from longitude.study.results import Run
 
 
 def list_studies() -> list[str]:
@@ -49,6 +51,51 @@ def run(claims: Sequence[str], root: Path, options: Sequence[str]) -> bool:
 
 
 def keep(claims: Sequence[str], root: Path) -> list[Path]:
-    """Write the studies that are there, and that claims read, among the committed results, without their models."""
-    evidence = Evidence(root)
-    return [results.keep(evidence.run(name), KEPT / name) for name in studies_of(claims) if name in evidence.there]
+    """Write the studies that are there, and that claims read, among the committed results, without their models.
+
+    New seeds and labels join those that are committed.
+    """
+    evidence, kept = Evidence(root), Evidence(KEPT)
+    there = [(name, evidence.run(name)) for name in studies_of(claims) if name in evidence.there]
+    return [
+        results.keep(joined(kept.run(name), run) if name in kept.there else run, KEPT / name) for name, run in there
+    ]
+
+
+PROVENANCE = ("begun", "commit", "machine", "versions")
+"""What is kept of a part of a study that was run apart, with its trials, in the study's list "joined"."""
+
+
+def joined(kept: Run, new: Run) -> Run:
+    """A study with the trials of another: its new ones, and those that replace its own of the same label and seed.
+
+    A label need not have the seeds of another. The study stays as it began; "joined" has where its other trials are from.
+
+    Raises:
+        ValueError: They are of two protocols, were measured on other documents, or a label has another learning rate.
+    """
+    ended = [trial for trial in new.trials if trial.status in ("done", "diverged")]
+    of_new = {(trial.label, trial.seed) for trial in ended}
+    trials = [trial for trial in kept.trials if (trial.label, trial.seed) not in of_new]
+    rates = {trial.label: trial.rate for trial in trials}
+    for what, theirs, ours in (
+        ("the protocol", differs(new.config, kept.study), None),
+        *((what, new.study["data"].get(what), kept.study["data"].get(what)) for what in ("sha256", "training_sha256")),
+        *((what, getattr(new, what), getattr(kept, what)) for what in ("lengths", "methods")),
+        *((f"the rate of {trial.label}", trial.rate, rates.get(trial.label, trial.rate)) for trial in ended),
+    ):
+        if theirs != ours:
+            raise UsageError(
+                f"{new.path}: {what}", f"as in {kept.path}: {ours}", theirs, "keep it in a folder of its own"
+            )
+    seeds = {*kept.config.seeds, *(seed for _, seed in of_new)}
+    asked = {"encodings": [*dict.fromkeys([*kept.labels, *new.labels])], "seeds": sorted(seeds)}
+    study = {**kept.study, "configuration": {**kept.study["configuration"], **asked}}
+    for name in ("models", "choices", "train_steps"):
+        study[name] = study.get(name, {}) | new.study[name]
+    data, starts = kept.study["data"], "start_sha256"
+    study["data"] = data | ({starts: data[starts] | new.study["data"][starts]} if starts in data else {})
+    part = {name: new.study[name] for name in PROVENANCE} | {"trials": sorted(of_new)}
+    study["joined"] = [*study.get("joined", []), part]
+    rows = [row for row in kept.rows if (row.label, row.seed) not in of_new]
+    return Run(kept.path, study, (*trials, *ended), [*rows, *new.rows])

@@ -213,8 +213,8 @@ def _ranged(
     def judge(evidence: Evidence) -> Outcome:
         estimate = _estimate(evidence, kind, reads)
         number, verdict, remark = in_words(estimate, form), verdict_of(estimate, expected), ""
-        if missing := "; ".join(filter(None, (evidence.missing(study) for study in {place.study for place in reads}))):
-            return Outcome(None, number, estimate, missing)
+        if missing := {words: None for place in reads if (words := evidence.missing(place))}:
+            return Outcome(None, number, estimate, "; ".join(missing))
         doubts = {f"{_name(place)} {why}": None for place in reads * guarded if (why := doubt(evidence, place))}
         if doubts:
             verdict, remark = UNCLEAR, "; ".join(doubts)

@@ -11,7 +11,7 @@ import claims
 import make_claims
 from claims.base import Claim, Clause, list_claims
 from claims.evidence import KEPT, Evidence
-from claims.page import anchor, counted, orders_kept
+from claims.page import anchor, counted
 from claims.tables import definitions, frame
 from longitude.report.wording import paper
 from longitude.statistics.estimates import HOLDS
@@ -106,14 +106,3 @@ def test_another_program_finds_the_same_numbers_and_words(judged, monkeypatch):
             slack = 0.1 * (own["high"] - own["low"])
             assert row["low"] == pytest.approx(own["low"], abs=slack), own["statement"]
             assert row["high"] == pytest.approx(own["high"], abs=slack), own["statement"]
-
-
-def test_orders_that_another_size_keeps():
-    """By hand: the other size puts d first, and c before b: a < b and a < c stay, of six pairs."""
-    small = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
-    large = {"a": 5.0, "c": 6.0, "b": 7.0, "d": 4.5}
-    assert orders_kept(small, small) == (6, 6)
-    assert orders_kept(small, large) == (2, 6)
-    assert orders_kept(small, {"a": 1.0, "d": 0.5, "e": 2.0}) == (0, 1)
-    assert orders_kept(large, small) == (2, 6) and orders_kept(large, large) == (6, 6)
-    assert orders_kept(small, {}) == (0, 0)
