@@ -4,11 +4,9 @@ checkpoint itself gives."""
 import json
 import re
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +23,7 @@ from longitude.measure.retrieval import run
 from longitude.measure.retrieval.prompts import Prompt
 from longitude.measure.transport import Refused, address
 from tests.measure.conftest import write
+from tests.served.server import Reply, listening
 
 TASKS = ["perplexity", "passkey", "needle-single", "needle-filler"]
 ROUTES = ("/completions", "/chat/completions", "/tokenize", "/detokenize")
@@ -42,6 +41,18 @@ class Model:
         self.echoes, self.text_alone = True, False
         self.forces: str | None = None
         self.reads, self.ends, self.above = 10**9, "stop", 0.0
+
+    def respond(self, route: str, content: Any) -> Reply:
+        with self.lock:
+            self.asked[route] += 1
+            if self.fails:
+                return Reply({}, self.fails.pop(0))
+            if route.removeprefix("/v1") not in ROUTES:
+                return Reply({}, 404)
+            try:
+                return Reply(self.answer(route, content))
+            except ValueError as error:
+                return Reply({"error": {"message": str(error)}}, 400)
 
     def ids(self, prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -87,45 +98,6 @@ class Model:
         token = int((free if self.forces == "at will" else biased).argmax())
         content = [{"id": token, "logprob": float(given.log_softmax(-1)[token])}]
         return {"text": "", "logprobs": {"content": content}}
-
-
-@contextmanager
-def served(model: Model):
-    """The address of a server of a model."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with model.lock:
-                model.asked[self.path] += 1
-                code, answer = 200, {}
-                if model.fails:
-                    code = model.fails.pop(0)
-                elif self.path.removeprefix("/v1") not in ROUTES:
-                    code = 404
-                else:
-                    try:
-                        answer = model.answer(self.path, asked)
-                    except ValueError as error:
-                        code, answer = 400, {"error": {"message": str(error)}}
-            body = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +146,7 @@ def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> N
     options = [] if chat else ["--no-chat", "--methods", *METHODS, "same-targets"]
     code, own, _ = measured(folder, *options, out="own")
     assert code == 0
-    with served(Model(folder)) as url:
+    with listening(Model(folder)) as url:
         code, rows, _ = measured("--endpoint", url, "--model", "served/llama", "--tokenizer", folder, *options)
     assert code == 0 and {row["label"] for row in rows} == {"llama"} and {row["backend"] for row in rows} == {"server"}
     assert len(rows) == len(own) > 20 and {row["task"] for row in rows} == {"text", *TASKS[1:]}
@@ -194,7 +166,7 @@ def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> N
 def test_what_fails_is_sent_again(folder, measured) -> None:
     """500, 429 and 503 in turn; what stays away is told, and what is refused is not sent again."""
     model, given = Model(folder), ["--model", "m", "--tokenizer", folder]
-    with served(model) as url:
+    with listening(model) as url:
         code, want, _ = measured("--endpoint", url, *given, tasks=["perplexity"])
         model.fails = [500, 429, 503]
         assert (
@@ -220,7 +192,7 @@ def test_perplexity_without_echo_is_that_of_each_token_in_turn(folder, text, com
     def measured(out: str) -> tuple[int, str, str]:
         return command("measure", "--endpoint", url, *asked, "--methods", "sliding", "--out", tmp_path / out, "--json")
 
-    with served(model) as url:
+    with listening(model) as url:
         want = json.loads(measured("echo")[1])
         model.echoes, model.forces = False, "raw"
         rows = json.loads(measured("forced")[1])
@@ -234,7 +206,7 @@ def test_perplexity_without_echo_is_that_of_each_token_in_turn(folder, text, com
 def test_a_server_of_text_and_without_a_tokenizer(folder, measured, tmp_path) -> None:
     """Prompts as text where ids are refused; its own count of tokens for questions, and one line where text is to be cut."""
     model = Model(folder)
-    with served(model) as url:
+    with listening(model) as url:
         given = ["--endpoint", url, "--model", "m", "--no-trained"]
         code, want, _ = measured(*given, "--tokenizer", folder, tasks=["passkey"])
         code, rows, _ = measured(*given, tasks=["passkey"], out="counted")
@@ -272,7 +244,7 @@ def test_a_message_holds_the_start_of_the_answer() -> None:
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:9", "localhost:8000", "{url}/wrong"])
 def test_no_server_is_one_line_and_nothing_is_written(where, folder, measured, tmp_path) -> None:
-    with served(Model(folder)) as url:
+    with listening(Model(folder)) as url:
         given = ["--endpoint", where.format(url=url), "--model", "m", "--tokenizer", folder]
         code, rows, error = measured(*given)
     assert (code, rows) == (2, None) and error.startswith("longitude: ") and not (tmp_path / "run").exists()
@@ -338,7 +310,7 @@ def test_a_server_that_cuts_prompts_measures_nothing(task, methods, folder, meas
     """It answers what it read, and 0% would be said of tokens that it never saw: the length has no row, and exit code 1."""
     model = Model(folder)
     model.reads = 400.0  # as some servers write it
-    with served(model) as url:
+    with listening(model) as url:
         given = ["--endpoint", url, "--model", "m", "--tokenizer", folder, "--no-trained"]
         code, rows, error = measured(*given, *methods, tasks=[task])
     assert code == 1 and {row["length"] for row in rows} == {320} and "400" in error
@@ -347,7 +319,7 @@ def test_a_server_that_cuts_prompts_measures_nothing(task, methods, folder, meas
 def test_answers_at_the_limit_are_noted_and_marked(folder, command, tmp_path) -> None:
     model = Model(folder)
     model.ends = "length"
-    with served(model) as url:
+    with listening(model) as url:
         given = ["--endpoint", url, "--model", "m", "--tokenizer", folder, "--tasks", "passkey", "--trials", 2]
         code, _, error = command("measure", *given, *SIZES, "--depths", 0.5, "--no-trained", "--out", tmp_path / "run")
     assert code == 0 and error.count("2 of 2 answers") == 2
@@ -357,6 +329,6 @@ def test_answers_at_the_limit_are_noted_and_marked(folder, command, tmp_path) ->
 def test_log_probabilities_above_0_are_refused(folder, measured) -> None:
     model = Model(folder)
     model.above = 9.0
-    with served(model) as url:
+    with listening(model) as url:
         code, rows, error = measured("--endpoint", url, "--model", "m", "--tokenizer", folder, tasks=["perplexity"])
     assert (code, rows) == (2, None) and "0 or less" in error

@@ -1,0 +1,455 @@
+"""Servers with the API of OpenAI and vLLM, healthy or with one known fault, whose answers a rule gives and not a model.
+
+    with served("modulo-4") as url: ...
+
+FAULTS names them. Log-probabilities are those of a tiny Llama, which `Served.save` writes to a folder as it would be healthy.
+"""
+
+import hashlib
+import json
+import re
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from threading import RLock, Thread
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from longitude.measure.retrieval.haystack import FILLER, of_python
+from longitude.measure.retrieval.tasks import MANY, ONE, PASSKEY, PASSKEY_ASK, PASSKEY_OPENING
+from tests.measure.conftest import byte_pairs
+from tests.served import reader
+
+TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+LONGEST = 256
+"""Tokens of a continuation."""
+RESET = struct.pack("ii", 1, 0)
+"""Of a connection: it does not wait until what was sent is read."""
+SURE = -0.25
+"""Log-probability of what is generated."""
+
+
+class Reply(NamedTuple):
+    """An answer by HTTP."""
+
+    content: Any
+    code: int = 200
+    headers: dict[str, str] = {}
+
+
+class Died(Exception):
+    """The connection is reset. Its argument: whether from now on each is refused."""
+
+
+@contextmanager
+def listening(model: Any) -> Iterator[str]:
+    """The address of a server; threads call model.respond(route, JSON or None) -> Reply."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def do_GET(self) -> None:
+            self.reply(None)
+
+        def reply(self, content: Any) -> None:
+            try:
+                reply = model.respond(self.path, content)
+            except Died as death:
+                if death.args[0]:
+                    server.shutdown()
+                    server.server_close()
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                self.connection.close()
+                return
+            body = json.dumps(reply.content).encode()
+            self.send_response(reply.code)
+            for name, value in {**reply.headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@cache
+def english() -> Any:
+    """A tokenizer of a token for each digit, and one to three for a word, with a chat template."""
+    prose = " ".join(of_python().words[:12000])
+    corpus = [FILLER, PASSKEY_OPENING, PASSKEY, PASSKEY_ASK, *ONE, *MANY, prose]
+    letters = ["".join(letter for letter in text if not letter.isdigit()) for text in corpus]
+    special = {"eos_token": "<|end|>", "sep_token": "<|user|>", "cls_token": "<|assistant|>"}
+    tokenizer = byte_pairs(letters, 2000, **special)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+# ---- a model, and what may be wrong with it --------------------------------------------------------------------------
+Sees = Callable[[Tensor, Tensor], Tensor]
+"""(positions of queries, positions of keys) -> whether it sees it, of keys up to itself."""
+
+
+@dataclass(kw_only=True)
+class Served:
+    """A model behind the routes of OpenAI's API and vLLM's own; it is healthy unless told otherwise.
+
+    name: its id. right: the share of prompts with a right answer, chosen by a hash of the prompt. latency: seconds per token,
+    read or generated. factor, theta, window: of the Llama's linear scaling, RoPE, and attention.
+    Of faults: digit: (modulus, remainder) of lengths with a wrong last digit. sees: what is visible. limit, head, tells: prompts
+    are cut to `limit` tokens after the first `head`, and whether usage tells it. thinks: (length, tokens of thinking above it).
+    before: what comes instead of the answer to a request, counted from 0. placed: the positions that are rotated by. base,
+    computed_window: with what log-probabilities are computed, where theta and window would be right.
+    asked: requests by route.
+    """
+
+    name: str = "served"
+    right: float = 1.0
+    latency: float = 0.0
+    max_model_len: int = 8192
+    factor: float = 4.0
+    theta: float = 10000.0
+    window: int | None = None
+    digit: tuple[int, int] = (1, 1)
+    sees: Sees = lambda query, key: key <= query
+    limit: int = 10**9
+    head: int = 0
+    tells: bool = True
+    thinks: tuple[int, int] = (10**9, 0)
+    before: Callable[[int], Reply | None] = lambda request: None
+    placed: Callable[[Tensor], Tensor] = lambda positions: positions
+    base: float | None = None
+    computed_window: int | None = None
+    asked: Counter[str] = field(default_factory=Counter)
+    lock: Any = field(default_factory=RLock)
+
+    def reads(self, ids: list[int]) -> list[int]:
+        """The tokens that the model computes on."""
+        return ids if len(ids) <= self.limit else ids[: self.head] + ids[self.head - self.limit :]
+
+    def unsettled(self, count: int) -> int:
+        """What the answer to a prompt of `count` tokens depends on besides the prompt."""
+        return 0
+
+    # routes
+    def respond(self, route: str, content: Any) -> Reply:
+        if route == "/v1/models":
+            return Reply({"object": "list", "data": [{"id": self.name, "max_model_len": self.max_model_len}]})
+        with self.lock:
+            self.asked[route] += 1
+            instead = self.before(self.asked.total() - 1)
+        if instead:
+            return instead
+        routes = {
+            "/v1/completions": self.completion,
+            "/v1/chat/completions": self.chat,
+            "/tokenize": self.tokenize,
+            "/detokenize": lambda content: {"prompt": text_of(content["tokens"])},
+        }
+        if content is None or route not in routes:
+            return refused(f"no route {route}", 404)
+        if content.get("model", self.name) != self.name:
+            return refused(f"The model `{content['model']}` does not exist.", 404)
+        try:
+            return Reply(routes[route](content))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            return refused(str(error), 400)
+
+    def tokenize(self, content: Any) -> dict[str, Any]:
+        ids = ids_of_chat(content["messages"]) if "messages" in content else ids_of(content["prompt"])
+        return {"tokens": ids, "count": len(ids), "max_model_len": self.max_model_len}
+
+    def completion(self, content: Any) -> dict[str, Any]:
+        ids = ids_of(content["prompt"])
+        scored, echoed = content.get("logprobs"), ids if content.get("echo") else []
+        most = 16 if content.get("max_tokens") is None else content["max_tokens"]
+        new = ids_of(self.continuation(ids, most, " {number}. "))[:most] if most else []
+        choice: dict[str, Any] = {"index": 0, "text": text_of(echoed + new), "finish_reason": "length"}
+        if scored is not None and scored is not False:
+            values = (self.log_probabilities(ids) if echoed else []) + [SURE] * len(new)
+            tokens = [text_of([token]) for token in echoed + new]
+            top = [None if p is None else {token: p} for token, p in zip(tokens, values, strict=True)]
+            choice["logprobs"] = {"tokens": tokens, "token_logprobs": values, "top_logprobs": top}
+        return self.answered(choice, ids, most, len(new))
+
+    def chat(self, content: Any) -> dict[str, Any]:
+        ids = ids_of_chat(content["messages"])
+        most = content.get("max_completion_tokens") or content.get("max_tokens") or self.max_model_len - len(ids)
+        thoughts = min(most, self.thinks[1] if len(ids) > self.thinks[0] else 0)
+        new = ids_of(self.continuation(ids, 0, "{number}."))
+        kept = new[: most - thoughts]
+        message: dict[str, Any] = {"role": "assistant", "content": text_of(kept)}
+        message |= {"reasoning_content": " well" * thoughts} if thoughts else {}
+        choice = {"index": 0, "message": message, "finish_reason": "length" if len(kept) < len(new) else "stop"}
+        if content.get("logprobs"):
+            tokens = [{"token": text_of([token]), "logprob": SURE} for token in kept]
+            choice["logprobs"] = {"content": [token | {"top_logprobs": [token]} for token in tokens]}
+        return self.answered(choice, ids, most, thoughts + len(kept))
+
+    def answered(self, choice: dict[str, Any], ids: list[int], most: int, new: int) -> dict[str, Any]:
+        if len(ids) + most > self.max_model_len:
+            asked = f"{most} in the completion and {len(ids)} in the prompt"
+            raise ValueError(
+                f"This model's maximum context length is {self.max_model_len} tokens, requested were {asked}"
+            )
+        time.sleep(self.latency * (len(ids) + new))
+        count = len(self.reads(ids) if self.tells else ids)
+        usage = {"prompt_tokens": count, "completion_tokens": new, "total_tokens": count + new}
+        return {"model": self.name, "choices": [choice], "usage": usage}
+
+    # answers
+    def continuation(self, ids: list[int], length: int, form: str) -> str:
+        """The number asked for, and at least `length` tokens that only the prompt decides, as it is seen."""
+        read = self.reads(ids)
+        seen = self.visible(torch.tensor(len(read) - 1), torch.arange(len(read))).tolist()
+        runs = [(shown, [*run]) for shown, run in groupby(zip(read, seen, strict=True), lambda pair: pair[1])]
+        visible = "".join(lines_of([token for token, _ in run]) if shown else reader.HOLE for shown, run in runs)
+        chance = Random(hashlib.sha256(json.dumps(ids).encode()).hexdigest())
+        number = reader.read(visible, f"{lines_of(ids)}\n{lines_of(read)}")
+        if number is None or chance.random() >= self.right:
+            number = wrong(number or "12345", chance)
+        salt = self.unsettled(len(ids))
+        number = wrong(number, Random(salt)) if salt else number
+        if len(ids) % self.digit[0] == self.digit[1]:
+            number = number[:-1] + str((int(number[-1]) + 3) % 10)
+        goes_on = Random(f"{visible}{salt}").choices(FILLER.split(), k=min(length, LONGEST))
+        return form.format(number=number) + " ".join(goes_on)
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & self.sees(query, key) | (key == query)
+
+    # log-probabilities
+    def built(self, theta: float) -> Any:
+        """The tiny model, with the same weights in all servers."""
+        kind = "mistral" if self.window else "llama"
+        size = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": len(english())}
+        size |= {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.25}
+        rope = {"rope_type": "linear", "factor": self.factor, "rope_theta": theta}
+        more = {"max_position_embeddings": self.max_model_len, "bos_token_id": None, "rope_parameters": rope}
+        more |= {"sliding_window": self.window} if self.window else {}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            config = AutoConfig.for_model(kind, eos_token_id=english().eos_token_id, **size, **more)
+            return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+
+    @cached_property
+    def model(self) -> Any:
+        return self.built(self.base or self.theta)
+
+    def save(self, folder: Path) -> Path:
+        """Write the checkpoint as it would be served without a fault: for --reference and --tokenizer."""
+        self.built(self.theta).save_pretrained(folder)
+        english().save_pretrained(folder)
+        return folder
+
+    def log_probabilities(self, ids: list[int]) -> list[float | None]:
+        """ln p of each token given those before it, None for the first; made up where the prompt was cut, and usage tells all."""
+        read = torch.tensor([self.reads(ids)])
+        place = torch.arange(read.shape[1])
+        distance = place[:, None] - place
+        mask = self.visible(place[:, None], place) & (distance < (self.computed_window or self.window or 10**9))
+        with self.lock, torch.no_grad():
+            out = self.model(
+                read, position_ids=self.placed(place)[None], attention_mask=mask[None, None], use_cache=False
+            )
+        scores = out.logits[0, :-1].log_softmax(-1).gather(1, read[0, 1:, None])[:, 0]
+        values = [None, *scores.tolist()]
+        return values[: self.head + 1] + [-7.0] * (len(ids) - len(values)) + values[self.head + 1 :]
+
+
+def ids_of(prompt: str | list[int]) -> list[int]:
+    plain = english().backend_tokenizer
+    return plain.encode(prompt, add_special_tokens=False).ids if isinstance(prompt, str) else [*map(int, prompt)]
+
+
+def ids_of_chat(messages: list[dict[str, Any]]) -> list[int]:
+    contents = [message["content"] for message in messages]
+    texts = [text if isinstance(text, str) else "".join(part["text"] for part in text) for text in contents]
+    return ids_of("".join(f"<|user|>{text}<|end|>" for text in texts) + "<|assistant|>")
+
+
+def text_of(ids: list[int]) -> str:
+    return english().backend_tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def lines_of(ids: list[int]) -> str:
+    """Text with a line for each message."""
+    return re.sub(r"<\|\w+\|>", "\n", text_of(ids))
+
+
+def refused(message: str, code: int, **headers: str) -> Reply:
+    return Reply({"error": {"message": message, "code": code}}, code, headers)
+
+
+def wrong(number: str, chance: Random) -> str:
+    """Another number of as many digits."""
+    first = chance.choice([digit for digit in "123456789" if digit != number[0]])
+    return first + "".join(str(chance.randrange(10)) if digit.isdigit() else digit for digit in number[1:])
+
+
+@dataclass(kw_only=True)
+class Stale(Served):
+    """Prompts with the same key share what stands in the whole blocks of the first.
+
+    key: (tokens, tokens in whole blocks) -> their name in a cache. slots: where prefixes are written in turn, while the index
+    keeps what was overwritten; None: nothing is.
+    """
+
+    block: int
+    key: Callable[[list[int], int], Any]
+    slots: int | None = None
+    index: dict[Any, int] = field(default_factory=dict)
+    memory: dict[int, list[int]] = field(default_factory=dict)
+
+    def reads(self, ids: list[int]) -> list[int]:
+        size = (len(ids) - 1) // self.block * self.block
+        with self.lock:
+            key = self.key(ids, size)
+            if key not in self.index:
+                self.index[key] = len(self.index) % (self.slots or 10**9)
+                self.memory[self.index[key]] = ids[:size]
+            return self.memory[self.index[key]][:size] + ids[size:]
+
+
+@dataclass(kw_only=True)
+class Unsteady(Served):
+    """About every third answer to prompts above a length is another; `batch`: if others are asked at the same time.
+
+    gathers: seconds in which requests become a batch.
+    """
+
+    beyond: int
+    batch: bool = False
+    gathers: float = 0.02
+    begun: int = 0
+    active: int = 0
+
+    def unsettled(self, count: int) -> int:
+        if count <= self.beyond:
+            return 0
+        with self.lock:
+            self.begun, self.active = self.begun + 1, self.active + 1
+            order, beside = self.begun, self.active > 1
+        time.sleep(self.gathers * self.batch)
+        with self.lock:
+            self.active -= 1
+            beside |= self.begun > order
+        return order if Random(order).random() < 1 / 3 and (beside or not self.batch) else 0
+
+
+# ---- faults by name --------------------------------------------------------------------------------------------------
+def border(block: int, lost: int) -> Sees:
+    """One key of each block is lost, except for queries in this block."""
+    return lambda query, key: (key % block != lost) | (key // block == query // block)
+
+
+def ring(slots: int) -> Sees:
+    return lambda query, key: (query - key) % slots != slots - 1
+
+
+def ends(beyond: int, first: int, last: int) -> Sees:
+    """Queries from a position on see the first and the last keys."""
+    return lambda query, key: (query < beyond) | (key < first) | (query - key < last)
+
+
+def divided(beyond: int, factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda place: torch.where(place < beyond, place.double(), beyond + (place - beyond) / factor)
+
+
+def dies(after: int, refuses: bool) -> Callable[[int], Reply | None]:
+    def before(request: int) -> None:
+        if request >= after:
+            raise Died(refuses)
+
+    return before
+
+
+def busy(code: int, first: int, count: int) -> Callable[[int], Reply | None]:
+    return lambda n: refused("busy", code, **{"Retry-After": "1"}) if first <= n < first + count else None
+
+
+class Fault(NamedTuple):
+    """What is wrong, and how a server that has it is built: build(**options of Served)."""
+
+    description: str
+    build: Callable[..., Served]
+
+
+def fault(description: str, kind: Callable[..., Served] = Served, **numbers: Any) -> Fault:
+    return Fault(description, partial(kind, **numbers))
+
+
+FAULTS: dict[str, Fault] = {
+    "modulo-4": fault("a wrong last digit at lengths of 3 modulo 4", digit=(4, 3)),
+    "modulo-16": fault("a wrong last digit at lengths of 5 modulo 16", digit=(16, 5)),
+    "border-64": fault("the last key of each block of 64 is lost", sees=border(64, 63)),
+    "border-128": fault("the first key of each block of 128 is lost", sees=border(128, 0)),
+    "ring-256": fault("each 256th key back from the end is lost", sees=ring(256)),
+    "ring-96": fault("each 96th key back from the end is lost", sees=ring(96)),
+    "stale-length": fault(
+        "prompts of a length and last block of 16 share a prefix",
+        Stale, block=16, key=lambda ids, size: (len(ids), *ids[size - 16 : size]),
+    ),
+    "stale-blocks": fault(
+        "prompts that share each fourth block of 32 share a prefix",
+        Stale, block=32, key=lambda ids, size: (size, *(tuple(ids[at : at + 32]) for at in range(0, size, 128))),
+    ),
+    "stale-slots": fault(
+        "after 8 others a prompt has the prefix of another", Stale, block=16, slots=8, key=lambda ids, size: (*ids[:size],)
+    ),
+    "window-1024": fault("past 2,048 only the first 64 and last 1,024 are seen", sees=ends(2048, 64, 1024)),
+    "window-700": fault("past 1,500 only the first 16 and last 700 are seen", sees=ends(1500, 16, 700)),
+    "cut-start": fault("the last 2,048 are read, as usage tells", limit=2048),
+    "cut-start-silent": fault("the last 1,500 are read, usage tells all", limit=1500, tells=False),
+    "cut-middle": fault("the first and last 1,200 are read, as usage tells", limit=2400, head=1200),
+    "cut-middle-silent": fault("the first 400 and last 1,100, usage tells all", limit=1500, head=400, tells=False),
+    "unsteady-1500": fault("about every third answer above 1,500 is another", Unsteady, beyond=1500),
+    "unsteady-600": fault("about every third answer above 600 is another", Unsteady, beyond=600),
+    "batch-1000": fault("the same above 1,000, beside other requests", Unsteady, beyond=1000, batch=True),
+    "batch-300": fault("the same above 300, beside other requests", Unsteady, beyond=300, batch=True),
+    "factor-twice": fault("a linear factor of 4 twice", placed=divided(0, 4.0)),
+    "factor-twice-2": fault("a linear factor of 2 twice", placed=divided(0, 2.0), factor=2.0),
+    "factor-long": fault("positions from 512 on are divided once more by 4", placed=divided(512, 4.0)),
+    "factor-long-2": fault("positions from 1,000 on are divided once more by 8", placed=divided(1000, 8.0)),
+    "base": fault("base 1e6 for 1e4", base=1e6),
+    "base-2": fault("base 1e4 for 5e5", base=1e4, theta=5e5),
+    "window-added": fault("log-probabilities in a window of 256", computed_window=256),
+    "window-added-2": fault("log-probabilities in a window of 700", computed_window=700),
+    "window-lost": fault("log-probabilities without the window of 256", window=256, computed_window=10**9),
+    "window-wider": fault("log-probabilities in a window of 600 for 300", window=300, computed_window=600),
+    "hidden-1000": fault("400 tokens of thinking in a chat above 1,000", thinks=(1000, 400)),
+    "hidden-500": fault("200 tokens of thinking in a chat above 500", thinks=(500, 200)),
+    "dies-20": fault("after 20 requests each connection is refused", before=dies(20, True)),
+    "dies-45": fault("after 45 requests each connection is reset", before=dies(45, False)),
+    "busy-429": fault("three times 429 after 10 requests", before=busy(429, 10, 3)),
+    "busy-503": fault("four times 503 after 25 requests", before=busy(503, 25, 4)),
+}  # fmt: skip
+
+
+@contextmanager
+def served(name: str | None = None, **options: Any) -> Iterator[str]:
+    """The address of a server with a fault of FAULTS, or of a healthy one. options: those of Served."""
+    with listening((FAULTS[name].build if name else Served)(**options)) as url:
+        yield url
