@@ -119,9 +119,9 @@ class Served:
     name: its id. right: the share of prompts with a right answer, chosen by a hash of the prompt. latency: seconds per token,
     read or generated. factor, theta, window: of the Llama's linear scaling, RoPE, and attention.
     Of faults: digit: (modulus, remainder) of lengths with a wrong last digit. sees: what is visible. limit, head, tells: prompts
-    are cut to `limit` tokens after the first `head`, and whether usage tells it. thinks: (length, tokens of thinking above it).
-    before: what comes instead of the answer to a request, counted from 0. placed: the positions that are rotated by. base,
-    computed_window: with what log-probabilities are computed, where theta and window would be right.
+    are cut to `limit` tokens after the first `head`, and whether usage tells it. thinks: (length, tokens of thinking above it,
+    their field). before: what comes instead of the answer to a request, counted from 0. placed: the positions that are rotated
+    by. base, computed_window: with what log-probabilities are computed, where theta and window would be right.
     asked: requests by route.
     """
 
@@ -137,7 +137,7 @@ class Served:
     limit: int = 10**9
     head: int = 0
     tells: bool = True
-    thinks: tuple[int, int] = (10**9, 0)
+    thinks: tuple[int, int, str] = (10**9, 0, "")
     before: Callable[[int], Reply | None] = lambda request: None
     placed: Callable[[Tensor], Tensor] = lambda positions: positions
     base: float | None = None
@@ -201,7 +201,11 @@ class Served:
         new = ids_of(self.continuation(ids, 0, "{number}."))
         kept = new[: most - thoughts]
         message: dict[str, Any] = {"role": "assistant", "content": text_of(kept)}
-        message |= {"reasoning_content": " well" * thoughts} if thoughts else {}
+        if thoughts:
+            message[self.thinks[2]] = " well" * thoughts
+            message["content"] = text_of(kept) or (
+                None if self.thinks[2] == "reasoning" else ""
+            )  # as newer vLLM has it
         choice = {"index": 0, "message": message, "finish_reason": "length" if len(kept) < len(new) else "stop"}
         if content.get("logprobs"):
             tokens = [{"token": text_of([token]), "logprob": SURE} for token in kept]
@@ -266,7 +270,7 @@ class Served:
 
     def log_probabilities(self, ids: list[int]) -> list[float | None]:
         """ln p of each token given those before it, None for the first; made up where the prompt was cut, and usage tells all."""
-        read = torch.tensor([self.reads(ids)])
+        read = torch.tensor([Served.reads(self, ids)])  # no prefix cache has the log-probabilities of a prompt
         place = torch.arange(read.shape[1])
         distance = place[:, None] - place
         mask = self.visible(place[:, None], place) & (distance < (self.computed_window or self.window or 10**9))
@@ -320,6 +324,7 @@ class Stale(Served):
     block: int
     key: Callable[[list[int], int], Any]
     slots: int | None = None
+    tells: bool = False
     index: dict[Any, int] = field(default_factory=dict)
     memory: dict[int, list[int]] = field(default_factory=dict)
 
@@ -347,16 +352,15 @@ class Unsteady(Served):
     active: int = 0
 
     def unsettled(self, count: int) -> int:
-        if count <= self.beyond:
-            return 0
         with self.lock:
             self.begun, self.active = self.begun + 1, self.active + 1
             order, beside = self.begun, self.active > 1
-        time.sleep(self.gathers * self.batch)
+        time.sleep(self.gathers * (self.batch and count > self.beyond))
         with self.lock:
             self.active -= 1
             beside |= self.begun > order
-        return order if Random(order).random() < 1 / 3 and (beside or not self.batch) else 0
+        other = count > self.beyond and (beside or not self.batch) and Random(order).random() < 1 / 3
+        return order * other
 
 
 # ---- faults by name --------------------------------------------------------------------------------------------------
@@ -439,8 +443,8 @@ FAULTS: dict[str, Fault] = {
     "window-added-2": fault("log-probabilities in a window of 700", computed_window=700),
     "window-lost": fault("log-probabilities without the window of 256", window=256, computed_window=10**9),
     "window-wider": fault("log-probabilities in a window of 600 for 300", window=300, computed_window=600),
-    "hidden-1000": fault("400 tokens of thinking in a chat above 1,000", thinks=(1000, 400)),
-    "hidden-500": fault("200 tokens of thinking in a chat above 500", thinks=(500, 200)),
+    "hidden-1000": fault("400 tokens of thinking in a chat above 1,000", thinks=(1000, 400, "reasoning_content")),
+    "hidden-500": fault("200 tokens of thinking in a chat above 500", thinks=(500, 200, "reasoning")),
     "dies-20": fault("after 20 requests each connection is refused", before=dies(20, True)),
     "dies-45": fault("after 45 requests each connection is reset", before=dies(45, False)),
     "busy-429": fault("three times 429 after 10 requests", before=busy(429, 10, 3)),
