@@ -7,7 +7,8 @@ reach       At each length the study measured, means over layers, heads, the que
             of the weights in bits, and the weight of the first token (a sink).
 scores      At the training length, the mean score (before the softmax) of keys at a distance, by octaves of the distance: of
             queries and keys as they are; and with both shuffled among the positions before the encoding acts, each by itself.
-            What is left of a fall with distance then is due to the encoding, not to what stands where. Without biases.
+            What is left of a fall with distance then is due to the encoding and to the mean query and key, not to what stands
+            where. Without biases. Of models before their training with --untrained.
 
 Prints two tables, as docs/showing.md has them, and writes rows with their protocol, by default as
 benchmarks/results/DATE-attention.json; claim 16 reads them.
@@ -38,6 +39,7 @@ from longitude.runs.provenance import provenance
 from longitude.runs.terminal import Progress
 from longitude.study.results import Run, read_run
 from longitude.study.tasks.base import task_for
+from longitude.study.train import build_model
 
 SHUFFLES = 16
 """Permutations of the queries and keys of a window."""
@@ -130,14 +132,15 @@ def octaves(scores: Tensor) -> list[list[float]]:
     return torch.stack([by_distance[:, low:high].mean(1) for low, high in pairwise(ends)], 1).tolist()
 
 
-def rows(run: Run, labels: list[str], texts: int) -> Iterator[dict[str, Any]]:
+def rows(run: Run, labels: list[str], texts: int, untrained: bool = False) -> Iterator[dict[str, Any]]:
     task = task_for(run.config)
     documents = task.prepare(run.config).validation
     for label in labels:
         for trial in run.of(label):
-            model = LongitudeForCausalLM.from_pretrained(trial.folder).eval()
+            saved = None if untrained else LongitudeForCausalLM.from_pretrained(trial.folder)
+            model = (saved or build_model(run.config, label, trial.seed)).eval()
             own = {"label": label, "seed": trial.seed}
-            for length in run.lengths:
+            for length in [] if untrained else run.lengths:
                 if means := reach(model, windows(documents, length, texts), run.train_length):
                     yield own | {"of": "reach", "length": length, **means}
             for each in scores(model, windows(documents, run.train_length, texts)):
@@ -147,9 +150,9 @@ def rows(run: Run, labels: list[str], texts: int) -> Iterator[dict[str, Any]]:
 def tables(found: list[dict[str, Any]]) -> tuple[str, str]:
     """Means over seeds, layers and windows: distance, share beyond, entropy and sink by length; scores by octave."""
     every = pd.DataFrame(found)
-    near = every[every["of"] == "reach"].pivot_table(
-        index="label", columns="length", values=["distance", "beyond", "entropy", "first"]
-    )
+    near = every[every["of"] == "reach"]
+    if len(near):
+        near = near.pivot_table(index="label", columns="length", values=["distance", "beyond", "entropy", "first"])
     octaves = every[every["of"] == "scores"].groupby(["label", "shuffled"])["octaves"]
     falls = octaves.agg(lambda each: np.mean(np.concatenate(each.tolist()), 0)).apply(pd.Series)
     return near.round(3).to_string(), falls.round(2).to_string()
@@ -159,6 +162,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a study of text, with its models")
     parser.add_argument("--labels", nargs="*", help="some of its labels; by default all")
+    parser.add_argument(
+        "--untrained", action="store_true", help="the scores of its models before training, of a kept study, too"
+    )
     parser.add_argument("--texts", type=int, default=8, help="held-out windows, each of another document")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{date.today()}-attention.json")
     options = parser.parse_args()
@@ -166,10 +172,11 @@ def main() -> int:
     run = read_run(options.run)
     found = []
     with Progress() as bar:
-        for row in rows(run, options.labels or run.labels, options.texts):
+        for row in rows(run, options.labels or run.labels, options.texts, options.untrained):
             found.append(row)
             bar.update(f"{row['label']} seed {row['seed']}", len(found), None)
-    protocol = {"trained": run.train_length, "texts": options.texts, "shuffles": SHUFFLES, "steps": run.config.steps}
+    steps = 0 if options.untrained else run.config.steps
+    protocol = {"trained": run.train_length, "texts": options.texts, "shuffles": SHUFFLES, "steps": steps}
     whole = {"schema": 1, "made": str(date.today()), **provenance(), "protocol": protocol, "rows": found}
     write_json(options.out, whole)
     print(*tables(whole["rows"]), sep="\n\n")

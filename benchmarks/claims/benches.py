@@ -23,6 +23,10 @@ TURNS = 5
 """Turns of a bench that a spread is judged from; two turns that differ by a factor of five are no measurement."""
 
 
+NO_FALL = 1.0
+"""Less is no fall of scores: a tenth of that in trained models."""
+
+
 def time_below(bench: str, a: Row, b: Row, **both: Any) -> Statement:
     """The row a takes less time than b, with all that lies between the quartiles over turns.
 
@@ -114,16 +118,18 @@ def lowest_loss_answers_less(length: int) -> Statement:
     return Statement(words, (), judge, json.dumps(["answers beside the lowest loss", length]), (0.0, math.inf))
 
 
-def scores_fall(label: str, shuffled: bool) -> Statement:
+def scores_fall(label: str, shuffled: bool, untrained: bool = False) -> Statement:
     """In `benchmarks/attention.py` the mean score of the farthest keys within training is below that of the key before the query.
 
     Args:
         label: Of the study that it read.
         shuffled: Of queries and keys that were shuffled among the positions.
+        untrained: Whether instead they differ by less than `NO_FALL`, before training.
     """
+    expected = (-NO_FALL, NO_FALL) if untrained else (-math.inf, 0.0)
 
     def judge(evidence: Evidence) -> Outcome:
-        bench = evidence.bench("attention")["rows"]
+        bench = evidence.bench("attention" + "-untrained" * untrained)["rows"]
         rows = [row for row in bench if (row["label"], row.get("shuffled")) == (label, shuffled)]
         seeds = sorted({row["seed"] for row in rows})
         layers = [[row["octaves"] for row in rows if row["seed"] == seed] for seed in seeds]
@@ -133,13 +139,12 @@ def scores_fall(label: str, shuffled: bool) -> Statement:
         falls = Sums(tuple(seeds), octaves[..., -1] - octaves[..., 1], np.ones(octaves.shape[:2]))
         estimate = level(falls, "mean")
         form = lambda number: f"{number:+.2f}".replace("-", "−")  # noqa: E731
-        return Outcome(verdict_of(estimate, (-math.inf, 0.0)), in_words(estimate, form), estimate)
+        return Outcome(verdict_of(estimate, expected), in_words(estimate, form), estimate)
 
     how = "of shuffled queries and keys" if shuffled else "of queries and keys as they are"
-    words = (
-        f"with {paper(with_base(label))} the mean score {how} is lower at the farthest distances of training than at 1"
-    )
-    return Statement(words, (), judge, json.dumps(["scores", label, shuffled]), (-math.inf, 0.0))
+    when = f"within {NO_FALL:g} of that at 1, before training" if untrained else "lower than at 1"
+    words = f"with {paper(with_base(label))} the mean score {how} at the farthest distances of training is {when}"
+    return Statement(words, (), judge, json.dumps(["scores", label, shuffled, untrained]), expected)
 
 
 def _more(few: Row, many: Row, at: str, comparisons: int) -> tuple[float, float, float]:
