@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,3 +48,13 @@ def test_where_queries_look_is_what_loops_give():
         means["entropy"] -= sum(w * math.log2(w) for w in row) / len(late)
         means["first"] += row[0] / len(late)
     assert attention.look(weights, trained) == pytest.approx(means, rel=1e-12)
+
+
+def test_before_training_no_score_falls_with_distance(numbers):
+    """Barbero et al. 2025, proposition 3.2: the mean over independent queries and keys is 0 at every distance."""
+    trials = [SimpleNamespace(seed=seed) for seed in range(30)]
+    run = SimpleNamespace(config=TINY, of=lambda label: trials, lengths=[16], train_length=16)
+    rows = [row for row in attention.rows(run, ["rope"], 2, untrained=True) if row["shuffled"]]
+    assert len(rows) == 30 and {row["of"] for row in rows} == {"scores"}
+    means = np.array([row["octaves"] for row in rows]).mean(1)  # [seeds, octaves]
+    assert (abs(means.mean(0)) < 4 * means.std(0, ddof=1) / math.sqrt(30)).all() and (means != 0).all()
