@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -45,11 +46,14 @@ def test_all_faults_are_tested() -> None:
     assert {*FAULTS} == {*PLACES, *STALE, *UNSTEADY, *DIFFERS, *HIDDEN, *CODES}
 
 
+@cache
+def ids_of(text: str) -> list[int]:
+    return english()(text)["input_ids"]
+
+
 def prompt(length: int, at: int, number: str = NUMBER) -> list[int]:
     """Token ids: filler, with the statement from token `at` on, and the question at the end."""
-    filler, stated, asked = (
-        english()(text)["input_ids"] for text in (FILLER * (length // 20), STATED.format(number), ASKED)
-    )
+    filler, stated, asked = ids_of(FILLER) * (length // 20), ids_of(STATED.format(number)), ids_of(ASKED)
     return [*filler[:at], *stated, *filler[: length - at - len(stated) - len(asked)], *asked]
 
 
@@ -87,17 +91,21 @@ def test_what_is_not_the_same_twice(name: str) -> None:
     assert short == {NUMBER} < together and (alone == short) == model.batch
 
 
+def log_probabilities(model: Served) -> list[float]:
+    asked = {"prompt": prompt(1100, 50), "max_tokens": 1, "echo": True, "logprobs": 1}
+    return model.respond("/v1/completions", asked).content["choices"][0]["logprobs"]["token_logprobs"][1:-1]
+
+
+@cache
+def healthy(**options: Any) -> list[float]:
+    return log_probabilities(Served(**options))
+
+
 @pytest.mark.parametrize("name", DIFFERS)
 def test_where_log_probabilities_differ(name: str) -> None:
-    model, ids = FAULTS[name].build(), prompt(1100, 50)
-    healthy = Served(factor=model.factor, theta=model.theta, window=model.window)
-    both = [english().decode(ids), ids]
-    a, b = (
-        side.respond("/v1/completions", {"prompt": text, "max_tokens": 1, "echo": True, "logprobs": 1}).content
-        for side, text in zip((healthy, model), both, strict=True)
-    )
-    a, b = (side["choices"][0]["logprobs"]["token_logprobs"][1:-1] for side in (a, b))
-    differences = [abs(x - y) for x, y in zip(a, b, strict=True)]
+    model = FAULTS[name].build()
+    right = healthy(factor=model.factor, theta=model.theta, window=model.window)
+    differences = [abs(a - b) for a, b in zip(log_probabilities(model), right, strict=True)]
     first = next(at for at, difference in enumerate(differences) if difference > 1e-3)
     assert DIFFERS[name] <= first < DIFFERS[name] + 3 and sum(differences[first:]) > 0.4 * len(differences[first:])
 
@@ -137,14 +145,14 @@ def test_the_healthy_server_is_right(chat: bool) -> None:
     checkpoint = Checkpoint(stand_in(), english(), nothing, "")
     with served() as url:
         server = Endpoint(f"{url}/v1", "served", chat=chat)
-        for task in ("passkey", "needle-single", "needle-multi-query"):
+        for task in ("passkey", "needle-single"):
             rows = run(checkpoint, task, lengths=[520, 1100], trials=2, chat=chat, server=server)
             assert [row.value for row in rows] == [1.0, 1.0]
 
 
 def test_the_share_of_right_answers_is_that_asked_for() -> None:
-    first, second = ([answer(Served(right=0.8), prompt(n, 50)) == NUMBER for n in range(150, 250)] for _ in range(2))
-    assert first == second and 65 < sum(first) < 95
+    first, second = ([answer(Served(right=0.8), prompt(n, 50)) == NUMBER for n in range(150, 230)] for _ in range(2))
+    assert first == second and 50 < sum(first) < 78
 
 
 @pytest.mark.parametrize(
