@@ -1,15 +1,12 @@
 """Errors as data: the one sentence of every kind, which no other test pins; and the checks that raise them."""
 
 import pickle
-import re
 from typing import Literal
 
 import pytest
 
-import longitude as lg
 from longitude import errors
-from longitude.cli import main
-from longitude.errors import FORMER, UsageError
+from longitude.errors import UsageError
 from tests.support import refused
 
 
@@ -60,17 +57,3 @@ def test_prose_is_refused_by_the_helper() -> None:
         raise UsageError("alibi", "widths", 3)
     with pytest.raises(AssertionError, match="got"), refused(got="4"):
         raise UsageError("alibi", "widths", 3)
-
-
-@pytest.mark.parametrize("name", FORMER)
-def test_a_former_name_says_what_to_use(name, capsys):
-    """Attributes of every module that had some, mixers, and options of the command line."""
-    if "--" in name:
-        assert main(["list", *name.split()][-2:]) == 2 and FORMER[name] in capsys.readouterr().err
-        return
-    for module in (lg, lg.attention, lg.hf, lg.models, lg.recurrent):
-        with pytest.raises(AttributeError, match=re.escape(FORMER[name])):
-            getattr(module, name)
-    for build in (lg.mixer, lg.encoding):
-        with pytest.raises(ValueError, match=re.escape(FORMER[name])):
-            build(name)

@@ -22,7 +22,7 @@ def loaded_on_use(package: str) -> tuple[Callable[[str], Any], list[str]]:
 
     def get(name: str) -> Any:
         if name not in module_of:
-            raise import_module("longitude.errors").no_attribute(package, name)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; dir({package}) lists its names")
         home = module_of[name]
         value = None if home == package else getattr(import_module(home), name, None)
         value = import_module(f"{home}.{name}") if value is None else value  # a module

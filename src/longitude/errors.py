@@ -19,50 +19,6 @@ EXTRAS = {
 }  # fmt: skip
 """Packages of each extra, by their import names."""
 
-FORMER = {
-    "cut_sequence": "one sequence over several processes is gone; use torch's context_parallel with SDPA.",
-    "SequenceSlice": "one sequence over several processes is gone; use torch's context_parallel with SDPA.",
-    "SequenceParallelTrainer": "one sequence over several processes is gone; use lg.hf.Trainer with shorter windows.",
-    "--sequence-parallel": "one sequence over several processes is gone; use a shorter --window.",
-    "nsa": "native sparse attention is gone; the mixer 'indexed' chooses keys.",
-    "NativeSparseAttention": "native sparse attention is gone; lg.attention.IndexedAttention chooses keys.",
-    "log_linear": "log-linear attention is gone; use lg.recurrent.ssd or flash-linear-attention.",
-    "log_linear_mamba2": "log-linear Mamba-2 is gone; use the mixer 'mamba2'.",
-    "LogLinearMamba2": "log-linear Mamba-2 is gone; use lg.recurrent.Mamba2.",
-    "pool_heads": "pooling of heads is gone; average k_proj and v_proj by groups yourself.",
-    "--evaluator": "LongPPL is gone; perplexity by length is what `longitude measure` compares.",
-    "--evaluator-context": "LongPPL is gone; perplexity by length is what `longitude measure` compares.",
-    "longrope2": "the search of LongRoPE2 is gone; use 'longrope'.",
-    "--convert-layout": "conversion of files is gone; lg.positions.convert_layout reorders the rows of a weight.",
-    "explore": "the page to explore encodings is gone; use `longitude show`.",
-    "show --attention": "pictures of attention weights are gone; use output_attentions=True of transformers.",
-    "--executor": "Ray is gone; use --workers, or type the command on each machine with --out on a shared folder.",
-    "--gguf": "copies of GGUF files are gone; use the options in serve.md, or llama.cpp's converter.",
-    "show --text": "texts colored by attention are gone; the report of a study has a text colored by loss.",
-    "--allow-pickle": "pickled weights are not read; save them as safetensors, with save_pretrained.",
-    "--split-length": "the split of a text depends on no length; leave it out.",
-    "--train-lengths": "several training lengths in one study are gone; run a study for each, with another --out.",
-    "--no-peers": "other libraries are measured by `make bench` alone; leave it out.",
-    "masked": "studies of encoders are gone; train lg.LongitudeForMaskedLM with the Trainer of transformers.",
-    "num_encoder_layers": "both stacks have num_hidden_layers; leave it out.",
-    "skip_logits": "in training with labels no logits are returned; leave it out, or pass no labels.",
-    "memories": "models take no memories of a segment; pass a cache, or `memory` to a layer.",
-    "copy": "it is gone; use the task 'copy-decoder' in a study, 'passkey' in a measurement.",
-    **dict.fromkeys(
-        ("addition", "addition-hints", "reverse-decoder", "sort-decoder", "modular-sum", "z60", "a5", "s5", "dyck",
-         "induction", "selective-copy"),
-        "the task is an example now; add --plugin examples/tasks.py, a file of the repository.",
-    ),
-    **dict.fromkeys(
-        ("add", "reverse", "sort"), "it is gone; use 'addition', 'reverse-decoder' or 'sort-decoder' of examples/tasks.py.",
-    ),
-    **dict.fromkeys(
-        ("key-value", "nth-request", "graph-parents", "graph-bfs", "label-count", "label-most-common"),
-        "tasks with records are gone; use those of RULER, which `longitude measure --help` lists.",
-    ),
-}  # fmt: skip
-"""What was removed: the sentence that every error for such a name has. An option of one command has the command before it."""
-
 
 class UsageError(ValueError):
     """Error of an invalid call or option, with structured fields; str() is its message.
@@ -128,19 +84,10 @@ def nearest(name: object, valid: Iterable[str]) -> str | None:
 
 def unknown(kind: str, name: object, valid: Iterable[str], where: str) -> UsageError:
     """The error for an unknown name: the nearest valid one, and where the whole list is."""
-    if (gone := FORMER.get(str(name).partition("=")[0])) is not None:
-        return UsageError(kind, None, repr(name), gone)
     valid = sorted(valid)
     near = nearest(name, valid)
     hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(valid)}."
     return UsageError(kind, None, repr(name), f"{hint} {where}".rstrip())
-
-
-def no_attribute(module: str, name: str) -> AttributeError:
-    """The error for an attribute that a module does not have."""
-    return AttributeError(
-        f"module {module!r} has no attribute {name!r}; {FORMER.get(name, f'dir({module}) lists its names')}"
-    )
 
 
 class Within(NamedTuple):

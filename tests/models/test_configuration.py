@@ -52,7 +52,6 @@ test_mistakes = refused_calls(
         called("'kv'", "'input'", short_conv="kv", mixer="latent"),
         (lambda: lg.LongitudeForMaskedLM(LongitudeConfig(short_conv=["kv"])), "short_conv", "'kv'", "encoder"),
         config("softcap", softcap=3),
-        config("num_encoder_layers", num_encoder_layers=3),
         config("'encoding'", encodng="alibi"),
         config("encoding", "{'layout': 'half'}", encoding={"layout": "half"}),
         config("encoding", "encodings", "'alibi'", encoding="alibi", encodings=["rope"] * 4),

@@ -29,7 +29,7 @@ import tyro
 
 from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
-from longitude.errors import FORMER, MissingPackage, UnsupportedVersion, Within, require_torch, unknown
+from longitude.errors import MissingPackage, UnsupportedVersion, Within, require_torch, unknown
 from longitude.runs.terminal import Cleaned
 
 USES = {"compare": "study report measure bench", "use": "list show", "extend": "extend", "check": "check"}
@@ -155,13 +155,7 @@ def _require_known(arguments: list[str]) -> None:
     for argument in arguments[1:]:
         name = argument.partition("=")[0].replace("_", "-")
         if argument.startswith("--") and name not in valid:
-            of_verb = f"{verb} {name}"
-            raise unknown(
-                "option",
-                of_verb if of_verb in FORMER else argument,
-                valid,
-                f"`longitude {verb} {ALL if more else '--help'}` shows them.",
-            )
+            raise unknown("option", argument, valid, f"`longitude {verb} {ALL if more else '--help'}` shows them.")
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -285,7 +279,7 @@ def _arguments(verb: Callable[..., int], named: Mapping[str, Any]) -> dict[str, 
 
 
 def _one_line(box: str, verb: str) -> str:
-    """The first message in a box of tyro's, without the help that follows; for a choice that was removed, what to use."""
+    """The first message in a box of tyro's, without the help that follows."""
     lines = [re.sub(r"[╭╮╰╯│]", " ", line).strip() for line in box.splitlines()[1:]]
     first: list[str] = []
     for line in lines:
@@ -294,8 +288,6 @@ def _one_line(box: str, verb: str) -> str:
         elif first:
             break
     message = " ".join(" ".join(first).split())
-    if (choice := re.search(r"invalid choice '(.+?)' for argument '(.+?)'", message)) and choice[1] in FORMER:
-        raise unknown(f"value of {choice[2]}", choice[1], (), "")
     message = re.sub(r"'None', |, 'None'(?=\))", "", message)  # the default of an option, which nobody types
     message = message.replace("Unrecognized options:", f"`longitude {verb}` takes no further argument, got")
     return f"{message}; see longitude {verb} --help"

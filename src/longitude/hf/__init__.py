@@ -3,7 +3,7 @@
 Importing this package registers attn_implementation="longitude".
 """
 
-from longitude.errors import no_attribute, require_extra
+from longitude.errors import require_extra
 
 require_extra("longitude.hf", "models")
 
@@ -23,7 +23,3 @@ for _name in ("get_correct_attn_implementation", "set_attn_implementation"):
 ContinuousMixin.init_continuous_batching = refusing_pages(ContinuousMixin.init_continuous_batching)
 
 __all__ = ["Trainer", "from_pretrained", "set_positions"]
-
-
-def __getattr__(name: str) -> object:
-    raise no_attribute(__name__, name)

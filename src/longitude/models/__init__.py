@@ -1,6 +1,6 @@
 """Transformers as Hugging Face models. Importing this package registers them with the Auto classes."""
 
-from longitude.errors import no_attribute, require_extra
+from longitude.errors import require_extra
 
 require_extra("longitude.models", "models")
 
@@ -20,7 +20,3 @@ AutoModelForSeq2SeqLM.register(LongitudeConfig, LongitudeForSeq2SeqLM, exist_ok=
 
 __all__ = ["LongitudeModel"]
 """The others are lg.LongitudeConfig and so on."""
-
-
-def __getattr__(name: str) -> object:
-    raise no_attribute(__name__, name)

@@ -16,7 +16,7 @@ from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.attention.short_conv import conv_places
 from longitude.attention.state_mixer import StateMixer
-from longitude.errors import FORMER, Count, Positive, UsageError, check_declared, unknown
+from longitude.errors import Count, Positive, UsageError, check_declared, unknown
 from longitude.labels import is_label, parse_encoding, parse_label, parse_mixer
 from longitude.positions.base import ENCODINGS, resolved
 from longitude.positions.rotary import Rotary
@@ -182,7 +182,7 @@ class LongitudeConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: C901
         options = [field.name for field in fields(self)]
         for name in kwargs:  # transformers keeps any key, so a misspelled one would have no effect
-            if name in FORMER or get_close_matches(name, options, n=1, cutoff=0.8):
+            if get_close_matches(name, options, n=1, cutoff=0.8):
                 raise unknown("option of LongitudeConfig", name, options, "")
             if any(name in options_of(kind) for kind in MIXERS.values()):
                 key = f"{SHARED[name]}=... or " if name in SHARED else ""

@@ -1,6 +1,5 @@
 """Mixers that carry a state instead of keys and values: parallel = chunked = one token at a time."""
 
-from longitude.errors import no_attribute
 from longitude.recurrent.delta import GatedDeltaNet, KimiDeltaAttention, gated_delta_rule
 from longitude.recurrent.gated import GRU, LSTM
 from longitude.recurrent.mamba import Mamba, selective_scan
@@ -19,7 +18,3 @@ __all__ = [
     "gated_delta_rule", "mamba3", "orthogonal_features", "performer", "retention", "rwkv4", "rwkv6",
     "rwkv7", "s4d", "selective_scan", "ssd",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> object:
-    raise no_attribute(__name__, name)
