@@ -19,10 +19,12 @@ COLORS = ("green", "bold red", "dim", "yellow")
 
 GROUPS = {
     "test": "length reference against serve laws quick seed",
+    "server": "model tokenizer trials thinking chat concurrency plan out",
     "execution": "dtype device",
 }
 EXAMPLES = """  longitude check models/llama --quick
-  longitude check models/llama --serve recipe.yaml"""
+  longitude check models/llama --serve recipe.yaml
+  longitude check http://localhost:8000/v1 --model NAME --plan"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,15 @@ class CheckOptions:
             checkpoint's size. MODEL may be a config.json alone.
         dtype: Data type of the model: float32, bfloat16 or float16; by default the saved one.
         device: Where the model computes: cpu, cuda, mps.
-        seed: Seed for the random input tokens.
+        seed: Seed for the random input tokens; for a server, of texts and numbers.
+        model: The server's name of the model.
+        tokenizer: Folder or hub name of the model's tokenizer, for a server that counts no tokens for others.
+        trials: Calls of each kind, over the fewest, for a server.
+        thinking: Tokens for thinking before an answer of a server.
+        chat: Ask a server in messages of a chat; --no-chat asks it to continue text.
+        concurrency: Requests to a server at a time.
+        plan: Ask a server two questions, and print calls, tokens and minutes of each law.
+        out: Where the calls of a server are kept; the same command continues.
     """
 
     length: int | None = None
@@ -52,7 +62,15 @@ class CheckOptions:
     quick: bool = False
     dtype: str | None = None
     device: str = "cpu"
-    seed: int = 0
+    seed: int | None = None
+    model: str | None = None
+    tokenizer: str | None = None
+    trials: int = 1
+    thinking: int = 0
+    chat: bool = True
+    concurrency: int = 4
+    plan: bool = False
+    out: Path = Path("runs/check")
 
     def refuse(self, why: str, *names: str) -> None:
         """ValueError for the first of these options that was given: it would be ignored."""
@@ -62,6 +80,7 @@ class CheckOptions:
 
 
 OF_MODELS = ("length", "reference", "dtype", "quick", "device", "seed")
+OF_SERVERS = ("model", "tokenizer", "trials", "thinking", "chat", "concurrency", "plan", "out")
 
 
 def check(
@@ -79,6 +98,7 @@ def check(
             arguments): the line in it is checked. Or an encoding ("alibi", "rope:base=500000") or a mixer
             ("mamba", "window:size=8"). Or your own class: module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3.
             Or your own function that returns a causal model of transformers: path/file.py:build. Its file is run.
+            Or the address of a server with the API of OpenAI: http://localhost:8000/v1.
         options: How.
         all: Print every law, not only those that failed or could not be judged.
         json: Print JSON, with all laws and numbers.
@@ -86,6 +106,12 @@ def check(
     keep_threads_from_spinning()
     from longitude.runs.terminal import Progress
 
+    if model_or_part.startswith(("http://", "https://")):
+        options.refuse(
+            "is for laws of a checkpoint, and an address is a server", "against", "serve", "quick", "dtype", "device"
+        )
+        return check_server(model_or_part, options, all, json)
+    options.refuse("is for servers, and this is none", *OF_SERVERS)
     if options.serve is not None or is_file_of_lines(model_or_part):
         options.refuse("is for laws, and a line that serves tries none", *OF_MODELS, "laws", "against")
         return check_lines(model_or_part, options.serve, json, all)
@@ -137,10 +163,10 @@ def check_model(
         return load(name, tokenizer=False, images=True, **how)
 
     reference = options.reference
-    laws, inputs = options.laws, {"length": options.length, "seed": options.seed}
+    laws, inputs = options.laws, {"length": options.length, "seed": options.seed or 0}
     if options.quick:
         options.refuse("is for weights, and --quick reads none", "reference", "dtype")
-        random = random_model(model, options.seed).to(options.device)
+        random = random_model(model, options.seed or 0).to(options.device)
         subject = subject_of(random, raw=raw_config(model), folder=model, **inputs)
         laws = laws or QUICK
     else:
@@ -157,7 +183,7 @@ def check_model(
         "dtype": str(next(subject.model.parameters()).dtype).removeprefix("torch."),
         "equality laws in": str(subject.kind).removeprefix("torch."),
         "reference": reference,
-        "seed": options.seed,
+        "seed": options.seed or 0,
     }
 
 
@@ -204,6 +230,60 @@ def check_lines(model: str, serve: str | None, json: bool, all: bool) -> int:
         display(*(part for result in results for part in serving.screen(*result)))
     verdicts = {finding.verdict for _, rows, _ in results for finding in rows}
     return FAILURES if "wrong" in verdicts else UNTRIED if "unknown" in verdicts else DONE
+
+
+def check_server(url: str, options: CheckOptions, all: bool, json: bool) -> int:
+    """`check http://...`."""
+    from longitude.runs.terminal import Progress
+    from longitude.served import run
+    from longitude.testing.engine import counted
+
+    if options.model is None:
+        raise ValueError(f"{url}: --model NAME, the server's name of the model, is missing; {url}/models lists them")
+    names = ("tokenizer", "length", "reference", "laws", "trials", "concurrency", "thinking", "chat", "seed")
+    question = run.Question(url=url, model=options.model, **{name: getattr(options, name) for name in names})
+    laws = run.chosen(question)
+    with Progress() as progress:
+        progress.update(f"asking {url}", 0, 1)
+        served = run.connect(question, options.out)
+        if options.plan:
+            return print_plan(run.costs(served, laws), json)
+        progress.total = sum(len(group) for groups in run.calls_of(served, laws).values() for group in groups)
+        results = run.check(
+            served,
+            laws,
+            lambda law, *_: progress.update(law, int(progress.done)),
+            lambda: progress.update(None, int(progress.done) + 1),
+        )
+    shows = {law: served.command(trial, options.out / f"{law}.json") for law, trial in served.evidence.items()}
+    count, protocol = (
+        counted(results),
+        {"kind": "server", "model": options.model, "tokens": served.longest, "seed": served.seed},
+    )
+    if json:
+        rows = [result.as_dict() | {"request": shows.get(result.law)} for result in results.values()]
+        numbers = {status: count[status] for status in ("failed", "unknown")}
+        print_json({"checked": url, **protocol, **numbers, "laws": rows})
+    else:
+        show(url, protocol, results, all)
+        for law, command in shows.items():
+            print(f"{law}: {command}")
+    return FAILURES if count["failed"] else UNTRIED if count["unknown"] else DONE
+
+
+def print_plan(costs: Any, json: bool) -> int:
+    """`check http://... --plan`."""
+    from longitude.cli.shared import duration
+    from longitude.report.table import show as display, table
+
+    if json:
+        print_json([dict(zip(("law", "calls", "tokens", "seconds"), row)) for row in costs])
+        return DONE
+    _, *columns = zip(*costs)
+    total = ("all", *(sum(column) for column in columns))
+    rows = [(law, f"{calls:,}", f"{tokens:,}", duration(seconds)) for law, calls, tokens, seconds in (*costs, total)]
+    display(table("law", "calls", "tokens", "time", rows=rows), "\nTime is by two calls, a short one and a longer one.")
+    return DONE
 
 
 def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:

@@ -69,15 +69,20 @@ class Endpoint:
 
     def choice(self, route: str, sent: Callable[[], int], **content: Any) -> Any:
         """The first of the server's choices. sent: the tokens of the prompt; Refused if the server read fewer of them."""
+        choice, read = self.counted(route, **content)
+        if read is not None and read < (count := sent()):
+            remedy = "it cuts prompts: start it with a longer context, or ask for shorter --lengths"
+            raise Refused(f"{self.url}/{route}: the server read {read} of {count} tokens of a prompt; {remedy}")
+        return choice
+
+    def counted(self, route: str, **content: Any) -> tuple[Any, int | None]:
+        """(the first of the server's choices, tokens of the prompt that it says it read; None if it does not count)."""
         answer = self.post(f"{self.url}/{route}", temperature=0, **content)
         usage = answer.get("usage") if isinstance(answer, dict) else None
         read = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-        if isinstance(read, int | float) and 0 < read < (count := sent()):  # 0: not counted
-            remedy = "it cuts prompts: start it with a longer context, or ask for shorter --lengths"
-            raise Refused(f"{self.url}/{route}: the server read {read} of {count} tokens of a prompt; {remedy}")
         try:
-            return answer["choices"][0]
-        except (KeyError, IndexError, TypeError):
+            return answer["choices"][0], int(read) if isinstance(read, int | float) and read > 0 else None
+        except (KeyError, IndexError, OverflowError, TypeError, ValueError):
             got = in_one_line(json.dumps(answer).encode())
             raise Refused(f"{self.url}/{route}: expected choices, got {got}") from None
 
@@ -86,9 +91,8 @@ class Endpoint:
         """-ln p of the tokens after the first and `skip` more, each given those before it."""
         if self.forced:  # in order, so that the server computes one token for each
             return [-self.next_token(ids[:at], ids[at])[1] for at in range(skip + 1, len(ids))]
-        prompt = self._prompt(ids, tokenizer, bos)
         with as_documented("completions"):
-            choice = self.choice("completions", self._sent(ids), prompt=prompt, max_tokens=1, echo=True, logprobs=1)
+            choice = self.choice("completions", self._sent(ids), **self.echoed(ids, tokenizer, bos))
             numbers = (choice.get("logprobs") or {}).get("token_logprobs")
             if not numbers or len(numbers) < 2:
                 raise Refused("completions with echo and logprobs give no log-probabilities of a prompt")
@@ -98,6 +102,10 @@ class Endpoint:
             if not least <= len(numbers) <= len(ids) + 1:
                 raise Refused(f"a prompt of {len(ids)} tokens of --tokenizer has {len(numbers)} of the server's")
             return [float("nan") if number is None else -logarithm(number) for number in numbers[skip + 1 : len(ids)]]
+
+    def echoed(self, ids: Sequence[int], tokenizer: Any, bos: int | None = None) -> dict[str, Any]:
+        """Content of the request for the log-probabilities of a prompt."""
+        return {"prompt": self._prompt(ids, tokenizer, bos), "max_tokens": 1, "echo": True, "logprobs": 1}
 
     def next_token(self, ids: Sequence[int], forced: int | None = None) -> tuple[int, float]:
         """(the next token, its log-probability without any bias): the most likely one, or the one that is forced."""
@@ -142,22 +150,29 @@ class Endpoint:
 
         A plain completion goes on to its limit, so only a chat tells that an answer was cut.
         """
-        if not self.chat:
-            content = {"prompt": self._prompt(prompt.ids, tokenizer, tokenizer.bos_token_id)}
-            with as_documented("completions"):
-                choice = self.choice("completions", self._sent(prompt.ids), max_tokens=prompt.new_tokens, **content)
-                return "" + choice["text"], False  # a text of another type raises TypeError
-        messages = [{"role": "user", "content": prompt.text}]
-        most = prompt.new_tokens + self.thinking
-        with as_documented("chat/completions"):
-            sent = partial(self._sent_as_message, tokenizer, prompt.text)
-            choice = self.choice("chat/completions", sent, messages=messages, max_tokens=most)
-            text = without_thinking((choice.get("message") or {}).get("content") or "")
-            at_limit = choice.get("finish_reason") == "length"
+        route, content = self.question(tokenizer, prompt)
+        sent = partial(self._sent_as_message, tokenizer, prompt.text) if self.chat else self._sent(prompt.ids)
+        with as_documented(route):
+            text, at_limit = self.text_of(self.choice(route, sent, **content))
         if self.thinking:
             ids = encode(tokenizer, text.lstrip(), "never")[: prompt.new_tokens]
             text = tokenizer.decode(ids, skip_special_tokens=True)
         return text, at_limit
+
+    def question(self, tokenizer: Any, prompt: Prompt) -> tuple[str, dict[str, Any]]:
+        """Route and content of the request for an answer to a prompt."""
+        if self.chat:
+            messages = [{"role": "user", "content": prompt.text}]
+            return "chat/completions", {"messages": messages, "max_tokens": prompt.new_tokens + self.thinking}
+        ids = self._prompt(prompt.ids, tokenizer, tokenizer.bos_token_id)
+        return "completions", {"prompt": ids, "max_tokens": prompt.new_tokens}
+
+    def text_of(self, choice: Any) -> tuple[str, bool]:
+        """The text of a choice without the thinking before it, and whether it ended at the limit of its tokens."""
+        if not self.chat:
+            return "" + choice["text"], False  # a text of another type raises TypeError
+        text = without_thinking((choice.get("message") or {}).get("content") or "")
+        return text, choice.get("finish_reason") == "length"
 
     def _sent_as_message(self, tokenizer: Any, text: str) -> int:
         """The fewest tokens that a server counts in a message: its template adds some, of which some merge with the text."""

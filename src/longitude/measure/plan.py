@@ -191,15 +191,10 @@ def _served(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
         raise UsageError("--endpoint", "--model NAME alone, which the server has", f"MODEL {models[0]}", "leave it out")
     server = Endpoint(address(config.endpoint), config.model, config.concurrency, config.thinking, config.chat)
     text, trained, asks = _text(config), None, {*config.tasks} != {PERPLEXITY}
-    tokenizer: Any = ServerTokenizer(server)
     if config.tokenizer is None and text is not None:
         remedy = "name the folder of the model or of its tokenizer, or other --tasks than perplexity"
         raise UsageError("--endpoint", "--tokenizer FOLDER, to cut text into the model's tokens", "none", remedy)
-    if config.tokenizer is not None:
-        folder = Path(config.tokenizer).expanduser()
-        alone = folder.is_dir() and not (folder / "config.json").is_file()
-        about = PreTrainedConfig() if alone else checkpoints.config_of(config.tokenizer)
-        tokenizer, trained = checkpoints.tokenizer_of(config.tokenizer, about), trained_length(about)
+    tokenizer, trained = tokenizer_for(server, config.tokenizer)
     bos = bos_of(tokenizer, config.bos)
     _require_prompts(config, tokenizer, None)
     documents = None if text is None else _documents(config, tokenizer, text, {})
@@ -208,6 +203,16 @@ def _served(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     label = Path(config.model).name or config.model
     subject = Subject(config.model, label, trained, None, "on a server", content, bos, documents, Memory(0, 0, 0, 0))
     return MeasurePlan(config, [subject], _lengths(config, [trained]), text, "server", server, tokenizer)
+
+
+def tokenizer_for(server: Endpoint, name: str | None) -> tuple[Any, int | None]:
+    """(the tokenizer of a folder or a hub name, its model's training length if known); None: the server's own routes."""
+    if name is None:
+        return ServerTokenizer(server), None
+    folder = Path(name).expanduser()
+    alone = folder.is_dir() and not (folder / "config.json").is_file()
+    about = PreTrainedConfig() if alone else checkpoints.config_of(name)
+    return checkpoints.tokenizer_of(name, about), trained_length(about)
 
 
 def _require_prompts(options: MeasureConfig, tokenizer: Any, last: int | None) -> None:

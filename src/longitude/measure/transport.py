@@ -69,9 +69,12 @@ def address(url: str) -> str:
     return url if url.endswith("/v1") else f"{url}/v1"
 
 
-def post(url: str, content: dict[str, Any], timeout: float) -> Any:
-    """The JSON that a server answers, within `timeout` seconds. Refused or Unreachable if there is none after ATTEMPTS."""
-    body = json.dumps(content).encode()
+def post(url: str, content: dict[str, Any] | None, timeout: float) -> Any:
+    """The JSON that a server answers, within `timeout` seconds. Refused or Unreachable if there is none after ATTEMPTS.
+
+    content: of the request; None: it is GET.
+    """
+    body = None if content is None else json.dumps(content).encode()
     headers = {"Content-Type": "application/json"}
     headers |= {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
     problem: Refused | Unreachable | None = None
@@ -101,8 +104,8 @@ def post(url: str, content: dict[str, Any], timeout: float) -> Any:
 
 def exchange(request: Request, timeout: float) -> bytes:
     """Send a request, and read the answer. Refused for an HTTP error, a redirect, and an answer that is too long."""
-    assert isinstance(request.data, bytes)
-    most = LEAST_BYTES + BYTES_A_BYTE * len(request.data)
+    assert isinstance(request.data, bytes | None)
+    most = LEAST_BYTES + BYTES_A_BYTE * len(request.data or b"")
     try:
         with OPENER.open(request, timeout=timeout) as answer:
             declared = answer.headers.get("Content-Length", "")
@@ -136,4 +139,4 @@ def in_one_line(content: bytes) -> str:
         text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
     except (ValueError, AttributeError):
         pass
-    return " ".join(text.split())[:200]
+    return "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))[:200]

@@ -1,0 +1,172 @@
+"""Try the laws of a server: connect, ask, judge."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from longitude.errors import UsageError
+from longitude.measure.endpoint import Endpoint
+from longitude.measure.plan import tokenizer_for
+from longitude.measure.retrieval.prompts import encode
+from longitude.measure.transport import Refused, Unreachable, address, post
+from longitude.runs.store import Store
+from longitude.served.calls import NEW_TOKENS, SLACK, Call, Served
+from longitude.served.laws import CALLS, LAWS, PATTERNS, lengths_of, suspects
+from longitude.testing.engine import Law, OnLaw, Result, try_laws
+
+VERB = "check"
+BEYOND = 1.125
+"""Tokens of a prompt that is too long, over those that the server declares."""
+DECLARED = ("max_model_len", "context_length", "n_ctx_train")
+"""Names of the most tokens, answer included, in a list of models: of vLLM and SGLang, of others, of llama.cpp."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a server.
+
+    Attributes:
+        url: Its address.
+        model: Its name of the model.
+        tokenizer: Folder or hub name of the model's tokenizer; None: the server's own routes.
+        length: The most tokens of a prompt; None: as many as the server declares.
+        reference: Folder or hub name of the same model, whose log-probabilities the server must give.
+        laws: Names of laws; none: all.
+        trials: Calls of a cell, over the fewest.
+        concurrency: Requests at a time.
+        thinking: Tokens for thinking before an answer.
+        chat: Whether questions are messages of a chat.
+        seed: Of texts and numbers; None: another one in each run directory, so that no prompt is in the server's cache.
+    """
+
+    url: str
+    model: str
+    tokenizer: str | None = None
+    length: int | None = None
+    reference: str | None = None
+    laws: tuple[str, ...] = ()
+    trials: int = 1
+    concurrency: int = 4
+    thinking: int = 0
+    chat: bool = True
+    seed: int | None = None
+
+
+def connect(question: Question, out: Path) -> Served:
+    """The server of a question, which is asked a word. UsageError if it does not answer, or declares no length."""
+    server = Endpoint(address(question.url), question.model, question.concurrency, question.thinking, question.chat)
+    tokenizer, _ = tokenizer_for(server, question.tokenizer or question.reference)
+    server = server.checked(None, tokenizer.bos_token_id, tokenizer, True)
+    store = Store(out)
+    store.require_place(VERB)
+    saved = store.question() or {}
+    seed = question.seed if question.seed is not None else saved.get("seed", secrets.randbelow(2**31))
+    store.ask(VERB, {"url": server.url, "model": server.model, "seed": seed})
+    declared, beyond = declared_by(server), None
+    if question.length is None and declared is None:
+        raise UsageError("--length", "the most tokens that the server takes, which it does not say", "none")
+    served = Served(server, tokenizer, 0, None, 0, False, store, question.trials, seed)
+    served.added = added_by(served)
+    longest = question.length or declared or 0
+    if declared is not None and longest >= declared:
+        longest = declared - max(0, served.added) - NEW_TOKENS - question.thinking - SLACK
+        beyond = round(BEYOND * declared)
+    served.longest, served.beyond = longest, beyond
+    served.echoes = echoes(served)
+    if question.reference is not None:
+        if not served.echoes:
+            expected = "a server whose completions give log-probabilities of a prompt, with echo"
+            raise UsageError("--reference", expected, server.url, "leave --reference out")
+        served.reference = reference_of(question.reference)
+    return served
+
+
+def declared_by(server: Endpoint) -> int | None:
+    """The most tokens of a prompt with its answer that the server says it takes; None if it does not say."""
+    try:
+        listed = post(f"{server.url}/models", None, server.timeout)
+        entries = [entry for entry in listed["data"] if entry.get("id") == server.model]
+        sizes = [(entry | (entry.get("meta") or {})).get(name) for entry in entries for name in DECLARED]
+    except (Refused, Unreachable, AttributeError, KeyError, TypeError):
+        return None
+    return next((size for size in sizes if type(size) is int and size > 0), None)
+
+
+def added_by(served: Served) -> int:
+    """Tokens that the server adds to a prompt; 0 if it does not count."""
+    if not served.server.chat:
+        return 0
+    text = "Hello"
+    _, read = served.server.counted("chat/completions", messages=[{"role": "user", "content": text}], max_tokens=1)
+    return 0 if read is None else read - len(encode(served.tokenizer, text))
+
+
+def echoes(served: Served) -> bool:
+    """Whether completions give log-probabilities of a prompt."""
+    try:
+        ids = served.ids_of(Call(law="", length=16))
+        return len(served.server.nats(ids, served.tokenizer, served.tokenizer.bos_token_id)) == len(ids) - 1
+    except Refused:
+        return False
+
+
+def reference_of(name: str) -> Callable[[Sequence[int]], list[float]]:
+    """-ln p of token ids by a checkpoint."""
+    import torch
+
+    from longitude.checkpoints.load import load
+
+    model = load(name, tokenizer=False).model.eval()
+
+    @torch.no_grad()
+    def nats(ids: Sequence[int]) -> list[float]:
+        tokens = torch.tensor([[*ids]])
+        losses = torch.nn.functional.cross_entropy(
+            model(tokens).logits[0, :-1].double(), tokens[0, 1:], reduction="none"
+        )
+        return losses.tolist()
+
+    return nats
+
+
+def chosen(question: Question) -> list[Law]:
+    """The laws that are asked for."""
+    return LAWS.chosen(question.laws or None)
+
+
+def calls_of(served: Served, laws: Sequence[Law]) -> dict[str, list[list[Call]]]:
+    """The calls of each law."""
+    return {law.name: [[*group] for group in CALLS[law.name](served)] for law in laws}
+
+
+def check(served: Served, laws: Sequence[Law], on_law: OnLaw, on_call: Callable[[], object]) -> dict[str, Result]:
+    """Ask the calls of the laws, then judge their answers. UsageError if the server stops answering."""
+    for law, groups in calls_of(served, laws).items():
+        on_law(law, 0, 1)
+        served.answered[law] = served.ask(groups, on_call)
+        again = suspects(served, law) if law in PATTERNS else []
+        served.confirmed[law] = {pattern.name: served.ask([group]) for pattern, group in again}
+    return try_laws(laws, served)
+
+
+def costs(served: Served, laws: Sequence[Law]) -> list[tuple[str, int, int, float]]:
+    """(law, calls, tokens read, seconds) of each law, by the time of two calls, a short one and a longer one."""
+    lengths = lengths_of(served)
+    short, long = (
+        served.ask([[Call(law="plan", length=n, places=(served.place(n, 0.5),))]])[0].answer
+        for n in (lengths[0], lengths[-1])
+    )
+    per_token = max(0.0, long.seconds - short.seconds) / max(1, long.sent - short.sent)
+    fixed = max(0.0, short.seconds - per_token * short.sent)
+    rows = []
+    for name, groups in calls_of(served, laws).items():
+        at_once = [min(len(group), served.server.concurrency) for group in groups]
+        seconds = sum(
+            (fixed + per_token * call.length) / times for group, times in zip(groups, at_once) for call in group
+        )
+        calls = [call for group in groups for call in group]
+        rows.append((name, len(calls), sum(call.length for call in calls), seconds))
+    return rows
