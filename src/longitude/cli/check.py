@@ -23,7 +23,6 @@ GROUPS = {
     "execution": "dtype device",
 }
 EXAMPLES = """  longitude check models/llama --quick
-  longitude check models/llama --serve recipe.yaml
   longitude check http://localhost:8000/v1 --model NAME --plan"""
 
 
