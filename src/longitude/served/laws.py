@@ -250,7 +250,7 @@ def cells(served: Served) -> list[Pattern]:
     return [*long, *far, *grid, *both]
 
 
-@law(depth_grid, cells)
+@law(depth_grid, cells, rests_on=("repeatable",))
 def depth(served: Served) -> None:
     """A needle is read at every depth, up to the declared length."""
     judge(served, "depth")
@@ -280,7 +280,7 @@ def residues(served: Served) -> list[Pattern]:
     return [residue(modulus, rest) for modulus in MODULI for rest in range(modulus)]
 
 
-@law(consecutive_lengths, residues)
+@law(consecutive_lengths, residues, rests_on=("repeatable",))
 def length_classes(served: Served) -> None:
     """Answers do not depend on the length of a prompt modulo 4, 16, 64 or 128."""
     judge(served, "length_classes")
@@ -363,7 +363,7 @@ def blocks_and_edges(served: Served) -> list[Pattern]:
     return [*longer(served, lengths), *farther(trials), *arcs, *exact, *edges]
 
 
-@law(places_and_edges, blocks_and_edges, rests_on=("depth", "length_classes"))
+@law(places_and_edges, blocks_and_edges, rests_on=("repeatable", "depth", "length_classes"))
 def borders(served: Served) -> None:
     """Needles at the borders of blocks, windows and powers of two are read as all others."""
     judge(served, "borders")
