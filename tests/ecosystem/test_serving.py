@@ -111,6 +111,16 @@ def test_a_chat_is_the_template_by_hand(folder, url, answers) -> None:
     assert served == own
 
 
+def test_laws_of_a_server_raise_no_alarm(folder, url, command, tmp_path) -> None:
+    """The model answers no question, so laws that count answers cannot judge; equal calls have equal answers."""
+    laws = ["repeatable", "prefix", "depth", "counts"]
+    given = ["--model", folder, "--tokenizer", folder, "--length", 800, "--laws", *laws, "--out", tmp_path, "--json"]
+    code, out, error = command("check", url, *given)
+    status = {law["law"]: law["status"] for law in json.loads(out)["laws"]}
+    assert code == 3, error
+    assert status == dict(zip(laws, ("passed", "unknown", "unknown", "passed")))
+
+
 # ---- llama.cpp ---------------------------------------------------------------------------------------------------------
 WRITE = Path(__file__).parents[2] / "examples" / "write_gguf.py"
 LLAMA_CPP = """

@@ -510,7 +510,7 @@ def counts(served: Served) -> None:
         part = len(hidden) / len(trials)
         least = hidden[0].answer.sent
         shorter = [trial for trial in trials if trial.answer.sent < least]
-        if len(hidden) > 1 and len(shorter) > len(hidden):
+        if float(hypergeom.sf(len(hidden) - 1, len(trials), len(hidden), len(trials) - len(shorter))) < LEVEL:
             served.evidence["counts"] = hidden[0]
             raise LawBroken(
                 f"from {least} tokens on {len(hidden)} of {len(trials) - len(shorter)} answers are empty: cut, or hidden in "
