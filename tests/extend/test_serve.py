@@ -1,4 +1,4 @@
-"""`serve.md`: the options of each engine give what the new folder has, by transformers and by llama.cpp's own formula."""
+"""`serve.md`, and `--for`: an engine's options give what the new folder has, by transformers and by llama.cpp's own formula."""
 
 import ast
 import json
@@ -22,15 +22,25 @@ KINDS = ["llama", pytest.param("gpt_neox", marks=pytest.mark.slow), "gemma3_text
 METHODS = ["linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "llama3"]
 
 
-def served(folder: Path) -> dict[str, list[list[str]]]:
-    """Program -> the words of each of its commands in the file."""
-    commands: dict[str, list[list[str]]] = {}
-    for line in re.findall(r"```sh\n(.*)\n```", (folder / FILE).read_text()):
-        for command in map(shlex.split, line.split(" && ")):
-            commands.setdefault(
-                "sglang" if command[0] == "python" and "sglang" in command[2] else command[0], []
-            ).append(command)
-    return commands
+def served(folder: Path) -> dict[str, list[str]]:
+    """Program -> the words of its command in the file."""
+    lines = re.findall(r"```sh\n(.*)\n```", (folder / FILE).read_text())
+    commands = [shlex.split(command) for line in lines for command in line.split(" && ")]
+    named = {"sglang" if "sglang.launch_server" in words else words[0]: words for words in commands}
+    assert len(named) == len(commands)
+    return named
+
+
+@pytest.fixture
+def line_of(checkpoint, command):
+    """line_of(engine, kind, method, *more) -> the line of `--for` for the original weights; empty if the engine has none."""
+
+    def call(engine: str, kind: str, method: str, *more: object) -> str:
+        code, out, error = command(checkpoint(kind), "--to", TO, "--method", method, *more, "--for", engine)
+        assert (code == 0) == bool(out), error
+        return out
+
+    return call
 
 
 def after(command: list[str], option: str) -> str:
@@ -40,7 +50,7 @@ def after(command: list[str], option: str) -> str:
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_options_are_the_keys_of_the_new_config(kind, method, checkpoint, longer) -> None:
+def test_options_are_the_keys_of_the_new_config(kind, method, checkpoint, line_of, longer) -> None:
     """Of vLLM and SGLang, and plain transformers with them has the logits of the new folder."""
     folder = longer(kind, "--to", TO, "--method", method, "--no-measure")
     commands, new = served(folder), config(folder)
@@ -48,10 +58,11 @@ def test_options_are_the_keys_of_the_new_config(kind, method, checkpoint, longer
         ("vllm", "--hf-overrides", "--max-model-len"),
         ("sglang", "--json-model-override-args", "--context-length"),
     ):
+        line = line_of(program, kind, method)
         if method == "dynamic" and program == "vllm":  # it leaves the base unchanged
-            assert program not in commands
+            assert program not in commands and line == ""
             continue
-        of_folder, original = commands[program]
+        of_folder, original = commands[program], shlex.split(line)
         assert options not in of_folder and after(of_folder, length) == after(original, length) == str(TO)
         keys = json.loads(after(original, options))
         parameters = keys.pop("rope_parameters")
@@ -61,7 +72,9 @@ def test_options_are_the_keys_of_the_new_config(kind, method, checkpoint, longer
         assert parameters == new["rope_parameters"]
         multiplied = method in ("linear", "dynamic") and kind != "gemma3_text"  # by the engine
         assert keys == ({} if multiplied else {"max_position_embeddings": TO})
-    line = re.search(r"AutoModelForCausalLM.from_pretrained\(.*, (rope_parameters=.*)\)", (folder / FILE).read_text())
+    line = re.search(
+        r"AutoModelForCausalLM.from_pretrained\(.*, (rope_parameters=.*)\)", line_of("transformers", kind, method)
+    )
     assert line
     [call] = [node for node in ast.walk(ast.parse(f"f({line[1]})")) if isinstance(node, ast.Call)]
     options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
@@ -101,11 +114,11 @@ def by_llama_cpp(command: list[str], base: float, dim: int, architecture: str) -
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("method", ["linear", "ntk", "ntk-by-parts", "yarn", "base"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
-def test_flags_of_llama_cpp_rotate_as_the_new_folder(kind, method, checkpoint, longer) -> None:
+def test_flags_of_llama_cpp_rotate_as_the_new_folder(kind, method, checkpoint, line_of, longer) -> None:
     """Frequencies and factor that transformers computes for the folder."""
     more = ["--base", 5e5] if method == "base" else []
     folder = longer(kind, "--to", TO, "--method", method, "--no-measure", *more)
-    _, command = served(folder)["llama-server"]
+    command = shlex.split(line_of("llama.cpp", kind, method, *more))
     before, model = config(checkpoint(kind))["rope_parameters"], loaded(folder)
     rotary = next(module for module in model.modules() if hasattr(module, "inv_freq"))
     architecture = kind.replace("_", "")
@@ -121,10 +134,7 @@ def test_trained_weights_are_served_from_their_folder(checkpoint, command, text,
     tuned, again = tmp_path / "tuned", tmp_path / "again"
     training = ["--fine-tune", text, "--steps", 1, "--window", LENGTH, "--no-measure"]
     assert command(checkpoint("llama"), "--to", TO, "--method", "yarn", *training, "--out", tuned)[0] == 0
-    assert {name: len(commands) for name, commands in served(tuned).items() if name != "python"} == {
-        "vllm": 1, "sglang": 1, "llama-server": 1, "transformers": 1
-    }  # fmt: skip
-    assert served(tuned)["vllm"][0][2] == "."
+    assert served(tuned)["vllm"][2] == "." and "--for" not in (tuned / FILE).read_text()
     code, _, error = command(tuned, *training, "--out", again)
     assert code == 0, error
     assert not (again / FILE).exists()

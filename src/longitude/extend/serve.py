@@ -1,4 +1,4 @@
-"""`serve.md`: the lines that serve an extended checkpoint, from the new folder or with the original weights."""
+"""`serve.md`, the lines that serve an extended checkpoint, and the line that serves the original weights as it would be."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from longitude.positions.config_keys import SCHEMAS
 from longitude.positions.hugging_face import to_hugging_face
 from longitude.positions.scaling import DynamicNTK, LongRoPE, NTKByParts, YaRN
 from longitude.positions.scaling.linear import is_unrotated
-from longitude.serving.config import Config, Stops
-from longitude.serving.effective import alone_of, opened
-from longitude.serving.line import FACTS
+from longitude.serving.config import Stops
+from longitude.serving.effective import opened
 from longitude.serving.write import started, written
 
 FILE = "serve.md"
@@ -55,26 +54,6 @@ def of_folder(plan: ExtendPlan, folder: str) -> list[Line]:
         Line("llama.cpp", f"{convert} && {command('llama.cpp', file, '-c')}", compare),
         Line("transformers", f"transformers serve {shlex.quote(folder)}"),
     ]
-    return [_if_any(plan, line) for line in lines]
-
-
-def of_original(plan: ExtendPlan) -> list[Line]:
-    """Commands for the original weights, with the new keys as options."""
-    if SCHEMAS[0] not in plan.inner:
-        return [
-            Line("each engine", "", f"none with the original weights: config.json has no {SCHEMAS[0]}, but older keys")
-        ]
-    config, lines = Config.of(plan.source.json), []
-    try:
-        alone, _ = alone_of({}, config)
-    except ValueError as error:  # keys that the rules of engines do not read
-        return [Line("each engine", "", f"none with the original weights: {error}")]
-    for engine in ("vllm", "sglang", "llama.cpp", "transformers"):
-        try:
-            command = written(engine, plan.source.name, config, plan.inner[SCHEMAS[0]], plan.length, alone)
-            lines.append(Line(FACTS[engine].name, command))
-        except Stops as stop:
-            lines.append(Line(FACTS[engine].name, "", f"none with the original weights: {stop.what}"))
     return [_if_any(plan, line) for line in lines]
 
 
@@ -155,9 +134,10 @@ def page(plan: ExtendPlan, trained: bool) -> str:
         f"In this folder, give only the length, {plan.length} tokens:",
     ]
     parts.append(_listed(of_folder(plan, ".")))
-    if not trained:
-        parts += ["The original weights rotate in the same way with these options, without this folder:"]
-        parts.append(_listed(of_original(plan)))
+    if not trained and not plan.target.searched and SCHEMAS[0] in plan.inner:
+        parts.append(
+            f"Without this folder: `longitude extend MODEL --to {plan.length} --for ENGINE`, with the same method."
+        )
     parts += [f"* {note}" for note in notes(plan)]
     return "\n\n".join(parts) + "\n"
 
@@ -169,13 +149,12 @@ def terminal(plan: ExtendPlan | None, folder: str) -> Iterator[str]:
     lines = of_folder(plan, folder)
     yield from (*notes(plan), *(f"{line.engine}: {line.note}." for line in lines if not line.command))
     line = next(line for line in lines if line.command)
-    yield f"\nserve ({line.engine}; {folder}/{FILE} has other engines, and the original weights)\n{line.command}"
+    yield f"\nserve ({line.engine}; {folder}/{FILE} has other engines)\n{line.command}"
 
 
 def _listed(lines: list[Line]) -> str:
     shown = []
     for line in lines:
-        fence = "python" if line.engine == "transformers" and line.command.startswith("Auto") else "sh"
         shown.append(f"{line.engine}:" + (f" {line.note}." if line.note else ""))
-        shown += [f"```{fence}\n{line.command}\n```"] if line.command else []
+        shown += [f"```sh\n{line.command}\n```"] if line.command else []
     return "\n\n".join(shown)

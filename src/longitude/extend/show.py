@@ -184,8 +184,8 @@ def as_json(
             "search": plan.search and {name: getattr(plan.search, name) for name in ("loss", "starts", "tried")},
         }
         if out is not None and plan.layers is not None:
-            lines = serve.of_folder(plan, out) + (serve.of_original(plan) if training is None else [])
-            result["serve"] = {"lines": [vars(line) for line in lines], "notes": serve.notes(plan)}
+            lines = [vars(line) for line in serve.of_folder(plan, out)]
+            result["serve"] = {"lines": lines, "notes": serve.notes(plan)}
     if training is not None:
         result["tuned"] = {name: value for name, value in vars(training).items() if name != "costs"}
     names = {"before": "original", "after": "extended"}
