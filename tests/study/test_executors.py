@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from longitude.study.config import StudyConfig
-from longitude.study.executors import InProcess, Workers, executor_of
+from longitude.study.executors import Workers, executor_of, in_process
 from longitude.study.run_trial import TrialRunner
 from tests.study.conftest import SHORT, OneTrial, run, trial_of
 from tests.support import refused
@@ -43,7 +43,7 @@ def test_as_many_workers_as_the_cores_hold(monkeypatch):
     monkeypatch.setattr("longitude.study.executors.cores", lambda: 8)
     assert executor_of(on("cpu", 2), 20) == Workers(4)
     assert executor_of(on("cpu", 2), 3) == Workers(3)
-    assert executor_of(on("cpu", 16), 3) == executor_of(on("cpu", 1), 3, workers=1) == InProcess()
+    assert executor_of(on("cpu", 16), 3) == executor_of(on("cpu", 1), 3, workers=1) == in_process
     with refused("--workers", "0"):
         executor_of(on("cpu", 1), 3, workers=0)
 

@@ -13,7 +13,7 @@ import torch
 
 from longitude.measure import read_rows
 from longitude.study import run_trial, runner, train
-from longitude.study.executors import InProcess, Workers
+from longitude.study.executors import Workers, in_process
 from longitude.study.results import read_run
 from longitude.study.resume import LossLog
 from longitude.study.tasks import text
@@ -103,7 +103,7 @@ def assert_kept(before: Path, after: Path) -> None:
 def test_rows_depend_on_neither_seeds_nor_workers_beside_them(tmp_path):
     one, other = replace(SHORT, seeds=(0, 1)), replace(SHORT, seeds=(1, 0), encodings=("rope", "nope"))
     assert run(one, tmp_path / "one")[0].complete
-    for name, executor in (("in process", InProcess()), ("two workers", Workers(2))):
+    for name, executor in (("in process", in_process), ("two workers", Workers(2))):
         assert run(other, tmp_path / name, executor=executor)[0].complete
         assert_same_rows(tmp_path / "one", tmp_path / name)
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from longitude import plugins
 from longitude.errors import UsageError
@@ -28,39 +28,18 @@ ATTEMPTS = 3
 """Maximum starts of a trial in a call if its process is killed, for example for lack of memory."""
 Ended = Status | str | BusyError
 """End of a trial: its status, the reason why none was recorded, or that another process works on it."""
+Executor = Callable[
+    ["TrialRunner", "Sequence[TrialUnits]", "Callable[[TrialUnits, float, str], None]", "Note"],
+    "Ends[TrialUnits, Status | str]",
+]
+"""Runs each of these trials once, and yields it with its status as soon as it ends; calls back with the share of a trial that is
+done and words, and with sentences."""
 
 
-class Executor(Protocol):
-    """Runs trials."""
-
-    def map(
-        self,
-        runner: "TrialRunner",
-        trials: "Sequence[TrialUnits]",
-        on_progress: "Callable[[TrialUnits, float, str], None]",
-        note: "Note",
-    ) -> "Ends[TrialUnits, Status | str]":
-        """Run every trial once.
-
-        Args:
-            runner: Runs one, and records how it ended.
-            trials: In the order in which they begin.
-            on_progress: Called with a trial, the share of it that is done, and words.
-            note: Called with sentences about a trial.
-
-        Returns:
-            Each trial as soon as it ends, with its status.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class InProcess:
+def in_process(runner, trials, on_progress, note):
     """One trial after the other, in this process."""
-
-    def map(self, runner, trials, on_progress, note):
-        for units in trials:
-            yield units, attempted(runner, units, lambda *now, units=units: on_progress(units, *now), note)
+    for units in trials:
+        yield units, attempted(runner, units, lambda *now, units=units: on_progress(units, *now), note)
 
 
 def attempted(
@@ -73,7 +52,7 @@ def attempted(
         return busy
 
 
-def executor_of(config: StudyConfig, trials: int, workers: int | None = None) -> "Executor":
+def executor_of(config: StudyConfig, trials: int, workers: int | None = None) -> Executor:
     """The executor for this many trials; by default a worker for each GPU, or as many as the cores allow. UsageError below 1."""
     if workers is not None and workers < 1:
         raise UsageError("--workers", "at least 1", workers)
@@ -81,7 +60,7 @@ def executor_of(config: StudyConfig, trials: int, workers: int | None = None) ->
     if workers is None:
         workers = len(gpus) or (max(1, cores() // config.threads) if config.device == "cpu" else 1)
     workers = min(workers, trials)
-    return Workers(workers, gpus) if workers > 1 else InProcess()
+    return Workers(workers, gpus) if workers > 1 else in_process
 
 
 def _gpus() -> tuple[str, ...]:
@@ -107,7 +86,7 @@ class Workers:
     workers: int
     gpus: tuple[str, ...] = ()
 
-    def map(self, runner, trials, on_progress, note):
+    def __call__(self, runner, trials, on_progress, note):
         # fork would copy threads of torch that have already begun
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["longitude.study.run_trial"])

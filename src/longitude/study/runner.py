@@ -18,7 +18,7 @@ from longitude.runs.provenance import commit_of_code, provenance
 from longitude.runs.store import Ends, Store
 from longitude.study import rates
 from longitude.study.data import BLOCKS
-from longitude.study.executors import Executor, InProcess
+from longitude.study.executors import Executor, in_process
 from longitude.study.ngrams import ngrams_of
 from longitude.study.rates import candidates, choices, chosen, is_candidate, models_trained
 from longitude.study.results import FAILURE, ROWS, VERB, Run, run_of, status_of
@@ -40,7 +40,7 @@ def study(
     fresh: bool = False,
     on_progress: Watch = ignore,
     note: Note = ignore,
-    executor: Executor = InProcess(),  # noqa: B008 - it has no state
+    executor: Executor = in_process,
     command: str | None = None,
 ) -> Run:
     """Run the trials that are not finished yet, and gather all rows.
@@ -137,7 +137,7 @@ class Trials:
         runner = TrialRunner(self.planned.config, self.planned.data, self.store, self.commit, train_only)
 
         def execute(runner: TrialRunner, trials: Sequence[TrialUnits]) -> Ends[TrialUnits, Status | str]:
-            return self.executor.map(runner, trials, self.report, self.note)
+            return self.executor(runner, trials, self.report, self.note)
 
         for units, status in self.store.map(jobs, runner, execute):
             self.end(units, status)
