@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise, product, zip_longest
 from statistics import fmean
 from typing import NamedTuple, NoReturn
 
 from scipy.stats import binom, hypergeom
 
 from longitude.errors import UsageError
+from longitude.measure.retrieval.prompts import encode
 from longitude.served.calls import SPAN, STRIDE, Call, Groups, Served, Trial
 from longitude.statistics.proportions import mean
 from longitude.statistics.seeds import holm, t_interval
@@ -194,16 +195,20 @@ def repeatable(served: Served) -> None:
         kinds[trial.call.length, trial.call.together].append(trial)
     seldom = []
     for (length, together), trials in kinds.items():
-        how, counts = "at the same time" if together else "one after the other", answers(trials)
+        how = "at the same time" if together else "one after the other"
         usual = answers(kinds[length, False]).most_common(1)
         others = [
             trial for trial in trials if usual and trial.answer.text.strip() != usual[0][0] and not trial.answer.refused
         ]
         if len(others) > 1:
             served.evidence["repeatable"] = others[0]
-            texts = " and ".join(repr(text[:40]) for text, _ in counts.most_common(2))
-            where = f"answers that differ, from {trials[0].tokens} tokens on"
-            raise LawBroken(f"{where}: {len(others)} of {len(trials)} equal calls {how}, such as {texts}")
+            usual_text, other_text = usual[0][0], others[0].answer.text.strip()
+            ids = (encode(served.tokenizer, text, "never") for text in (usual_text, other_text))
+            first = next((i for i, (a, b) in enumerate(zip_longest(*ids)) if a != b), 0)
+            raise LawBroken(
+                f"prompts of {trials[0].tokens} tokens: {len(others)} of {len(trials)} equal calls {how} have another answer, "
+                f"from its token {first} on, such as {other_text[:40]!r} for {usual_text[:40]!r}"
+            )
         if others:
             seldom.append(f"1 of {len(trials)} equal calls of {trials[0].tokens} tokens {how} differs")
     if seldom:
@@ -211,22 +216,14 @@ def repeatable(served: Served) -> None:
 
 
 def depth_grid(served: Served) -> Groups:
-    return [
-        [
-            Call(
-                law="depth",
-                length=length,
-                places=(served.place(length, share, i + turn),),
-                keys=turn,
-                values=i,
-                text=turn,
-            )
-            for i, share in enumerate(DEPTHS)
-            for turn in range(FEWEST * served.trials)
-            for length in [nominal - jitter(i + turn)]
-        ]
-        for nominal in [*nominal_lengths(served), *([served.beyond] if served.beyond else [])]
-    ]
+    def needle(length: int, cell: int, turn: int) -> Call:
+        place = served.place(length, DEPTHS[cell], cell + turn)
+        return Call(law="depth", length=length, places=(place,), keys=turn, values=cell, text=turn)
+
+    cells = [*product(range(len(DEPTHS)), range(FEWEST * served.trials))]
+    grid = [[needle(n - jitter(cell + turn), cell, turn) for cell, turn in cells] for n in nominal_lengths(served)]
+    too_long = [needle(served.beyond, 0, turn) for turn in range(2)] if served.beyond else []
+    return [*grid, too_long]
 
 
 def nominal_lengths(served: Served) -> list[int]:
