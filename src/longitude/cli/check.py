@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from longitude.cli.shared import DONE, FAILURES, UNTRIED, keep_threads_from_spinning, print_json
+from longitude.errors import Within, check_bounds
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
 COLORS = ("green", "bold red", "dim", "yellow")
@@ -61,13 +62,13 @@ class CheckOptions:
     quick: bool = False
     dtype: str | None = None
     device: str = "cpu"
-    seed: int | None = None
+    seed: Annotated[int | None, Within(0, 2**32 - 1)] = None
     model: str | None = None
     tokenizer: str | None = None
-    trials: int = 1
-    thinking: int = 0
+    trials: Annotated[int, Within(1)] = 1
+    thinking: Annotated[int, Within(0)] = 0
     chat: bool = True
-    concurrency: int = 4
+    concurrency: Annotated[int, Within(1)] = 4
     plan: bool = False
     out: Path = Path("runs/check")
 
@@ -237,6 +238,7 @@ def check_server(url: str, options: CheckOptions, all: bool, json: bool) -> int:
     from longitude.served import run
     from longitude.testing.engine import counted
 
+    check_bounds(options)
     if options.model is None:
         raise ValueError(f"{url}: --model NAME, the server's name of the model, is missing; {url}/models lists them")
     names = ("tokenizer", "length", "reference", "laws", "trials", "concurrency", "thinking", "chat", "seed")
