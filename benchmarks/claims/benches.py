@@ -86,14 +86,10 @@ def answers_differ(length: int, margin: float, by: float) -> Statement:
         if not pairs:
             raise NotRun(f"no two methods of benchmarks/retrieval.py have one loss at {length}")
         few, many = max(pairs, key=lambda pair: _more(*pair, at, len(pairs))[1])
-        value, low, high = _more(few, many, at, len(pairs))
+        more = Estimate(*_more(few, many, at, len(pairs)))
         losses = " and ".join(f"{_method(row)} {row['bits'][at]:.3f}" for row in (many, few))
-        return Outcome(
-            HOLDS if low > by else LOST if high < by else UNCLEAR,
-            f"{points(value)} [{points(low)}, {points(high)}] at {losses} bits per byte",
-            Estimate(value, low, high),
-            f"the best of {len(pairs)} pairs, all compared; one model, {_questions(few, at)} questions",
-        )
+        remark = f"the best of {len(pairs)} pairs, all compared; one model, {_questions(few, at)} questions"
+        return Outcome(more.above(by), f"{in_words(more, points)} at {losses} bits per byte", more, remark)
 
     words = f"two extended models have losses within {margin:.0%} at {length:,} tokens, and one answers {100 * by:g} points more"
     return Statement(words, (), judge, json.dumps(["answers of one loss", length, margin]), (by, math.inf))
@@ -106,13 +102,9 @@ def lowest_loss_answers_less(length: int) -> Statement:
         rows, at = evidence.bench("retrieval")["rows"], str(length)
         lowest = min(rows, key=lambda row: row["bits"][at])
         best = max((row for row in rows if row is not lowest), key=lambda row: row["means"][at]["value"])
-        value, low, high = _more(lowest, best, at, len(rows) - 1)
-        return Outcome(
-            HOLDS if low > 0 else LOST if high < 0 else UNCLEAR,
-            f"{points(value)} [{points(low)}, {points(high)}]: {_method(best)} for {_method(lowest)}",
-            Estimate(value, low, high),
-            f"{len(rows)} models, the lowest loss compared with each; {_questions(best, at)} questions",
-        )
+        more = Estimate(*_more(lowest, best, at, len(rows) - 1))
+        remark = f"{len(rows)} models, the lowest loss compared with each; {_questions(best, at)} questions"
+        return Outcome(more.above(0), f"{in_words(more, points)}: {_method(best)} for {_method(lowest)}", more, remark)
 
     words = f"another model answers more than the one of the lowest loss at {length:,} tokens"
     return Statement(words, (), judge, json.dumps(["answers beside the lowest loss", length]), (0.0, math.inf))

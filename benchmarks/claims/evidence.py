@@ -10,7 +10,6 @@ from claims.protocol import differs, preset_name, preset_of
 from longitude.runs.files import read_json
 from longitude.statistics.estimates import Sums
 from longitude.study.analysis import CRITERIA
-from longitude.study.config import StudyConfig
 from longitude.study.criterion import Criterion
 from longitude.study.data import package_of
 from longitude.study.results import ROWS, Run, is_kept, question_of, read_run
@@ -51,19 +50,17 @@ class Evidence:
         root: The folder; a study of the series is its folder of that name, with or without its models.
     """
 
+    expected = staticmethod(cache(preset_of))
+    """By which options a study must have been run."""
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.criterion = cache(self._criterion)
-        self.expected = cache(self._expected)
 
     @cached_property
     def there(self) -> set[str]:
         """The studies that were run."""
         return {path.name for path in self.root.glob("*/") if question_of(path) is not None}
-
-    def _expected(self, study: str) -> StudyConfig:
-        """By which options a study must have been run."""
-        return preset_of(study)
 
     def run(self, study: str) -> Run:
         """A study. NotRun where it is not there."""

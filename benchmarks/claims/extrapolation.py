@@ -4,10 +4,10 @@ from functools import partial
 
 from claims.base import Claim, Clause, register
 from claims.evidence import Measured
-from claims.statements import level, loss_below, loss_within, rises
+from claims.statements import level, loss_below, loss_within, more_accurate, rises
 
 ladder_a, ladder_b = partial(Measured, "ladder-a"), partial(Measured, "ladder-b")
-tables, early, base = (partial(Measured, study) for study in ("tables", "early", "base"))
+tables, early, base, recall = (partial(Measured, study) for study in ("tables", "early", "base", "recall-qk"))
 LENGTHS = (256, 512, 1024, 2048)
 """2, 4, 8 and 16 times the training length."""
 FLAT = 0.01
@@ -127,8 +127,55 @@ register(
         link="https://arxiv.org/abs/2306.15595",
         protocol="There: LLaMA of 7 billion parameters, trained at 2,048, perplexity 7.2 there and more than 1,000 "
         f"at 4,096 (PG-19, sliding windows). {RUNG} {LARGER} The base follows from the training length, as in published "
-        "models. Models of today have QK-norm, which is not tested here. Varied: base 10,000.",
+        "models. Models of today have QK-norm (claim 21a). Varied: base 10,000.",
         varied=tuple(rises(ladder_a("rope", length), at=128) for length in LENGTHS),
+    )
+)
+YANG, YANG_LINK = "Yang et al. 2025, Rope to Nope and Back Again, table 1", "https://arxiv.org/abs/2501.18795"
+YANG_THERE = (
+    "There: 8 billion parameters, validation losses of 1.52 and, with QK-norm, 1.53 nats; needles at 65,000 tokens, which later "
+    "training reached, score 9.82 and 7.93."
+)
+QK = "+attention:qk_norm=true"
+BASES = {"a": "rope:base=72", "b": "rope:base=194"}
+"""RoPE of `ladder-a` and of `ladder-b`, each with the base of its training length."""
+register(
+    Claim(
+        name="qk-norm-loss",
+        title="Loss of RoPE with QK-norm",
+        number="21a",
+        clauses=(
+            Clause(
+                "At the training length, RoPE with QK-norm has a loss within 2% of that without,",
+                a=(loss_within(ladder_a(BASES["a"] + QK, 128), ladder_a("rope:base=72", 128)),),
+                b=(loss_within(ladder_b(BASES["b"] + QK, 256), ladder_b("rope:base=194", 256)),),
+            ),
+            Clause(
+                "and at twice that length a lower one.",
+                a=(loss_below(ladder_a(BASES["a"] + QK, 256), ladder_a("rope:base=72", 256)),),
+                b=(loss_below(ladder_b(BASES["b"] + QK, 512), ladder_b("rope:base=194", 512)),),
+            ),
+        ),
+        source=YANG + "; its second half was found here",
+        link=YANG_LINK,
+        protocol=f"{YANG_THERE} {RUNG} {LARGER} Qwen3, Gemma 3 and OLMo 2 have QK-norm. Varied: the rise of RoPE with QK-norm.",
+        varied=tuple(rises(ladder_a(BASES["a"] + QK, length), at=128) for length in LENGTHS),
+    )
+)
+register(
+    Claim(
+        name="qk-norm-retrieval",
+        title="Recall of RoPE with QK-norm",
+        number="21b",
+        clauses=(
+            Clause(
+                "With QK-norm, RoPE recalls less often past the training length than without.",
+                a=tuple(more_accurate(recall("rope", n), recall("rope" + QK, n)) for n in (128, 256, 512)),
+            ),
+        ),
+        source=YANG,
+        link=YANG_LINK,
+        protocol=f"{YANG_THERE} Here: keys and values as in claim 11a, 64 symbols of training, five seeds.",
     )
 )
 LIU, LIU_LINK = "Liu et al. 2024, Scaling Laws of RoPE-based Extrapolation", "https://arxiv.org/abs/2310.05209"

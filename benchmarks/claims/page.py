@@ -1,11 +1,8 @@
 """docs/claims.md: one screen, a row for each claim; and for the site a page for each, with statements, protocol and charts."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
-
-import altair as alt
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import calibration
 from claims.base import CONFIRMED, NOT_RUN, REFUTED, RUNGS, UNDECIDED, Claim, Judged
@@ -13,13 +10,11 @@ from claims.evidence import Evidence, NotRun
 from claims.protocol import preset_name
 from claims.series import list_studies
 from claims.tables import false_discovery
-from longitude.report.figure import SLACK, Figure
+from longitude.report.figure import Figure
 from longitude.report.table import markdown
-from longitude.report.wording import count, legible, paper, short_papers, with_base
+from longitude.report.wording import count, paper, short_papers, with_base
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR
 from longitude.study.analysis import CRITERIA, Analysis
-from longitude.study.answers import SOLVED
-from longitude.study.config import option
 from longitude.study.criterion import Criterion
 from longitude.study.pictures.by_length import by_length
 from longitude.study.presets import about
@@ -28,16 +23,11 @@ from longitude.study.tables import p_words
 
 LINES = 7
 """Maximum number of lines in a chart."""
-SHOWN = (
-    "task", "encodings", "data", "train_length", "positions", "test_lengths", "methods", "stride", "steps", "batch_size",
-    "learning_rates", "layers", "hidden", "heads", "documents", "seeds",
-)  # fmt: skip
-"""Options of a study that the page lists."""
 QUESTIONS = {
-    "Does the loss rise past the training length?": "1b 2a 2b 3a 3b 3c 8a 8b 8c 10c",
+    "Does the loss rise past the training length?": "1b 2a 2b 3a 3b 3c 8a 8b 8c 10c 21a",
     "What do RoPE-scaling methods gain?": "4a 4b 4c 5 17",
     "What differs at the training length?": "1a 6a 16 19",
-    "Which tasks can be solved?": "9a 9c 10a 10b 11a 18a 18b",
+    "Which tasks can be solved?": "9a 9c 10a 10b 11a 18a 18b 21b",
     "What costs less?": "11b",
     "Without a published measurement, counted apart": "1c 6c 15a 15b",
 }
@@ -226,29 +216,11 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
     named = {**run.study, "configuration": {**run.study["configuration"], "encodings": names}}
     analysis = Analysis(Run(run.path, named, (), []), criterion, {first: findings}, {})
     figure = next(iter(by_length(analysis)))
-    if run.task.kind == "answers":
-        figure = replace(figure, chart=_with_levels(figure.chart, run.guessing.values()))
     rows = []
     for name in names:
         values = [(criterion.number(each), criterion.bounds(each)) for each in analysis.of(name)]
         rows.append([name, *(f"{value} [{ends}]" if ends else value for value, ends in values)])
     return Chart(figure, markdown([f"{run.task.words} at", *map(str, run.lengths)], rows))
-
-
-def _with_levels(chart: Any, guessing: Collection[float]) -> Any:
-    """The chart with its level lines named on the axis, where no line crosses their words; guessing: its share by length."""
-    words = {SOLVED: f"solved ({SOLVED:.0%})"}
-    if max(guessing) - min(guessing) < 0.01 and min(guessing) > 0:
-        words[min(guessing)] = f"guessing ({min(guessing):.0%})"
-    named = "".join(f"abs(datum.value - {level}) < 0.001 ? '{text}' : " for level, text in words.items())
-    spec = chart.to_dict()
-    spec["padding"]["left"] += SLACK  # readers have wider letters than those that it is laid out with
-    for layer in spec["layer"]:
-        axis = layer.get("encoding", {}).get("y", {}).get("axis")
-        if axis:
-            ticks = [tick for tick in axis["values"] if all(abs(tick - level) > 0.07 for level in words)]
-            axis |= {"values": sorted([*ticks, *words]), "labelExpr": f"{named}format(datum.value, '.0%')"}
-    return alt.LayerChart.from_dict(spec)
 
 
 def _chart(name: str, chart: Chart) -> str:
@@ -265,9 +237,7 @@ def _study(name: str, evidence: Evidence) -> str:
         run = evidence.run(name)
     except NotRun:
         return f"{head}\n\nNot run: `longitude study --preset {preset_name(name)}`, with `--plan` how long it takes."
-    options = legible({key: value for key, value in asdict(run.config).items() if key in SHOWN and value is not None})
-    facts = markdown(["option", "value"], [[f"`{option(key.replace(' ', '_'))}`", value] for key, value in options])
-    return f"{head}\n\n{_when(run)}\n\n{facts}\n\n{_values(evidence.criterion(name))}"
+    return f"{head} Its options are in the preset `{preset_name(name)}`.\n\n{_when(run)}\n\n{_values(evidence.criterion(name))}"
 
 
 def _values(criterion: Criterion) -> str:

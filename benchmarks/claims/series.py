@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from claims.base import claims_of, list_claims
@@ -33,20 +33,15 @@ def studies_of(claims: Sequence[str]) -> list[str]:
     return list(ordered)
 
 
-def command(study: str, root: Path, options: Iterable[str]) -> list[str]:
-    """`longitude study` of a preset, in the folder of its name; options: further ones of it."""
-    line = [sys.executable, "-m", "longitude", "study", "--preset", preset_name(study), "--out", str(root / study)]
-    if study in MISTAKEN:
-        line += ["--plugin", str(MISTAKES), "--methods", *preset_of(study).methods]
-    return [*line, *options]
-
-
 def run(claims: Sequence[str], root: Path, options: Sequence[str]) -> bool:
     """Run the studies that claims read, or go on with them; returns whether every one ended well."""
     names, ended = studies_of(claims), []
     for place, name in enumerate(names, 1):
         print(f"study {name}, {place} of {len(names)}", file=sys.stderr, flush=True)
-        ended.append(subprocess.run(command(name, root, options)).returncode == 0)
+        line = [sys.executable, "-m", "longitude", "study", "--preset", preset_name(name), "--out", str(root / name)]
+        if name in MISTAKEN:
+            line += ["--plugin", str(MISTAKES), "--methods", *preset_of(name).methods]
+        ended.append(subprocess.run([*line, *options]).returncode == 0)
     return all(ended)
 
 

@@ -38,8 +38,6 @@ def in_words(found: Estimate, form: Form) -> str:
 def what_decides(found: Estimate, expected: Range) -> str:
     """How many seeds would, with their spread and mean as they are."""
     seeds = seeds_to_decide(found, expected)
-    if len(found.values) < SEEDS:
-        return f"expected at least {SEEDS} seeds, got {len(found.values)}"
     if seeds is None:
         return "more seeds alone do not decide it: the mean lies on the limit, or it takes more documents"
     return f"about {seeds} seeds would decide it"

@@ -66,7 +66,7 @@ def test_the_seeds_that_decide_do_so_four_times_of_five():
 class MadeUp(Evidence):
     """Of studies that no preset has, as they were run."""
 
-    def _expected(self, study):
+    def expected(self, study):
         saved = question_of(self.root / study)
         return StudyConfig.of(saved["configuration"]) if saved else StudyConfig()
 
