@@ -103,6 +103,7 @@ def test_wrong_answers_by_chance_are_no_finding(tmp_path, law, part):
         ("depth", lambda tokens, place: tokens - place > 1500, "farther than"),
         ("borders", lambda tokens, place: place % 64 in range(40, 52), "modulo 64"),
         ("borders", lambda tokens, place: (tokens - place) % 128 in range(20, 40), "from the end, modulo 128"),
+        ("borders", lambda tokens, place: tokens in (512, 1024, 2048, 4096), "prompts of"),
     ],
 )
 @pytest.mark.parametrize("part", [0.0, 0.05])
@@ -121,17 +122,56 @@ def test_a_model_that_answers_nothing_is_not_blamed(tmp_path):
         LAWS["length_classes"].test(served)
 
 
-def test_a_server_that_dies_loses_no_answer(tmp_path, tokenizer):
+@pytest.mark.parametrize("law", [*PATTERNS])
+def test_no_two_calls_share_a_key_or_a_number(tmp_path, law):
+    served = unasked(tmp_path)
+    served.trials = 2
+    pairs = [served.pairs_of(call)[0] for group in CALLS[law](served) for call in group]
+    keys, numbers = zip(*pairs)
+    assert len({*keys}) > 0.99 * len(pairs) and len({*numbers}) > 0.99 * len(pairs)
+
+
+def test_counts_of_another_tokenizer_or_of_nothing_are_no_finding(tmp_path):
+    served = unasked(tmp_path)
+    with pytest.raises(Unknown, match="other laws"):
+        LAWS["counts"].test(served)
+    trials = [
+        Trial(Call(law="depth", length=n, places=(9,)), Answer(sent=n, read=n * 9 // 10), True) for n in (400, 900)
+    ]
+    served.answered["depth"] = trials
+    with pytest.raises(Unknown, match="--tokenizer"):
+        LAWS["counts"].test(served)
+
+
+@pytest.mark.parametrize(("length", "longest"), [(None, 2000), (900, 900), (2040, 2000), (9000, 2000)])
+def test_prompts_leave_room_for_an_answer(tmp_path, tokenizer, length, longest):
+    with connected(servers.Served(max_model_len=2048), tmp_path, tokenizer, length=length) as (served, _):
+        assert longest - 8 <= served.longest <= longest + 8
+        assert (served.beyond is None) == (length == 900)
+
+
+def test_no_declared_length_is_believed(tmp_path, tokenizer):
+    with (
+        pytest.raises(UsageError, match="--length"),
+        connected(servers.Served(max_model_len=10**12), tmp_path, tokenizer),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "before", [servers.dies(20, False), servers.busy(429, 20, 10**9), servers.busy(502, 20, 10**9)]
+)
+def test_a_server_that_dies_loses_no_answer(tmp_path, tokenizer, before):
     model = servers.Served(max_model_len=2048)
     with connected(model, tmp_path, tokenizer, laws=("prefix",)) as (served, laws):
-        alive, model.before = model.before, servers.dies(20, False)
+        alive, model.before = model.before, before
         with pytest.raises(UsageError, match="the same command continues"):
             run.check(served, laws, lambda *_: None, lambda: None)
-        model.before, before = alive, model.asked.total()
+        model.before, asked = alive, model.asked.total()
         kept = sum(path.name.startswith("call-") for path in (tmp_path / "units").iterdir())
         run.check(served, laws, lambda *_: None, lambda: None)
         assert kept > 5
-        assert model.asked["/v1/chat/completions"] and model.asked.total() - before == 40 - kept
+        assert model.asked["/v1/chat/completions"] and model.asked.total() - asked == 40 - kept
 
 
 def test_the_command_names_a_fault_and_shows_its_request(tmp_path, tokenizer, command, monkeypatch):

@@ -256,11 +256,14 @@ def check_server(url: str, options: CheckOptions, all: bool, json: bool) -> int:
             lambda law, *_: progress.update(law, int(progress.done)),
             lambda: progress.update(None, int(progress.done) + 1),
         )
-    shows = {law: served.command(trial, options.out / f"{law}.json") for law, trial in served.evidence.items()}
-    count, protocol = (
-        counted(results),
-        {"kind": "server", "model": options.model, "tokens": served.longest, "seed": served.seed},
-    )
+    shows = {
+        law: served.command(trial, options.out / f"{law}.json")
+        for law, trial in served.evidence.items()
+        if results[law].status == "failed"
+    }
+    protocol = {"kind": "server", "model": options.model, "tokens": served.longest, "seed": served.seed}
+    protocol["calls sent"] = len(served.sent)  # the others were kept
+    count = counted(results)
     if json:
         rows = [result.as_dict() | {"request": shows.get(result.law)} for result in results.values()]
         numbers = {status: count[status] for status in ("failed", "unknown")}

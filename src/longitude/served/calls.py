@@ -31,6 +31,8 @@ ROUNDS = 12
 """Attempts to bring text to a number of tokens: where two parts meet, tokens may merge."""
 NEW_TOKENS = 24
 """For a number of seven digits, and some words before it."""
+OF_PROMPTS = (None, 400, 413, 422, 500)
+"""HTTP codes, None for an answer that is not as documented, that may be of a prompt; others are of the server, for a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class Call:
         length: Tokens of the prompt, without those that a chat template adds.
         places: First token of each needle, ascending; none: a text.
         asked: Which needle is asked for.
-        keys, values, text: Seeds of the keys, of the numbers, and of the text around them.
+        keys, values, text: Seeds of the keys, of the numbers, and of the text around them; law, length and places are others.
         skip: Tokens left out at the start of a text.
         turn: Number of this call among equal ones.
         together: Whether equal ones are asked at the same time.
@@ -130,6 +132,7 @@ class Served:
         confirmed: Trials of calls that were asked again, by law and name of their pattern.
         numbers: The numbers of all prompts.
         evidence: The trial that shows a fault, by law.
+        sent: Calls that were asked now, and not kept before.
     """
 
     server: Endpoint
@@ -146,6 +149,7 @@ class Served:
     confirmed: dict[str, dict[str, list[Trial]]] = field(default_factory=dict)
     numbers: set[str] = field(default_factory=set)
     evidence: dict[str, Trial] = field(default_factory=dict)
+    sent: list[Call] = field(default_factory=list)
 
     # ---- prompts ------------------------------------------------------------------------------------------------
     @cached_property
@@ -164,7 +168,9 @@ class Served:
 
     def pairs_of(self, call: Call) -> list[tuple[str, str]]:
         """(key, number) of each needle of a call."""
-        keys, numbers = Random(f"{self.seed} keys {call.keys}"), Random(f"{self.seed} {call.law} values {call.values}")
+        # No two patterns share a key or a number, since some are harder to read or to copy than others.
+        where = f"{self.seed} {call.law} {call.length} {call.places} {call.keys}"
+        keys, numbers = Random(f"{where} keys"), Random(f"{where} {call.values} {call.text}")
         names = keys.sample(word_list(), 2 * len(call.places))
         return [(f"{a}-{b}", str(numbers.randint(10**6, 10**7 - 1))) for a, b in zip(names[::2], names[1::2])]
 
@@ -243,15 +249,15 @@ class Served:
         return trials
 
     def _asked(self, call: Call) -> Answer:
+        self.sent.append(call)
         before = time.monotonic()
         try:
             answer = self._answered(call)
-        except Refused as error:
+        except (Refused, Unreachable) as error:
+            if not isinstance(error, Refused) or error.code not in OF_PROMPTS:
+                remedy = "the same command continues; no call is sent twice"
+                raise UsageError("the server", SUCH, str(error), remedy) from None
             answer = Answer(refused=str(error), sent=call.length)
-        except Unreachable as error:
-            raise UsageError(
-                "the server", SUCH, str(error), "the same command continues; no call is sent twice"
-            ) from None
         return replace(answer, seconds=time.monotonic() - before)
 
     def _answered(self, call: Call) -> Answer:

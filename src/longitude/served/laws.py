@@ -260,7 +260,7 @@ def consecutive_lengths(served: Served) -> Groups:
                 law="length_classes",
                 length=length + i,
                 places=(served.place(length, 0.5),),
-                keys=i,
+                keys=SPAN * turn + i,
                 values=i,
                 text=turn,
             )
@@ -309,7 +309,7 @@ def places_and_edges(served: Served) -> Groups:
     longest = lengths[:2][-1]
     start = max(first, (longest - SPAN - last) // 2)
     places = [
-        Call(law="borders", length=longest - STRIDE * i % SPAN, places=(start + i,), keys=i, values=i, text=turn)
+        Call(law="borders", length=longest - STRIDE * i % SPAN, places=(start + i,), keys=turn, values=i, text=turn)
         for i, turn in product(range(SPAN), range(served.trials))
     ]
     windows = [
@@ -319,9 +319,7 @@ def places_and_edges(served: Served) -> Groups:
         if last <= distance <= length - first
     ]
     borders = [
-        Call(
-            law="borders", length=length, places=(served.place(length, 0.5),), keys=turn, values=length, text=200 + turn
-        )
+        Call(law="borders", length=length, places=(served.place(length, 0.5, turn),), keys=turn, text=200 + turn)
         for power, near in product(powers_of_two(lengths[0], served.longest), range(-2, 3))
         for length, turn in product([power + near - served.added], range(4 * served.trials))
         if length <= served.longest
@@ -389,6 +387,8 @@ def prefix(served: Served) -> None:
             f"{len(stale)} of {len(every)} answers have the number of another prompt, from {stale[0].tokens} tokens on"
         )
     trials = served.answered["prefix"]
+    if refused := [trial.answer.refused for trial in trials if trial.answer.refused]:
+        raise Unknown(refused[0])
     count = len(trials) // 5
     asked, last = trials[: 4 * count], trials[4 * count :]
     cold = asked[::4]
@@ -488,6 +488,8 @@ def compare_halves(served: Served, trials: Sequence[Trial]) -> None:
 def counts(served: Served) -> None:
     """The server reads the tokens that were sent, refuses none within the declared length, and ends its answers."""
     trials = sorted((t for trials in served.answered.values() for t in trials), key=lambda trial: trial.answer.sent)
+    if not trials:
+        raise Unknown("it judges the calls of other laws, and none is asked for; name one in --laws, too")
     inside = [trial for trial in trials if trial.call.length <= served.longest]
     read, sent = (lambda t: t.answer.read), (lambda t: t.answer.sent)
     for bad, what in (
@@ -500,6 +502,8 @@ def counts(served: Served) -> None:
             lambda t: f"a prompt of {sent(t)} tokens is refused: {t.answer.refused}",
         ),
     ):
+        if len(bad) == len(trials) and bad[0].answer.cut:
+            raise Unknown(f"{what(bad[0])}; so is every call, and nothing shows a length: is --tokenizer the model's?")
         if len(bad) > 1:
             served.evidence["counts"] = bad[0]
             raise LawBroken(f"{what(bad[0])}; so are {len(bad)} of {len(trials)} calls")

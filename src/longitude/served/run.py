@@ -20,8 +20,10 @@ from longitude.testing.engine import Law, OnLaw, Result, try_laws
 VERB = "check"
 BEYOND = 1.125
 """Tokens of a prompt that is too long, over those that the server declares."""
-DECLARED = ("max_model_len", "context_length", "n_ctx_train")
+DECLARED = ("max_model_len", "context_length", "n_ctx")
 """Names of the most tokens, answer included, in a list of models: of vLLM and SGLang, of others, of llama.cpp."""
+MOST = 2**24
+"""Tokens that a server may declare; prompts of more would fill the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +67,14 @@ def connect(question: Question, out: Path) -> Served:
     saved = store.question() or {}
     seed = question.seed if question.seed is not None else saved.get("seed", secrets.randbelow(2**31))
     store.ask(VERB, {"url": server.url, "model": server.model, "seed": seed})
-    declared, beyond = declared_by(server), None
+    declared = declared_by(server)
     if question.length is None and declared is None:
         raise UsageError("--length", "the most tokens that the server takes, which it does not say", "none")
     served = Served(server, tokenizer, 0, None, 0, False, store, question.trials, seed)
     served.added = added_by(served)
-    longest = question.length or declared or 0
-    if declared is not None and longest >= declared:
-        longest = declared - max(0, served.added) - NEW_TOKENS - question.thinking - SLACK
-        beyond = round(BEYOND * declared)
-    served.longest, served.beyond = longest, beyond
+    most = declared and declared - max(0, served.added) - NEW_TOKENS - question.thinking - SLACK
+    served.longest = min(size for size in (question.length, most) if size is not None)
+    served.beyond = round(BEYOND * declared) if declared and served.longest == most else None
     served.echoes = echoes(served)
     if question.reference is not None:
         if not served.echoes:
@@ -92,7 +92,7 @@ def declared_by(server: Endpoint) -> int | None:
         sizes = [(entry | (entry.get("meta") or {})).get(name) for entry in entries for name in DECLARED]
     except (Refused, Unreachable, AttributeError, KeyError, TypeError):
         return None
-    return next((size for size in sizes if type(size) is int and size > 0), None)
+    return next((size for size in sizes if type(size) is int and 0 < size <= MOST), None)
 
 
 def added_by(served: Served) -> int:
@@ -101,7 +101,7 @@ def added_by(served: Served) -> int:
         return 0
     text = "Hello"
     _, read = served.server.counted("chat/completions", messages=[{"role": "user", "content": text}], max_tokens=1)
-    return 0 if read is None else read - len(encode(served.tokenizer, text))
+    return 0 if read is None or read > MOST else read - len(encode(served.tokenizer, text))
 
 
 def echoes(served: Served) -> bool:
