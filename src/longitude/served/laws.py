@@ -259,7 +259,7 @@ def consecutive_lengths(served: Served) -> Groups:
             Call(
                 law="length_classes",
                 length=length + i,
-                places=(served.place(length, 0.5),),
+                places=(served.place(length, 0.5, i * (i + 1) // 2),),  # no residue of lengths goes with one of places
                 keys=SPAN * turn + i,
                 values=i,
                 text=turn,
