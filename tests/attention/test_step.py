@@ -1,4 +1,4 @@
-"""Two calls that differ in one argument never share an answer: what layers of a forward share."""
+"""Two calls that differ in one field never share an answer: signatures of requests, and what layers of a forward share."""
 
 import inspect
 from dataclasses import fields
@@ -11,7 +11,7 @@ from torch import Tensor
 import longitude as lg
 from longitude.attention.mixer import MixerInputs
 from longitude.attention.operation import raw_request
-from longitude.attention.request import Request, Step
+from longitude.attention.request import COUNTS, OUT, Request, Step
 from longitude.hf.attention import stock_attention
 from longitude.hf.masks import StockMask
 from longitude.positions.composed import compose
@@ -29,6 +29,40 @@ def request(**changes: Any) -> Request:
             | changes
         )
     )
+
+
+def others() -> dict[str, list[Any]]:
+    """Other values of each field, each alone to be told apart."""
+    q, k, v = heads(7)
+    tensors = {name: [x[:1], x.float(), x.clone().requires_grad_()] for name, x in (("q", q), ("k", k), ("v", v))}
+    masks = [lg.Window(3), lg.NoMask(), lg.Causal() & lg.Padding(torch.ones(2, 7, dtype=torch.bool))]
+    return tensors | {
+        "terms": [(), lg.Shaw(8).terms({}), ALIBI * 2, *((*ALIBI, lg.terms.Softcap(cap)) for cap in (2.0, 3.0))],
+        "mask": masks,
+        "q_positions": [1, torch.arange(7), torch.arange(7)],
+        "k_positions": [2, torch.arange(7), torch.arange(7)],
+        "scale": [0.5, 2.0],
+        "dropout": [0.1, 0.2],
+        "weights": [True],
+        "lse": [True],
+        "learned": [(q,)],
+        "q_order": [3],
+        "k_order": [4],
+        "factors": [q[..., :1]],
+        "sinks": [q[0, :, 0, 0]],
+    }  # fmt: skip
+
+
+def test_each_field_of_a_request_counts_in_its_signature() -> None:
+    """Fields that do not say so themselves, by their metadata. The grad mode counts, too."""
+    counting = {x.name for x in fields(Request) if x.metadata.get(COUNTS) != OUT[COUNTS]}
+    assert counting == others().keys() and request().signature() == request().signature()
+    for name, values in others().items():
+        signatures = [request().signature(), *(request(**{name: value}).signature() for value in values)]
+        assert len({*signatures}) == len(signatures), name
+    with torch.no_grad():
+        without = request().signature()
+    assert without != request().signature()
 
 
 def test_each_argument_of_a_request_counts_in_a_step() -> None:
@@ -54,7 +88,7 @@ def test_each_argument_of_a_request_counts_in_a_step() -> None:
                     if x.name not in ("pairs", "step", "terms"):
                         got, want = getattr(ours, x.name), getattr(alone, x.name)
                         assert got is want or not isinstance(got, Tensor) and got == want, (name, x.name)
-                assert [*map(numbers_of, ours.terms)] == [*map(numbers_of, alone.terms)]
+                assert [term.signature() for term in ours.terms] == [term.signature() for term in alone.terms]
             assert len(step.results) == 2, name
         step, make = Step(), lambda *tensors: request()  # one function: another has a key of its own
         others = [(q, k, v), (torch.nn.Parameter(q), k, v)]
@@ -63,10 +97,6 @@ def test_each_argument_of_a_request_counts_in_a_step() -> None:
         for tensors in others * 2:
             step.request(make, *tensors)
         assert len(step.results) == len(others)
-
-
-def numbers_of(term: lg.terms.Term) -> list[Any]:
-    return [type(term), *(type(x) if callable(x) else x for x in vars(term).values())]
 
 
 def test_what_a_request_makes_once_is_made_for_all_layers() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Unpack, overload
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses
 from longitude.attention.backends.table.backend import TABLE, decoding
+from longitude.attention.backends.table.band import is_faster_in_c
 from longitude.attention.length_dependent import Part, joined, merged, parted
 from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.pairs import AllowedPairs
-from longitude.attention.request import Options, Request, checked_mask, places, require_options, transformed
+from longitude.attention.request import Options, Request, Step, checked_mask, places, require_options, transformed
 from longitude.attention.terms import (
     learned_of,
     mixed,
@@ -31,6 +32,7 @@ from longitude.attention.terms import (
 )
 from longitude.errors import unknown
 from longitude.native import load
+from longitude.native.derivatives import in_forward_mode, transforms_active
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed, by_name, compose
 from longitude.positions.coordinates import Positions
@@ -245,6 +247,31 @@ def cheapest(requests: Sequence[Request]) -> Backend:
     return best
 
 
+CHOICES: dict[Hashable, tuple[Backend, tuple[Backend, ...]]] = {}
+"""Choices of earlier calls whose signature has no tensor, each with the backends that were registered then."""
+
+
+def choose_once(r: Request, name: str, step: Step | None = None) -> Backend:
+    """`choose`, computed once for requests of a step with equal signatures, or of calls whose shapes and band decide."""
+    if r.step is not None:
+        return r.once(chosen_in_step, name)
+    if torch.compiler.is_compiling() or transforms_active() or in_forward_mode():
+        return choose([r], name)
+    lasting = type(r.q) is Tensor and r.q.is_cpu and len(r.pairs.beyond_band) == 0 and r.contiguous
+    if not lasting and step is None:
+        return choose([r], name)
+    choices: dict[Hashable, Any] = CHOICES if lasting or step is None else step.results
+    key = name, r.signature(), not r.terms and is_faster_in_c(r)
+    backends = tuple(BACKENDS.values())
+    chosen, among = choices.get(key, (None, ()))
+    if chosen is None or among != backends:
+        if len(CHOICES) >= 256:  # a growing KV cache adds a key for each token
+            CHOICES.clear()
+        chosen = choose([r], name)
+        choices[key] = chosen, backends
+    return chosen
+
+
 def chosen_in_step(r: Request, name: str) -> Backend:
     """The backend of that name, or for a token of each sequence the C kernel, whose call then serves all layers."""
     registered = BACKENDS["table"] is TABLE  # another declines, since LONGITUDE_BACKENDS switches it off
@@ -254,7 +281,7 @@ def chosen_in_step(r: Request, name: str) -> Backend:
 
 def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """The output, and the weights or the logsumexp if they were requested."""
-    return answer(choose([r], backend), r)
+    return answer(choose_once(r, backend), r)
 
 
 def run_parts(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import product
+from operator import attrgetter
 from typing import Any, TypedDict, TypeVar
 
 import torch
@@ -37,6 +39,14 @@ class Options(TypedDict, total=False):
     backend: str
 
 
+COUNTS = "counts in the signature"
+BY_SHAPE, BY_PRESENCE, BY_TERM, BY_BAND, OUT = ({COUNTS: how} for how in ("shape", "presence", "term", "band", "out"))
+"""How a field of a request counts in its signature: a mask by its band if this is all of it, and by identity otherwise.
+
+Fields without such metadata count as they are: numbers by value, tensors by identity.
+"""
+
+
 @dataclass(eq=False)  # frozen ones take longer to make than a short decoding step allows; they are never changed
 class Request:
     """A call of attention as backends receive it: q and k are already transformed; terms, softmax and values remain.
@@ -45,26 +55,28 @@ class Request:
     Per-token columns inside terms and masks always cover the whole sequence.
     """
 
-    q: Float[Tensor, "B H Lq D"]
-    k: Float[Tensor, "B Hkv Lk D"]
-    v: Float[Tensor, "B Hkv Lk Dv"]
-    terms: tuple[Term, ...]
-    mask: Mask
+    q: Float[Tensor, "B H Lq D"] = field(metadata=BY_SHAPE)
+    k: Float[Tensor, "B Hkv Lk D"] = field(metadata=BY_SHAPE)
+    v: Float[Tensor, "B Hkv Lk Dv"] = field(metadata=BY_SHAPE)
+    terms: tuple[Term, ...] = field(metadata=BY_TERM)
+    mask: Mask = field(metadata=BY_BAND)
     q_positions: Positions
     k_positions: Positions
     scale: float
     dropout: float = 0.0
     weights: bool = False
     lse: bool = False
-    learned: tuple[Tensor, ...] = ()  # tensors of the terms that require a gradient
+    learned: tuple[Tensor, ...] = field(
+        default=(), metadata=BY_PRESENCE
+    )  # tensors of the terms that require a gradient
     q_order: int = 0
     k_order: int = 0
-    pairs: AllowedPairs = None  # type: ignore[assignment]  (of the mask; built unless given)
+    pairs: AllowedPairs = field(default=None, metadata=OUT)  # type: ignore[assignment]  (of the mask; built unless given)
     # Factors of queries, and sinks, which are logits of virtual keys, are applied around a backend.
-    factors: Float[Tensor, "#B #H Lq 1"] | None = None
-    sinks: Float[Tensor, " H"] | None = None
-    finish: Callable[[Tensor], Tensor] | None = None  # of the output: values were rotated
-    step: Step | None = field(default=None, init=False)  # what layers with such a request share
+    factors: Float[Tensor, "#B #H Lq 1"] | None = field(default=None, metadata=BY_PRESENCE)
+    sinks: Float[Tensor, " H"] | None = field(default=None, metadata=BY_PRESENCE)
+    finish: Callable[[Tensor], Tensor] | None = field(default=None, metadata=OUT)  # of the output: values were rotated
+    step: Step | None = field(default=None, init=False, metadata=OUT)  # what layers with such a request share
 
     def __post_init__(self) -> None:
         place = self.mask, self.q.shape[0], self.q.shape[2], self.k.shape[2], self.q_order, self.k_order
@@ -86,6 +98,17 @@ class Request:
         if key not in self.step.results:
             self.step.results[key] = make(self, *reads)
         return self.step.results[key]
+
+    def signature(self) -> Hashable:
+        """What the choice of a backend may depend on: each field as its metadata says, and whether gradients are recorded."""
+        return (
+            torch.is_grad_enabled(),
+            ITSELF(self),
+            SHAPES(self),
+            (len(self.learned), self.factors is None, self.sinks is None),
+            tuple([term.signature() for term in self.terms]),
+            self.mask if self.pairs.beyond_band else self.pairs.band,
+        )
 
     def with_lse(self) -> Request:
         """Return a copy that requests the logsumexp of the scores."""
@@ -208,6 +231,16 @@ class Step:
             self.results[key] = first.of_layer(None, None, None)
             return first
         return self.results[key].of_layer(q, k, v)
+
+
+def _counting(how: str | None, *of_value: str) -> Callable[[Request], tuple[Any, ...]]:
+    """The values of the fields that count so, or attributes of these values."""
+    names = [x.name for x in fields(Request) if x.metadata.get(COUNTS) == how]
+    return attrgetter(*[".".join(path) for path in product(names, of_value)] if of_value else names)
+
+
+ITSELF = _counting(None)
+SHAPES = _counting("shape", "shape", "dtype", "device", "requires_grad")
 
 
 def checked_mask(q: Tensor, k: Tensor, v: Tensor, mask: Mask | Tensor) -> Mask:

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.pairs import AllowedPairs, band_of
+from longitude.attention.pairs import band_of
 from longitude.attention.request import Request
 from longitude.native.derivatives import readable, with_zero_gradients
-from longitude.positions.coordinates import Positions, explicit
 
 Cut = list[tuple[slice | list[int], slice, Request]]
 """Sequences of the batch, rows of their queries, and their request."""
@@ -81,30 +80,11 @@ def steady(r: Request) -> Request | None:
     """
     if r.contiguous:
         return r
-    first = r.pairs.once(first_places, r.q_positions, r.k_positions)
-    return None if first is None else replace(r, q_positions=first[0], k_positions=first[1])
-
-
-def first_places(pairs: AllowedPairs, *positions: Positions) -> tuple[int, int] | None:
-    """Positions of the first query and the first key, if all count up by one, in every sequence at one offset."""
-    rows = place_rows(pairs, *positions)
-    return None if rows is None else counting_from(*rows)
-
-
-def place_rows(pairs: AllowedPairs, q_positions: Positions, k_positions: Positions) -> tuple[Tensor, Tensor] | None:
-    """Positions of queries [B or 1, Lq] and keys [B or 1, Lk], of which one is a tensor; None if nothing may read them."""
-    tensors = [p for p in (q_positions, k_positions) if isinstance(p, Tensor)]
-    if not readable(*tensors):
+    if not readable(*(p for p in (r.q_positions, r.k_positions) if isinstance(p, Tensor))):
         return None
-    device = tensors[0].device
-    q, k = explicit(q_positions, pairs.rows, device), explicit(k_positions, pairs.keys, device)
-    return q.view(-1, pairs.rows), k.view(-1, pairs.keys)
-
-
-def counting_from(q: Tensor, k: Tensor) -> tuple[int, int] | None:
-    """The first of the positions of queries [B or 1, Lq] and of keys [B or 1, Lk], as in `first_places`."""
+    q, k = (p if p.dim() == 2 else p[None] for p in r.places())
     counting = all(bool((p - p[:, :1] == torch.arange(p.shape[1], device=p.device)).all()) for p in (q, k))
     gaps = q[:, 0] - k[:, 0]
     if not counting or not bool((gaps == gaps[0]).all()):
         return None
-    return int(q[0, 0]), int(k[0, 0])
+    return replace(r, q_positions=int(q[0, 0]), k_positions=int(k[0, 0]))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from longitude.attention.masks import AllOf, Causal, Mask, NoMask, Pairs, Window
-from longitude.attention.operation import answer, chosen_in_step, requests, run_parts
+from longitude.attention.operation import answer, choose_once, requests, run_parts
 from longitude.attention.request import Request
 from longitude.errors import UsageError
 from longitude.hf.layer import CALL, LayerCall, encoding_of
@@ -112,7 +112,7 @@ def stock_attention(
     if plain and mask_of_call is attention_mask and query.shape[2] == 1 and by_shapes(query, key, value):
         reads = mask_of_call.mask, window, scaling, softcap
         r = mask_of_call.step.request(request_of, query, key, value, *reads)
-        out, _ = answer(r.once(chosen_in_step, "auto"), r)
+        out, _ = answer(choose_once(r, "auto"), r)
         return out.transpose(1, 2).contiguous(), None
 
     options = {"mask": mask, "scale": scaling, "dropout": dropout, "return_weights": weights}

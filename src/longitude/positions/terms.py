@@ -97,6 +97,11 @@ class Term:
         """
         raise NotImplementedError(f"{type(self).__name__} defines no dense()")
 
+    def signature(self) -> tuple:
+        """What its cost depends on: its class, its numbers, the shapes of its tensors, the classes of its functions."""
+        values = vars(self).values()
+        return type(self), *[x.shape if isinstance(x, Tensor) else type(x) if callable(x) else x for x in values]
+
     def placed(self, rows: int, keys: int) -> Term:
         """The term for queries that are the last `rows` of the tokens, with `keys` keys."""
         return self

@@ -13,7 +13,7 @@ from longitude.attention.documents import padding_of, require_number_per_token, 
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import Documents, Mask, Padding, is_causal, require_causal, require_mask
 from longitude.attention.mixer import Mixer, MixerInputs, of_this_mode
-from longitude.attention.operation import answer, chosen_in_step, raw_request, require_backend, run, run_parts
+from longitude.attention.operation import answer, choose_once, chosen_in_step, raw_request, require_backend, run_parts
 from longitude.attention.pairs import AllowedPairs
 from longitude.attention.request import Request, Step, require_options
 from longitude.attention.short_conv import conv_places, convolved
@@ -331,7 +331,7 @@ def attended(
         if len(parts) > 1 or parts[0].regions:
             return run_parts(parts, layer.backend)
         r = parts[0].request
-    return run(r, layer.backend)
+    return answer(choose_once(r, layer.backend, step), r)
 
 
 def layer_request(

@@ -10,7 +10,7 @@ import torch
 import longitude as lg
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.table.backend import DecodingStep, decoding
-from longitude.attention.operation import chosen_in_step, raw_request
+from longitude.attention.operation import choose_once, raw_request
 from longitude.attention.request import Request, Step
 from longitude.positions.composed import compose
 from tests.support import needs_c
@@ -53,7 +53,7 @@ def test_every_layer_is_the_formula(case, dtype):
     encoding = [KINDS[one]() for one in label.split("+")] if label else None
     q, k, v = tensors(kv_heads, keys, dim, value_dim, dtype)
     first = request_of(q, k, v, encoding, mask, scale)
-    backend = first.once(chosen_in_step, "auto")
+    backend = choose_once(first, "auto")
     assert isinstance(backend.run, DecodingStep)
     for shift in (0, 1):  # another layer's numbers, and keys as they lie in a buffer that has room
         q, k, v = (x.roll(shift, 0) for x in (first.q, first.k, first.v))
@@ -72,7 +72,7 @@ def test_a_token_without_a_number_shows():
     k[1, 0, 3] = torch.inf
     v[2, 1, 4, 5] = torch.nan
     first = request_of(q, k, v, lg.ALiBi(4))
-    got = first.once(chosen_in_step, "table").run(first)
+    got = choose_once(first, "table").run(first)
     wanted = BACKENDS["reference"].run(first)
     assert got.isnan().any()
     assert torch.equal(got.isnan(), wanted.isnan())

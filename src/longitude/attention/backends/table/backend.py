@@ -20,9 +20,9 @@ from longitude.attention.backends.base import Backend, wide_item
 from longitude.attention.backends.operators import TIED, Inputs, Operators, heads_last
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.band import Limits, Terms, diagonals, limits_of
-from longitude.attention.pairs import AllowedPairs, band_of
+from longitude.attention.pairs import band_of
 from longitude.attention.request import Request
-from longitude.attention.spans import counting_from, partial_by_spans, pieces, place_rows, steady
+from longitude.attention.spans import partial_by_spans, pieces, steady
 from longitude.attention.terms import bias_of, drift_level
 from longitude.errors import UsageError
 from longitude.native.derivatives import exporting, recorded
@@ -70,38 +70,28 @@ def single_pass(r: Request) -> tuple[Request, Tensor] | None:
     """
     if len(r.pairs.beyond_band) == 0 or any(isinstance(term, OffsetVectors) for term in r.terms):
         return None
-    cuts, gaps = r.pairs.once(cuts_of, (r.q_positions, r.k_positions) if r.terms and not r.contiguous else None)
-    if not r.contiguous:
-        gap, *others = gaps
-        if gap is None or others:
-            return None
-        r = replace(r, q_positions=max(gap, 0), k_positions=max(-gap, 0))
-    return replace(r, mask=band_of(r.mask)), cuts
-
-
-def cuts_of(pairs: AllowedPairs, positions: tuple[Positions, Positions] | None) -> tuple[Tensor, set[int | None]]:
-    """The spans [n, 5]; and the first query's position minus the first key's, by the positions of each span.
-
-    It is None if a span's positions have gaps, and 0 without positions or spans.
-    """
-    spans = pairs.spans
+    spans = r.pairs.spans
     assert not isinstance(spans, str), spans
-    q_order, k_order = pairs.q_order, pairs.k_order
     cuts = [
-        (b, q_from - q_order, q_to - q_order, k_from - k_order, k_to - k_order)
+        (b, q_from - r.q_order, q_to - r.q_order, k_from - r.k_order, k_to - r.k_order)
         for batch, corners in spans
         for q_from, q_to, k_from, k_to in corners
         for b in batch
     ]
-    gaps: set[int | None] = set()
-    rows = None if positions is None else place_rows(pairs, *positions)
-    for b, q_from, q_to, k_from, k_to in cuts if positions is not None else ():
-        first = None
-        if rows is not None:
-            q, k = (p[b % len(p), None] for p in rows)
-            first = counting_from(q[:, q_from:q_to], k[:, k_from:k_to])
-        gaps.add(None if first is None else first[0] - first[1] - q_from + k_from)
-    return torch.tensor(cuts, dtype=torch.int64).view(-1, 5), gaps or {0}
+    if not r.contiguous:
+        gaps = {_gap(r, *cut) for cut in cuts} if r.terms and cuts else {0}
+        gap = gaps.pop()
+        if gap is None or gaps:
+            return None
+        r = replace(r, q_positions=max(gap, 0), k_positions=max(-gap, 0))
+    r = replace(r, mask=band_of(r.mask))
+    return r, torch.tensor(cuts, dtype=torch.int64).view(-1, 5)
+
+
+def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> int | None:
+    """Position of the request's first query minus that of its first key, by those of a span; None if these have gaps."""
+    part = steady(r.piece(slice(q_from, q_to), slice(k_from, k_to), slice(b, b + 1)))
+    return None if part is None else part.position_gap - q_from + k_from
 
 
 def far_from(terms: list[OffsetBias | OffsetVectors]) -> int | None:
