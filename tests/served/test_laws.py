@@ -215,3 +215,27 @@ def test_a_healthy_server_raises_no_alarm(tmp_path, tokenizer, seed):
     model = servers.Served(right=(1.0, 0.95, 0.8)[seed % 3], max_model_len=2048)
     results, _ = judged(model, tmp_path / "run", tokenizer, seed=seed)
     assert not [result for result in results.values() if result.status not in ("passed", "not applicable")]
+
+
+def test_a_prefix_is_not_blamed_for_what_equal_calls_do(tmp_path):
+    """Answers to equal calls differ now and then: those to a prompt asked again do, too, and no cache is at fault."""
+    served = unasked(tmp_path)
+    for law in ("repeatable", "prefix"):
+        calls = [call for group in CALLS[law](served) for call in group]
+        served.answered[law] = [
+            Trial(call, Answer(text=f"1{' ' * (i % 7 == 3)}2"), True) for i, call in enumerate(calls)
+        ]
+    with pytest.raises(Unknown, match="equal calls"):
+        LAWS["prefix"].test(served)
+    served.answered.pop("repeatable")
+    with pytest.raises(LawBroken, match="another answer than cold"):
+        LAWS["prefix"].test(served)
+
+
+def test_log_probabilities_that_are_no_numbers_are_not_judged(tmp_path, monkeypatch):
+    served = unasked(tmp_path)
+    served.echoes = True
+    monkeypatch.setattr(Endpoint, "nats", lambda self, ids, *_: [float("nan")] * (len(ids) - 1))
+    served.answered["by_position"] = served.ask(CALLS["by_position"](served))
+    with pytest.raises(Unknown, match="no number"):
+        LAWS["by_position"].test(served)

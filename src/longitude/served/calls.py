@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
+from shlex import quote
 from typing import Any
 
 from longitude.errors import UsageError
@@ -263,7 +264,10 @@ class Served:
     def _answered(self, call: Call) -> Answer:
         if not call.places:
             ids = self.ids_of(call)
-            return Answer(nats=self.server.nats(ids, self.tokenizer, self.tokenizer.bos_token_id), sent=len(ids))
+            nats = self.server.nats(ids, self.tokenizer, self.tokenizer.bos_token_id)
+            if not all(map(math.isfinite, nats)):
+                raise Refused("completions with echo give no number as the log-probability of some tokens")
+            return Answer(nats=nats, sent=len(ids))
         prompt = self.prompt_of(call)
         route, content = self.server.question(self.tokenizer, prompt)
         choice, read = self.server.counted(route, **content)
@@ -279,4 +283,4 @@ class Served:
             route, content = "completions", self.server.echoed(self.ids_of(trial.call), self.tokenizer)
         write_json(path, {"model": self.server.model, "temperature": 0, **content})
         key = f' -H "Authorization: Bearer ${KEY}"' if KEY in os.environ else ""
-        return f"curl {self.server.url}/{route} -H 'Content-Type: application/json'{key} -d @{path}"
+        return f"curl {self.server.url}/{route} -H 'Content-Type: application/json'{key} -d @{quote(str(path))}"

@@ -306,7 +306,7 @@ def farther(trials: Sequence[Trial]) -> Iterator[Pattern]:
 
 def places_and_edges(served: Served) -> Groups:
     lengths, (first, last) = lengths_of(served), served.edges
-    longest = lengths[:2][-1]
+    longest = lengths[-1] if served.longest <= MOST else lengths[:2][-1]
     start = max(first, (longest - SPAN - last) // 2)
     places = [
         Call(law="borders", length=longest - STRIDE * i % SPAN, places=(start + i,), keys=turn, values=i, text=turn)
@@ -394,6 +394,9 @@ def prefix(served: Served) -> None:
     cold = asked[::4]
     if wrong_of(cold) > (1 - ANSWERED) * count:
         raise Unknown(f"cold: {rate(cold)}: the model has to answer more of them")
+    texts_of: dict[int, set[str]] = defaultdict(set)
+    for trial in served.answered.get("repeatable", ()):
+        texts_of[trial.call.length].add(trial.answer.text.strip())
     for name, steps, equal in (
         ("again", asked[1::4], True),
         ("another question", asked[2::4], False),
@@ -402,8 +405,12 @@ def prefix(served: Served) -> None:
     ):
         others = [b for a, b in zip(cold, steps) if equal and a.answer.text.strip() != b.answer.text.strip()]
         p = float(hypergeom.sf(wrong_of(steps) - 1, 2 * count, wrong_of(cold) + wrong_of(steps), count))
+        if len(others) > 1 and p >= LEVEL and any(len(texts) > 1 for texts in texts_of.values()):
+            raise Unknown(f"{name}: {len(others)} of {count} have another answer than cold, and so have equal calls")
         if len(others) > 1 or p < LEVEL:
-            served.evidence["prefix"] = next((trial for trial in others or steps if not trial.right), steps[0])
+            served.evidence["prefix"] = next(
+                (trial for trial in others or steps if others or not trial.right), steps[0]
+            )
             differ = f"; {len(others)} have another answer than cold" * equal
             raise LawBroken(f"{name}: {rate(steps)}; cold: {rate(cold)}{differ}")
 

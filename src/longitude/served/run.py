@@ -15,7 +15,7 @@ from longitude.measure.transport import Refused, Unreachable, address, post
 from longitude.runs.store import Store
 from longitude.served.calls import NEW_TOKENS, SLACK, Call, Served
 from longitude.served.laws import CALLS, LAWS, PATTERNS, lengths_of, suspects
-from longitude.testing.engine import Law, OnLaw, Result, try_laws
+from longitude.testing.engine import Law, OnLaw, Result, Unknown, try_laws
 
 VERB = "check"
 BEYOND = 1.125
@@ -123,6 +123,10 @@ def reference_of(name: str) -> Callable[[Sequence[int]], list[float]]:
 
     @torch.no_grad()
     def nats(ids: Sequence[int]) -> list[float]:
+        if max(ids) >= (size := model.config.get_text_config().vocab_size):
+            raise Unknown(
+                f"the reference has {size} tokens, and the tokenizer gives token {max(ids)}: they are of two models"
+            )
         tokens = torch.tensor([[*ids]])
         losses = torch.nn.functional.cross_entropy(
             model(tokens).logits[0, :-1].double(), tokens[0, 1:], reduction="none"
