@@ -25,7 +25,7 @@ from tests.measure.conftest import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.ecosystem]
 
-LENGTHS, TRIALS = (320, 600), 2
+LENGTHS, TRIALS = (560, 620), 2
 STARTED = 120.0
 """Seconds after which a server should answer."""
 
