@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from longitude.checkpoints.load import byte_tokenizer
 from longitude.errors import UsageError
 from longitude.measure import transport
 from longitude.measure.endpoint import Endpoint
@@ -239,3 +240,10 @@ def test_log_probabilities_that_are_no_numbers_are_not_judged(tmp_path, monkeypa
     served.answered["by_position"] = served.ask(CALLS["by_position"](served))
     with pytest.raises(Unknown, match="no number"):
         LAWS["by_position"].test(served)
+
+
+def test_prompts_of_another_tokenizer_are_other_calls(tmp_path):
+    call = Call(law="depth", length=600, places=(100,))
+    words, signs = unasked(tmp_path), unasked(tmp_path)
+    signs.tokenizer = byte_tokenizer()
+    assert words.unit(call).key == unasked(tmp_path).unit(call).key != signs.unit(call).key

@@ -22,7 +22,7 @@ from longitude.measure.retrieval.prompts import Prompt, Question, encode
 from longitude.measure.retrieval.tasks import NEEDLE, ONE
 from longitude.measure.transport import KEY, SUCH, Refused, Unreachable
 from longitude.runs.files import write_json
-from longitude.runs.store import Store, Unit
+from longitude.runs.store import Store, Unit, key_of
 
 SPAN, STRIDE = 128, 53
 """Tokens of the largest block whose borders are looked for, and the step by which places go through it."""
@@ -158,6 +158,11 @@ class Served:
         """Token ids of running text."""
         return encode(self.tokenizer, " ".join(of_python().words), "never")
 
+    @cached_property
+    def vocabulary(self) -> str:
+        """A hash of the tokens of that text: prompts of another tokenizer are others."""
+        return key_of(self.haystack)
+
     def filler(self, start: int, count: int) -> str:
         """Text of about `count` tokens, from token `start` of the haystack on, which repeats."""
         start %= len(self.haystack)
@@ -191,7 +196,7 @@ class Served:
         return Prompt(question, encode(self.tokenizer, text), NEW_TOKENS, None, text)
 
     def _fitted(self, before: str, after: str, end: int, start: int) -> str:
-        """Filler with which the text before it, it and the text after it have `end` tokens, or nearly so many."""
+        """Filler between two texts, with which all three have `end` tokens, or nearly."""
         count = size = end - len(encode(self.tokenizer, before + after))
         near = (math.inf, "")
         for _ in range(ROUNDS):
@@ -230,8 +235,9 @@ class Served:
     def unit(self, call: Call) -> Unit:
         """A call with all that determines its answer."""
         server = {name: getattr(self.server, name) for name in ("url", "model", "thinking", "chat", "text")}
+        prompts = {"seed": self.seed, "tokenizer": self.vocabulary}
         content = {**asdict(call), "places": [*call.places]}
-        return Unit("call", f"{call.law} {call.length}", {**server, "seed": self.seed, **content})
+        return Unit("call", f"{call.law} {call.length}", {**server, **prompts, **content})
 
     def ask(self, groups: Groups, on_call: Callable[[], object] = lambda: None) -> list[Trial]:
         """The calls with their answers; those that are kept are not asked. UsageError if the server does not answer."""

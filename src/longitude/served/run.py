@@ -163,6 +163,8 @@ def costs(served: Served, laws: Sequence[Law]) -> list[tuple[str, int, int, floa
         served.ask([[Call(law="plan", length=n, places=(served.place(n, 0.5),))]])[0].answer
         for n in (lengths[0], lengths[-1])
     )
+    if refused := short.refused or long.refused:
+        raise UsageError("--plan", "a server that answers two questions, whose time is that of others", refused)
     per_token = max(0.0, long.seconds - short.seconds) / max(1, long.sent - short.sent)
     fixed = max(0.0, short.seconds - per_token * short.sent)
     rows = []
