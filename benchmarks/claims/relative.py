@@ -80,6 +80,6 @@ register(
         "text says more, so queries and keys are shuffled among the positions as well, each by itself. What then falls is the "
         "score of the mean query and the mean key that were learned: in the same models before training, five seeds, 0 lies in "
         "the interval at every distance. So the fall is learned, and not the encoding's own. Whether scores must fall is not "
-        "tested.",
+        "tested. The margin before training was set when its rows were known.",
     )
 )
