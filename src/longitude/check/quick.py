@@ -16,8 +16,8 @@ from longitude.runs.machine import available_memory, require_memory
 from longitude.runs.quiet import quiet
 
 QUICK = (
-    "files", "rotary_frequencies", "given_positions", "far_positions", "served_positions", "meta_device", "layer_rotations",
-    "layer_masks", "attention_outputs", "alibi_slopes", "scaling_border", "image_positions",
+    "files", "unread_keys", "rotary_frequencies", "given_positions", "far_positions", "served_positions", "meta_device",
+    "layer_rotations", "layer_masks", "attention_outputs", "alibi_slopes", "scaling_border", "image_positions",
 )  # fmt: skip
 """Laws that compare tables, queries, keys and masks with config.json, which no trained weight changes."""
 HEADS, VOCABULARY = 4, 256

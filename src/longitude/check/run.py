@@ -23,7 +23,9 @@ from longitude.testing.engine import Law, OnLaw, Result, try_laws
 laws = CHECKPOINT_LAWS.laws
 laws()  # all at once, so that their order is that of the battery, whichever module is imported first
 
-IN_OWN_DTYPE = ("files", "rotary_frequencies", "given_positions", "far_positions", "served_positions", "meta_device")
+IN_OWN_DTYPE = (
+    "files", "unread_keys", "rotary_frequencies", "given_positions", "far_positions", "served_positions", "meta_device",
+)  # fmt: skip
 """Laws tried in the model's own dtype; the others, of equal logits, in float64 where it fits."""
 CAP = 256
 """The most tokens that equality laws compare, unless a length is given."""

@@ -27,7 +27,7 @@ from longitude.checkpoints.declared import (
     type_in,
     unread,
 )
-from longitude.checkpoints.observed import TOKENS, Layer, RotaryTables, observe
+from longitude.checkpoints.observed import TOKENS, Layer, RotaryTables, observation, observe
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.config_keys import (
@@ -261,22 +261,6 @@ def refusal(keys: Mapping[str, Any], table: RotaryTables, why: str) -> NotUnders
     return NotUnderstood(f"not understood: {', '.join(unread)}: {type(table.module).__name__} {why}", unread)
 
 
-def changes_tables(config: Any, key: str) -> bool | None:
-    """Whether a class makes other tables without a key; None if it cannot be tried."""
-
-    def frequencies(config: Any) -> list[list[float]]:
-        rotations = [table.frequencies(TOKENS) for layer in observe(config) for table in layer.tables]
-        return [
-            [rotation.attention_factor, *rotation.inverse.tolist()] for rotation in rotations if rotation is not None
-        ]
-
-    try:
-        fewer = {name: value for name, value in config.to_dict().items() if name != key}
-        return frequencies(config) != frequencies(type(config).from_dict(fewer))
-    except Exception:
-        return None
-
-
 class Agreement:
     """Parameters that the keys of a config declare, compared with the tables that its class makes."""
 
@@ -329,10 +313,7 @@ class Agreement:
             raise refusal(self.keys, table, OTHER_AXES)
         if not differences:
             raise refusal(self.keys, table, unreadable or "rotates a layer for which no parameters are declared")
-        unread = [
-            key for key in not_understood(self.keys, by_class=True) if changes_tables(self.config, key) is not False
-        ]
-        if unread:
+        if any(key in observation(self.config).read for key in not_understood(self.keys, by_class=True)):
             raise refusal(self.keys, table, differences[0])
         named = [key for key in (*SHARES, WIDTH) if "pairs," in differences[0] and names_any(self.keys, [key])]
         named = named or [SCHEMAS[0] if self.keys.get(SCHEMAS[0]) else "model_type"]

@@ -8,8 +8,9 @@ from typing import Any
 
 from longitude.checkpoints.compare import by_reason, read
 from longitude.checkpoints.declared import Ropes, class_of, declared_length, text_part
-from longitude.checkpoints.lint import contradictions, two_values, unread_keys
+from longitude.checkpoints.lint import contradictions, two_values
 from longitude.checkpoints.observed import MANY, TOKENS, observe
+from longitude.checkpoints.unread import unread_sentence
 from longitude.errors import UsageError, check_choice
 from longitude.positions.config_keys import FULL, WINDOWED, as_mapping, not_understood
 from longitude.positions.hugging_face import NotUnderstood, unread_words
@@ -39,11 +40,11 @@ def from_hugging_face(config: Mapping[str, Any] | Any) -> Ropes:
     """
     reading = read(config)
     keys, theirs = as_mapping(text_part(config)), class_of(config)
-    unread = not_understood(keys) if theirs is None else unread_keys(keys, theirs)
+    unread = unread_words(not_understood(keys)) if theirs is None else unread_sentence(keys, theirs)
     doubtful: Iterable[str] = ()
     if isinstance(config, Mapping):
         doubtful = two_values(text_part(config)) if reading.layers is None else contradictions(config, theirs)
-    for sentence in [*doubtful, *([unread_words(unread)] if unread else []), *reading.notes, *reading.problems()]:
+    for sentence in [*doubtful, *filter(None, [unread]), *reading.notes, *reading.problems()]:
         warnings.warn(sentence, stacklevel=2)
     return reading.ropes
 

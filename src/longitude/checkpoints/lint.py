@@ -15,7 +15,6 @@ from transformers import PreTrainedConfig
 from longitude.checkpoints.compare import (
     Disagreement,
     as_written,
-    changes_tables,
     frequencies_of,
     head_dim_of,
     not_rotary,
@@ -38,10 +37,10 @@ from longitude.checkpoints.declared import (
     type_in,
     unread,
 )
+from longitude.checkpoints.unread import is_read
 from longitude.hf.stock import KEY
 from longitude.positions.config_keys import (
     BASES,
-    FULL,
     INSIDE,
     LENGTHS,
     LOCAL_BASES,
@@ -49,15 +48,12 @@ from longitude.positions.config_keys import (
     ORIGINAL,
     SCHEMAS,
     SHARES,
-    SHARES_BY_LAYER,
-    WIDTH,
     names_any,
-    not_understood,
     of_layers,
     rope_dicts,
     value_of,
 )
-from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes, unread_words
+from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes
 from longitude.positions.scaling import DynamicNTK, Llama3, LongRoPE
 from longitude.positions.scaling.base import ROPE_TYPES
 
@@ -67,8 +63,6 @@ ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 """Parts of the names of keys about positions. Published configs contain keys with WORDS that nothing reads, and flags and
 names with ROTARY."""
-READ = {WIDTH, SHARES_BY_LAYER, *(f"{INSIDE}.{base}" for base in BASES)}
-"""Keys beside a base that are read for every class."""
 COVERAGE = 0.99
 """Share of the declared length that factor times original length must cover; factors in files are rounded."""
 LAYER_RULES = {"layer_types": "sliding_window_pattern", "no_rope_layers": "no_rope_layer_interval"}
@@ -158,7 +152,7 @@ def misspelt(facts: Facts) -> Iterator[str]:
     about = sorted({key for key in (*valid, *_legacy(valid)) if any(word in key for word in WORDS)})
     for key in strangers(facts.raw, facts.config):
         near = get_close_matches(key, about, n=1, cutoff=0.8)
-        if near and key not in (*LENGTHS, *READ):
+        if near and key not in LENGTHS and not is_read(facts.raw, key, facts.config):
             yield f"unknown key {key!r}: did you mean {near[0]!r}?"
 
 
@@ -313,11 +307,10 @@ RULES = (
 
 # ---- remarks ---------------------------------------------------------------------------------------------------------
 def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
-    """Remarks that are no faults: keys that nothing reads, a factor beyond the length, a class of another family."""
+    """Remarks that are no faults: a factor beyond the length, keys without effect, a class of another family."""
     facts = Facts(raw, config)
     raw, config = facts.raw, facts.config
-    notes = [unread_words(keys)] if (keys := unread_keys(raw, config)) else []
-    notes += [f"{sentence}; {WRONG_ONE}" for sentence in lists_twice(facts, defaults=True)]
+    notes = [f"{sentence}; {WRONG_ONE}" for sentence in lists_twice(facts, defaults=True)]
     if unread(config):
         return notes
     if (reason := not_rotary(config)) is not None:
@@ -373,9 +366,6 @@ def idle(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
             if all(turns(scaling, **{ours: other}) == rotations for other in others):
                 alone = " without mscale_all_dim" if key == "mscale" and not parameters.get("mscale_all_dim") else ""
                 yield f"{where}: {key} {nothing}{alone}"
-    types = {*(getattr(config, "layer_types", None) or ())}
-    if raw.get("use_sliding_window") is True and raw.get("sliding_window") and types == {FULL}:
-        yield f"sliding_window = {raw['sliding_window']} with use_sliding_window = True: no layer has a window"
 
 
 def _turns(rope: RopeConfig, width: int, declared: int, scaling: Any, **changes: Any) -> list[Any]:
@@ -386,22 +376,6 @@ def _turns(rope: RopeConfig, width: int, declared: int, scaling: Any, **changes:
     except ValueError:
         return []
     return [(frequencies.inverse.tolist(), frequencies.attention_factor) for frequencies in rotations]
-
-
-def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
-    """Keys about positions that neither transformers' class of this config has nor Longitude reads.
-
-    A key by which the class makes other tables is read by it, and its tables are compared with what is declared.
-    """
-    raw = text_part(raw)
-    known = {*LENGTHS, *(READ if has_key(config, SCHEMAS[0]) else ())}
-    about = [
-        key
-        for key, value in strangers(raw, config).items()
-        if any(word in key for word in ROTARY) and not isinstance(value, bool | str | None)
-    ]
-    unknown = [key for key in not_understood(raw, by_class=True) if not (key in raw and changes_tables(config, key))]
-    return [key for key in dict.fromkeys([*about, *unknown]) if key not in known]
 
 
 def strangers(raw: Mapping[str, Any], config: Any) -> dict[str, Any]:

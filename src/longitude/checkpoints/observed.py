@@ -3,7 +3,7 @@
 The model is built on the meta device, so a pass of the largest takes seconds and no memory. Each tensor is marked by its
 origin: the tables of a rotary module, positions, places counted by arange, or the input of the layer. Attention is replaced by
 a function that records the marks of its inputs and returns zeros, so a layer does not mark later layers. The content of marked
-tables is then computed by calling the rotary modules on the CPU.
+tables is then computed by calling the rotary modules on the CPU. The keys of the config that the class reads are recorded, too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from unittest.mock import patch
 from warnings import catch_warnings
 
@@ -28,6 +30,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    DynamicCache,
     PreTrainedConfig,
     PreTrainedModel,
     masking_utils,
@@ -36,6 +39,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from longitude.checkpoints.positions import is_rotary
+from longitude.positions.config_keys import SCHEMAS
 from longitude.positions.hugging_face import NotUnderstood, lost_type
 from longitude.positions.layers import LayerPositions
 from longitude.positions.scaling import Frequencies
@@ -455,8 +459,90 @@ def recording(look: Look) -> Iterator[None]:
         _LOOK.pop()
 
 
+# ---- keys that are read ----------------------------------------------------------------------------------------------
+COPIES = ("to_dict", "to_diff_dict")
+"""Methods of configs that read all keys, and use none."""
+
+
+class Recorded(dict[str, Any]):
+    """A dict of a config that records which of its entries are read, with their place: rope_parameters.factor."""
+
+    def __init__(self, entries: Mapping[str, Any], place: str, read: set[str]):
+        inner = {
+            key: Recorded(value, f"{place}.{key}", read) if isinstance(value, Mapping) else value
+            for key, value in entries.items()
+        }
+        super().__init__(inner)
+        self.place, self.read = place, read
+
+    def __getitem__(self, key: str) -> Any:
+        self.record(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.record(key)
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        self.record(*self)
+        return super().items()
+
+    def record(self, *keys: str) -> None:
+        if used(sys._getframe(2)):
+            self.read |= {f"{self.place}.{key}" for key in keys}
+
+    def __deepcopy__(self, memo: Any) -> Recorded:
+        return self
+
+
+@contextmanager
+def recording_keys(config: PreTrainedConfig, read: set[str]) -> Iterator[None]:
+    """Context in which the keys of a config that a model's code reads are added to `read`, as places: attn_config.alibi."""
+    with ExitStack() as stack:
+        for place, part in parts_of(config).items():
+            kind, names = type(part), {*vars(part)}
+            for name, value in vars(part).items():
+                if isinstance(value, dict) and name in SCHEMAS:
+                    stack.enter_context(patch.dict(vars(part), {name: Recorded(value, f"{place}{name}", read)}))
+
+            def get(self: Any, name: str, kind: Any = kind, names: Any = names, place: str = place) -> Any:
+                usual = kind.attribute_map.get(name, name)
+                if usual in names and used(sys._getframe(1)):
+                    read.add(f"{place}{usual}")
+                return super(kind, self).__getattribute__(name)
+
+            stack.enter_context(patch.object(kind, "__getattribute__", get, create=True))
+        yield
+
+
+def parts_of(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
+    """A config, and the configs in it (MPT's attn_config), by the beginning of the places of their keys."""
+    inner = {f"{name}.": part for name, part in vars(config).items() if isinstance(part, PreTrainedConfig)}
+    return {"": config} | inner
+
+
+def used(frame: Any) -> bool:
+    """Whether a key is read for code of transformers, and not for a copy of its config."""
+    while Path(frame.f_code.co_filename).name.startswith("configuration_"):  # properties are read for those who ask
+        if frame.f_code.co_name in COPIES or (frame := frame.f_back) is None:
+            return False
+    return "transformers" in Path(frame.f_code.co_filename).parts
+
+
 # ---- the question ----------------------------------------------------------------------------------------------------
-_OBSERVED: dict[Any, list[Layer] | NotUnderstood] = {}
+class Observation(NamedTuple):
+    """What a pass shows.
+
+    Attributes:
+        layers: The record of each layer.
+        read: Places of the keys of the config that the class reads, as it has them: rope_parameters.factor.
+    """
+
+    layers: list[Layer]
+    read: frozenset[str]
+
+
+_OBSERVED: dict[Any, Observation | NotUnderstood] = {}
 """Results by class, keys and tokens: the newest 64."""
 
 
@@ -473,23 +559,32 @@ def observe(config: PreTrainedConfig, tokens: int = TOKENS) -> list[Layer]:
     Raises:
         NotUnderstood: Transformers has no model for the config, or its pass does not run on the meta device.
     """
+    return observation(config, tokens).layers
+
+
+def observation(config: PreTrainedConfig, tokens: int = TOKENS) -> Observation:
+    """`observe`, with the keys that the class reads."""
     key = type(config), json.dumps(config.to_dict(), sort_keys=True, default=str), tokens
     if key not in _OBSERVED:
         if len(_OBSERVED) >= 64:
             _OBSERVED.pop(next(iter(_OBSERVED)))
         _OBSERVED[key] = _pass(config, tokens)
-    layers = _OBSERVED[key]
-    if isinstance(layers, NotUnderstood):
-        raise layers
-    return layers
+    seen = _OBSERVED[key]
+    if isinstance(seen, NotUnderstood):
+        raise seen
+    return seen
 
 
-def _pass(config: PreTrainedConfig, tokens: int) -> list[Layer] | NotUnderstood:
+def _pass(config: PreTrainedConfig, tokens: int) -> Observation | NotUnderstood:
+    read, config = set[str](), copy.deepcopy(config)
     try:
-        with quiet(), catch_warnings(action="ignore"):  # of kernels that are not here
+        with quiet(), catch_warnings(action="ignore"), recording_keys(config, read):  # of kernels that are not here
             with torch.device("meta"):
-                model = skeleton(copy.deepcopy(config))
-            return Pass(model, config, tokens).run()
+                model = skeleton(config)
+            layers = Pass(model, config, tokens).run()
+            with suppress(Exception):  # caches of other kinds
+                DynamicCache(config=config)
+        return Observation(layers, frozenset(read))
     except NotUnderstood as error:
         return error
     except Exception as error:

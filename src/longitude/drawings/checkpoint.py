@@ -12,6 +12,7 @@ from longitude.checkpoints.declared import class_of, declared_length, text_part,
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import built_without_weights, config_of
 from longitude.checkpoints.positions import alibi_of, has_alibi, table_of
+from longitude.checkpoints.unread import unread_sentence
 from longitude.drawings.build import Shape
 from longitude.drawings.drawing import Dials, Drawing, side_by_side
 from longitude.drawings.rotations import ALL, Rotation, clocks as of_encoding, dials, slowed, wavelengths
@@ -91,7 +92,7 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
     if theirs is not None and (rotating or kinds == ["unknown"]):
         notes += theirs.notes + theirs.problems()
     if raw is not None:
-        notes += [*contradictions(raw, config), *remarks(raw, config)]
+        notes += [*contradictions(raw, config), *remarks(raw, config), *filter(None, [unread_sentence(raw, config)])]
     turning, partly = [rotation.rope for rotation in rotating], getattr(config, "qk_nope_head_dim", None) is not None
     return {
         "label": path,

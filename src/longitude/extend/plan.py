@@ -13,14 +13,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import Ropes, decoded, of_full_attention
-from longitude.checkpoints.lint import COVERAGE, contradictions, unread_keys
+from longitude.checkpoints.lint import COVERAGE, contradictions
 from longitude.checkpoints.load import Source, differences, in_one_line, require_fit, require_shards, ropes_of
+from longitude.checkpoints.unread import unread_sentence
 from longitude.errors import UsageError, Within, check_bounds
 from longitude.extend.factors import RotaryPairs, with_ropes, with_scheme, writable
 from longitude.extend.layers import Layers, NotAsMeant
 from longitude.extend.search import SearchResult
 from longitude.positions.config_keys import FULL
-from longitude.positions.hugging_face import ORIGINAL, unread_words
+from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.scaling import BaseChange, DynamicNTK, Linear, Scaling, YaRN
 from longitude.positions.scaling.base import method_of, scheme_of
 from longitude.runs.costs import forward_memory
@@ -282,8 +283,8 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
             f"{source.config.model_type} models cannot be extended by --method {target.method}"
         ) from error
     plan.notes.append(method.note)
-    if unread := unread_keys(source.inner, source.config):
-        plan.notes.append(f"{unread_words(unread)}. They stay as they are.")
+    if unread := unread_sentence(source.inner, source.config):
+        plan.notes.append(f"{unread}. They stay as they are.")
     plan.notes += layers.notes()
     if warm := [spec for spec in (rope.temperature, rope.unrotated_temperature) if spec is not None]:
         plan.notes.append(f"The temperature of queries stays as it is: {', '.join(map(str, warm))}.")

@@ -118,9 +118,9 @@ BOUNDS = {BASES[0]: Positive, SHARE: Share, "alpha": Positive, "llama_4_scaling_
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def unread_words(keys: Sequence[str]) -> str:
-    """Error text for keys that `not_understood` found."""
+    """Text for keys that `not_understood` returned; empty if there are none."""
     known = f"{', '.join(UNDERSTOOD)}; inside rope_parameters {', '.join(sorted(ALL_KEYS))}"
-    return f"not understood: {', '.join(keys)}; understood are {known}"
+    return f"not understood: {', '.join(keys)}; understood are {known}" if keys else ""
 
 
 def lost_type(config: Mapping[str, Any] | Any, error: BaseException) -> str | None:

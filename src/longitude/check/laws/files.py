@@ -1,4 +1,4 @@
-"""The law of the files: config.json, the tensors of the weights, settings of generate(), and lengths of the tokenizer."""
+"""The laws of the files: config.json, the tensors of the weights, settings of generate(), and lengths of the tokenizer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from longitude.checkpoints.declared import class_of, declared_length, require_nu
 from longitude.checkpoints.lint import contradictions, remarks
 from longitude.checkpoints.load import differences
 from longitude.checkpoints.positions import last_position
+from longitude.checkpoints.unread import is_strange, unread_places
+from longitude.positions.hugging_face import NotUnderstood
 from longitude.runs.files import read_json
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
@@ -29,8 +31,26 @@ def files(subject: Subject) -> Measurement:
     return in_parts(subject, {"config.json": config, "weights": weights, "generation files": generation_files})
 
 
+@CHECKPOINT_LAWS.law(threshold=0)
+def unread_keys(subject: Subject) -> Measurement:
+    """Each key of config.json about positions changes something that the model's class reads. Unknown for keys of nobody.
+
+    The number counts keys that change nothing.
+    """
+    if (theirs := class_of(subject.config)) is None:
+        raise DoesNotApply("transformers has no class of its config")
+    try:
+        keys = unread_places(subject.raw, theirs)
+    except NotUnderstood as error:
+        raise DoesNotApply(str(error)) from error
+    note = f"nothing in transformers' {theirs.model_type} reads {', '.join(keys)}" if keys else ""
+    if any(is_strange(key, theirs) for key in keys):
+        raise Unknown(f"{note}; a model that was trained with it has other positions here")
+    return Measurement(0, 0, note)
+
+
 def config(subject: Subject) -> Measurement:
-    """Contradictions between the keys of config.json. Unknown for keys about positions that nothing reads."""
+    """Contradictions between the keys of config.json. Unknown where its class rotates otherwise than keys can say."""
     try:
         require_numbers(subject.raw)
     except ValueError as error:

@@ -1,0 +1,158 @@
+"""Which keys of a config its class reads, by a recorded pass; and that each of the others changes what the class computes."""
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.models.llama import modeling_llama
+
+from longitude.checkpoints import observed
+from longitude.checkpoints.declared import class_of, text_part
+from longitude.checkpoints.observed import observation
+from longitude.checkpoints.unread import asks, changed, made_of, places, unread_places, value_at
+from tests.checkpoints.published import ORIGINAL, PUBLISHED
+
+SMALL = {
+    "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96, "pad_token_id": 0,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+YARN = {"type": "yarn", "factor": 2.0, ORIGINAL: 32, "beta_fast": 16, "beta_slow": 2}
+NOBODY = {"rope_base": 1e6, "rope_parameters": PLAIN | {"warmth": 0.3}}
+SLOPES = {"attn_config": {"alibi": True, "alibi_bias_max": 16}}
+BY_LIST = {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2}
+UNREAD: dict[str, tuple[str, dict[str, Any], list[str]]] = {  # a class, keys of its config, and those that change nothing
+    "keys of nobody": ("llama", NOBODY, ["rope_base", "rope_parameters.warmth"]),
+    "chunks of another class": ("llama", {"dual_chunk_attention_config": {"chunk_size": 8}}, ["dual_chunk_attention_config"]),
+    "slopes that MPT's class takes as 8": ("mpt", SLOPES, ["attn_config.alibi", "attn_config.alibi_bias_max"]),
+    "a base of a class that adds a table": ("gpt2", {"rope_theta": 1e6}, ["rope_theta"]),
+    "a border of another scheme": ("llama", {"rope_parameters": PLAIN | {"beta_fast": 16}}, ["rope_parameters.beta_fast"]),
+    "a window of another class": ("gpt_neox", {"window_size": 32}, ["window_size"]),
+    "a window that its cache alone reads": ("phi", {"sliding_window": 32}, []),
+    "all of yarn": ("llama", {"rope_theta": 1e4, "rope_scaling": YARN}, []),
+    "keys that make the list of layers": ("qwen3_next", {"full_attention_interval": 2, "partial_rotary_factor": 0.25}, []),
+    "keys that a flag lets rest": ("qwen2", {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1}, []),
+    "a rule beside its list": ("smollm3", BY_LIST, []),
+    "keys that a property reads": ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}, []),
+    "a number of dimensions": ("gptj", {"rotary_dim": 8, "n_embd": 64, "n_head": 4}, []),
+    "a key by its other name": ("recurrent_gemma", {"attention_window_size": 24, "num_key_value_heads": 1}, []),
+}  # fmt: skip
+
+
+def unread(kind: str, keys: dict[str, Any]) -> list[str]:
+    raw = SMALL | {"model_type": kind} | keys
+    return unread_places(raw, AutoConfig.for_model(**copy.deepcopy(raw)))
+
+
+@pytest.mark.parametrize("name", UNREAD)
+@pytest.mark.filterwarnings("ignore")
+def test_keys_that_change_nothing(name):
+    kind, keys, want = UNREAD[name]
+    assert unread(kind, keys) == want
+
+
+KEY = {"LlamaAttention": {"rope_warmth": 0.3}, "LlamaRotaryEmbedding": {"rope_parameters": PLAIN | {"warmth": 0.3}}}
+
+
+@pytest.mark.parametrize("name", KEY)
+def test_a_key_that_a_class_reads_is_not_among_them(name, monkeypatch):
+    """Llama's, with a line more that reads it; as it is, nothing does."""
+    kind = getattr(modeling_llama, name)
+    make = kind.__init__
+
+    def made(self, config, *more, **named):
+        make(self, config, *more, **named)
+        self.warmth = config.rope_parameters.get("warmth"), getattr(config, "rope_warmth", None)
+
+    assert len(unread("llama", KEY[name])) == 1
+    made.__code__ = made.__code__.replace(co_filename=modeling_llama.__file__)  # what tells their code from ours
+    monkeypatch.setattr(kind, "__init__", made)
+    observed._OBSERVED.clear()
+    try:
+        assert unread("llama", KEY[name]) == []
+    finally:
+        observed._OBSERVED.clear()
+
+
+def test_a_recorded_config_is_as_it_was():
+    config = AutoConfig.for_model("llama", **SMALL, rope_parameters=dict(PLAIN))
+    before = copy.deepcopy(vars(config))
+    observation(config)
+    assert vars(config) == before and type(config.rope_parameters) is dict
+    assert "__getattribute__" not in vars(type(config))
+
+
+# ---- every key of a published config matters -------------------------------------------------------------------------
+EXCUSED: dict[str, str] = {}
+"""Keys of published configs that change nothing that a pass shows, by their place, and why."""
+
+
+def computed(config: Any) -> list[Any]:
+    """What a class makes of positions: of each layer its rotation in short and long texts, windows, width, scale and class."""
+    length = 4 * (getattr(config, "max_position_embeddings", None) or 512)
+    made: dict[Any, Any] = {}
+    for layer in observation(config).layers:
+        for table in layer.tables:
+            if (key := (id(table.module), table.label)) not in made:
+                made[key] = [table.width, table.axis_of_pair(table.width // 2) if table.axes else None]
+                made[key] += [table.at(0, 1, last)[part].tolist() for last in (2, length) for part in (0, 1)]
+    return [
+        (
+            [made[id(table.module), table.label] for table in layer.tables],
+            [layer.window(tokens) for tokens in (3, 40, 9000, 300_000)],
+            (layer.width, layer.scale, layer.warm, layer.kind, [*layer.unlike]),
+        )
+        for layer in observation(config).layers
+    ]
+
+
+def others(key: str, value: Any) -> list[Any]:
+    """Other values of a key; None is none of it."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [type(value)(2 * value), type(value)(value / 2), None]
+    if isinstance(value, list):
+        return (
+            [[2 * number for number in value]] if isinstance(value[0], float) else [value[::-1], value[1:] + value[:1]]
+        )
+    return [None, "rope" if key == "position_embedding_type" else "default"]
+
+
+def differs(raw: Any, place: Any, other: Any, kind: Any, before: Any) -> bool:
+    try:
+        return computed(made_of(changed(raw, place, other), kind)) != before
+    except Exception:  # its class refuses the value
+        return True
+
+
+def tried(name: str) -> dict[str, bool] | None:
+    """Key of a published config -> whether another value changes what its class computes; None without a class."""
+    raw = text_part(PUBLISHED[name])
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
+        try:
+            config = class_of(raw)
+            before = config and computed(config)
+        except (ValueError, AttributeError):  # refused, or tables that are buffers of attention (GPT-J)
+            return None
+        if config is None:
+            return None
+        idle = unread_places(raw, config)
+        keys = [place for place in places(raw) if asks(raw, place) and ".".join(place) not in idle]
+        return {
+            ".".join(place): any(
+                differs(raw, place, other, type(config), before) for other in others(place[-1], value_at(raw, place))
+            )
+            for place in keys
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_key_changes_what_the_class_computes(name):
+    if (keys := tried(name)) is None:
+        pytest.skip("transformers has no class of it, or refuses it")
+    assert [key for key, matters in keys.items() if not matters and key not in EXCUSED] == []
