@@ -115,6 +115,7 @@ class Within(NamedTuple):
 
 
 Positive = Annotated[float, Within(above=0)]
+Rate = Annotated[float, Within(0)]
 Count = Annotated[int, Within(0)]
 Seed = Annotated[int, Within()]
 Share = Annotated[float, Within(0, 1)]

@@ -4,6 +4,8 @@ Tests hold what is read of each to what the class of the installed transformers 
 of the kind that is published, and is no source.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 Config = dict[str, Any]
@@ -230,3 +232,8 @@ PUBLISHED: dict[str, Config] = {
     "Mamba 130M": {"model_type": "mamba", "hidden_size": 768, "num_hidden_layers": 24, "state_size": 16},
     "RWKV 4 169M": {"model_type": "rwkv", "hidden_size": 768, "num_hidden_layers": 12, "attention_hidden_size": 768},
 }  # fmt: skip
+
+RELEASED: dict[str, Config] = {
+    name: row["config"] for name, row in json.loads(Path(__file__).with_name("released.json").read_text()).items()
+}
+"""The same keys of files that were released from 2023 to 2026, with the values that public copies have; the file names these."""

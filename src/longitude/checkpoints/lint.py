@@ -147,12 +147,14 @@ def flags_of_others(facts: Facts) -> Iterator[str]:
 
 
 def misspelt(facts: Facts) -> Iterator[str]:
-    """Unknown keys that look like misspelt keys about positions."""
+    """Unknown keys that look like misspelt keys about positions, and ask for something else than these have."""
     valid = keys_of(facts.config)
     about = sorted({key for key in (*valid, *_legacy(valid)) if any(word in key for word in WORDS)})
-    for key in strangers(facts.raw, facts.config):
+    for key, value in strangers(facts.raw, facts.config).items():
         near = get_close_matches(key, about, n=1, cutoff=0.8)
-        if near and key not in LENGTHS and not is_read(facts.raw, key, facts.config):
+        if not near or near[0] in facts.raw or value in (None, False, getattr(facts.config, near[0], None)):
+            continue
+        if key not in LENGTHS and not is_read(facts.raw, key, facts.config):
             yield f"unknown key {key!r}: did you mean {near[0]!r}?"
 
 

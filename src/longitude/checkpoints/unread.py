@@ -8,7 +8,18 @@ from typing import Any
 
 from longitude.checkpoints.declared import decoded, keys_of, text_part
 from longitude.checkpoints.observed import observation, parts_of
-from longitude.positions.config_keys import ABOUT_POSITION, BY_LAYER, INSIDE, LENGTHS, SCHEMAS, UNDERSTOOD, is_foreign
+from longitude.positions.config_keys import (
+    ABOUT_POSITION,
+    BY_LAYER,
+    INSIDE,
+    LENGTHS,
+    NOTHING,
+    OF_CLASSES,
+    SCHEMAS,
+    UNDERSTOOD,
+    WIDTH,
+    is_foreign,
+)
 from longitude.positions.hugging_face import NotUnderstood
 from longitude.runs.quiet import quiet
 
@@ -57,7 +68,13 @@ def is_strange(place: str, config: Any) -> bool:
     *above, key = place.split(".")
     if above and above[0] in SCHEMAS:
         return is_foreign(key)
-    return key not in {*UNDERSTOOD, *keys_of(getattr(config, above[0]) if above else config)}
+    return key.lstrip("_") not in {
+        *UNDERSTOOD,
+        *OF_CLASSES,
+        *NOTHING,
+        WIDTH,
+        *keys_of(getattr(config, above[0]) if above else config),
+    }
 
 
 def is_read(raw: Mapping[str, Any], key: str, config: Any) -> bool:
@@ -78,7 +95,8 @@ def places(raw: Mapping[str, Any], above: Place = ()) -> Iterator[Place]:
 
 def asks(raw: Mapping[str, Any], place: Place) -> bool:
     """Whether a key is about positions, and asks for something."""
-    return is_about(place) and value_at(raw, place) not in PLAIN
+    off = "window" in place[0] and raw.get("use_sliding_window") is False
+    return is_about(place) and not off and value_at(raw, place) not in PLAIN
 
 
 def is_about(place: Place) -> bool:

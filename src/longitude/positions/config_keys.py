@@ -64,8 +64,9 @@ OLD_TYPES = {"su": "longrope", "mrope": "default"}  # names that early checkpoin
 COMMON = (
     "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta",
 )  # fmt: skip
-EXTRA = {"longrope": ("short_mscale", "long_mscale"), "dynamic": ("alpha",)}
-"""Keys that one family adds to a type: Phi-MoE's factor of cos and sin, and the factor by which HunYuan stretches the base."""
+EXTRA = {"longrope": ("short_mscale", "long_mscale"), "dynamic": ("alpha",), "default": ("interleaved",)}
+"""Keys that one family adds to a type: Phi-MoE's factor of cos and sin, the factor by which HunYuan stretches the base, and
+Qwen3-Omni's second name of mrope_interleaved."""
 KEYS = {
     kind: (*must, *may, *EXTRA.get(kind, ()), *COMMON, "type", LENGTHS[0])
     for kind, (_, must, may) in ROPE_TYPES.items()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, cast
 
-from longitude.errors import Positive, Share, UsageError, check_choice, check_declared, check_sizes, unknown
+from longitude.errors import Positive, Rate, Share, UsageError, check_choice, check_declared, check_sizes, unknown
 from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.composed import Composed
 from longitude.positions.config_keys import (
@@ -112,7 +112,7 @@ class RopeConfig(NamedTuple):
 
 Style = Literal["rope_parameters", "rope_scaling"]
 SHARE = " or ".join(reversed(SHARES))  # a config has one of them
-BOUNDS = {BASES[0]: Positive, SHARE: Share, "alpha": Positive, "llama_4_scaling_beta": Positive, ORIGINAL: int}
+BOUNDS = {BASES[0]: Positive, SHARE: Share, "alpha": Positive, "llama_4_scaling_beta": Rate, ORIGINAL: int}
 """Types and bounds of rope parameters that belong to no scheme, which checks its own."""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import Positive, Within
+from longitude.errors import Positive, Rate, Within
 from longitude.positions.base import Columns, Encoding, register
 from longitude.positions.coordinates import floor_divide, wide
 from longitude.positions.terms import SinkLogits, Temperature, Term
@@ -121,7 +121,7 @@ class Ministral3Temperature(_Stepped):
     """Ministral 3's temperature of queries: q_i *= 1 + beta ln(1 + floor(i / original_max_length)), i the position.
 
     Args:
-        beta: its rate, llama_4_scaling_beta of the config.
+        beta: its rate, llama_4_scaling_beta of the config; 0 in Devstral 2, where queries stay as they are.
         original_max_length: positions per step, original_max_position_embeddings of the config.
 
     Source:
@@ -130,7 +130,7 @@ class Ministral3Temperature(_Stepped):
 
     source = "Mistral AI 2025, https://mistral.ai/news/mistral-3"
 
-    def __init__(self, beta: Positive = 0.1, original_max_length: int = 16384):
+    def __init__(self, beta: Rate = 0.1, original_max_length: int = 16384):
         super().__init__()
         self.beta, self.original_max_length = beta, original_max_length
         self.rate, self.step, self.first = beta, original_max_length, 0
