@@ -89,7 +89,7 @@ def places(raw: Mapping[str, Any], above: Place = ()) -> Iterator[Place]:
     for key, value in raw.items():
         if isinstance(value, Mapping) and (above or key in (*SCHEMAS, INSIDE)):
             yield from places(value, (*above, key))
-        else:
+        elif isinstance(key, str):  # other keys are labels of classes
             yield *above, key
 
 
