@@ -26,7 +26,7 @@ from longitude.positions.hugging_face import NotUnderstood
 from longitude.positions.scaling import rope_frequencies
 from longitude.positions.scaling.base import Follows
 from make_families import OPTIONS, OWN, SHAPE
-from tests.checkpoints.published import PUBLISHED
+from tests.checkpoints.published import PUBLISHED, RELEASED
 
 FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {"longitude"})
 NAME = "longitude_sweep"
@@ -461,7 +461,7 @@ def small(raw: dict[str, Any]) -> Any:
 
 def of_published(name: str) -> tuple[str, str]:
     """Read at its real size, as a dict of its file; measured in a toy of its class with its layers and its widths."""
-    raw = PUBLISHED[name]
+    raw = (PUBLISHED | RELEASED)[name]
     try:
         toy_of_it = None if class_of(raw) is None else small(raw)
     except ValueError:  # then reading it is refused, too

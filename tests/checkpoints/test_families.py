@@ -15,7 +15,7 @@ from longitude.checkpoints import observed
 from longitude.checkpoints.declared import class_of, text_part
 from longitude.checkpoints.lint import contradictions
 from tests.checkpoints.families import FAMILIES, dependences, of_published, swept, toy_config
-from tests.checkpoints.published import PUBLISHED
+from tests.checkpoints.published import PUBLISHED, RELEASED
 from tests.support import refused
 
 QUICK = ("llama", "gemma3_text")
@@ -134,11 +134,13 @@ REFUSED = {
     "Falcon 7B": "rope_theta",
     "Baichuan 2 13B": "rope_theta",
     "GPT-J 6B": "rotary_dim",
+    "DBRX 132B": "base",
+    "GLM-4.1V 9B": "glm4v_text",
 }
 """Config -> the key that its refusal names."""
 UNKNOWN = (
     "GPT-2", "StarCoder", "OPT 1.3B", "XGLM 564M", "BLOOM 560M", "Falcon RW 1B", "MPT 7B", "MPT with alibi_bias_max 16",
-    "RWKV 4 169M", "Kimi K2 by its own name", "InternLM2 7B",
+    "RWKV 4 169M", "Kimi K2 by its own name", "InternLM2 7B", "Llama 3.2 11B Vision", "MiniMax M3",
 )  # fmt: skip
 """What else of position they have, or that transformers has no class of them, is said."""
 
@@ -158,7 +160,16 @@ def test_what_a_class_saves_is_read(kinds):
         assert read is None or type(read) is type(text_part(theirs)), kind
 
 
-@pytest.mark.parametrize("name", quick_or_slow(PUBLISHED, ("Llama 3.1 8B",)))
+NO_TOY = "mamba2"  # its sizes depend on each other
+OF_OTHER_KINDS = {
+    raw["model_type"]: name
+    for name, raw in reversed(RELEASED.items())
+    if raw.get("model_type") in {*CONFIG_MAPPING} - {NO_TOY} - {raw["model_type"] for raw in PUBLISHED.values()}
+}
+"""The first released file of every class that PUBLISHED has not."""
+
+
+@pytest.mark.parametrize("name", quick_or_slow([*PUBLISHED, *OF_OTHER_KINDS.values()], ("Llama 3.1 8B",)))
 def test_published_configs(name):
     """Read at their real size, as a dict of their file; measured in a toy of their class with their layers and their widths."""
     kind, why = of_published(name)
@@ -166,4 +177,5 @@ def test_published_configs(name):
         assert kind == "refused" and REFUSED[name] in why
     else:
         assert kind == ("unknown" if name in UNKNOWN else "equal"), why
-        assert (theirs := class_of(PUBLISHED[name])) is None or [*contradictions(PUBLISHED[name], theirs)] == []
+        raw = (PUBLISHED | RELEASED)[name]
+        assert (theirs := class_of(raw)) is None or [*contradictions(raw, theirs)] == []
