@@ -68,7 +68,7 @@ def test_numbers_are_those_of_show(name, tmp_path):
 )
 def test_names_of_strangers(name, tmp_path, monkeypatch):
     hostile = {"name": name, "model": name, "layers": [("solid", True)] * 300, "says": [name]}
-    hostile |= {"legend": [((name[:5], True), name)] * 9, "rotations": [(name,) * 4] * 9, "rows": [(name, name)]}
+    hostile |= {"legend": [(("solid", True), name)] * 9, "rotations": [(name,) * 4] * 9, "rows": [(name, name)]}
     monkeypatch.setattr(cards, "card", lambda path: hostile | {"longer": [(name, [(2, 0.5)])] * 2})
     write("a", tmp_path / "card.html")
     page = (tmp_path / "card.html").read_text(encoding="utf-8")
