@@ -15,7 +15,8 @@ from longitude.cli.shared import DONE, print_json
 from longitude.errors import UsageError
 
 EXAMPLES = """  longitude show rope alibi --length 512
-  longitude show models/llama/config.json --clocks --out clocks.html"""
+  longitude show models/llama/config.json --clocks --out clocks.html
+  longitude show models/llama/config.json --card card.svg"""
 
 
 def show(
@@ -29,6 +30,7 @@ def show(
     heads: int | None = None,
     head_dim: int | None = None,
     out: Path | None = None,
+    card: Path | None = None,
     json: bool = False,
 ) -> int:
     """Draw what an encoding, mixer, study, checkpoint or config does with position.
@@ -46,14 +48,18 @@ def show(
         heads: Number of attention heads to draw; 8 by default.
         head_dim: Width of a head: 64 by default.
         out: Write the pictures to this file: .svg, .html or .png.
+        card: Write one picture of a checkpoint to this file, for a post or a page, and print nothing: .svg, .html or .png.
         json: Print the facts and the numbers of every picture as JSON.
     """
+    others = [option for option, value in locals().items() if value and option not in ("name", "card")]
     if not name:
         raise ValueError("expected a name: longitude show alibi; `longitude list` lists them")
-    if out is not None:
+    if (file := card or out) is not None:
         from longitude.drawings.charts import require_place
 
-        require_place(out)
+        require_place(file)
+    if card is not None:
+        return _card(name, card, others)
     from longitude.drawings import ALL, chosen_of, nothing_of
     from longitude.drawings.subjects import subjects
 
@@ -86,6 +92,18 @@ def show(
         count = len(_chosen(shown, True, False)) - len(drawings)
         more = f"{count} more picture{'s' * (count > 1)}, options and backends" if count else "Options and backends"
         print(f"\n{more}: longitude show {shlex.join([*name, '--all'])}")
+    return DONE
+
+
+def _card(names: Sequence[str], out: Path, others: Sequence[str]) -> int:
+    from longitude.drawings.card import write
+    from longitude.drawings.subjects import is_checkpoint
+
+    if others:
+        raise UsageError("--card", "no other option", f"--{others[0].replace('_', '-')}", "leave it out")
+    if len(names) > 1 or not is_checkpoint(names[0]):
+        raise UsageError("--card", "a checkpoint or its config.json", ", ".join(names), "--out draws other names")
+    print(f"card of {write(names[0], out)}: {out}", file=sys.stderr)
     return DONE
 
 

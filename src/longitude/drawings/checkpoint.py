@@ -77,12 +77,14 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
     """
     (rotating, unknown), (theirs, why) = rotations(config), _understood(config)
     kinds = [*encodings(config)] or ["rotary"] * bool(rotating)
-    if not kinds and not unknown:
-        try:
-            has_table = table_of(built_without_weights(path, config)) is not None
-            kinds = ["learned"] * has_table
-        except ValueError as error:
-            unknown |= {ALL: str(error)}
+    sinks = 0
+    try:
+        model = built_without_weights(path, config)
+        sinks = sum(name.endswith(".sinks") for name, _ in model.named_parameters())
+        kinds = kinds or ["learned"] * (not unknown and table_of(model) is not None)
+    except ValueError as error:
+        if kinds or not unknown:
+            unknown |= {"sinks" if kinds else ALL: str(error)}
     if not kinds and (unknown or hasattr(config, "num_attention_heads")):
         kinds = ["unknown" if unknown or theirs is None or theirs.problems() else "none"]
     if kinds == ["unknown"] and theirs is None and not unknown:
@@ -104,6 +106,7 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
         "rotations": [_of_rotation(rotation, partly) for rotation in rotating],
         "unrotated": sorted({n for rope in turning for n, rotates in enumerate(rope.rotates or ()) if not rotates}),
         "temperature": [s for rope in turning for s in (rope.temperature, rope.unrotated_temperature) if s],
+        "sinks": sinks,
         "unknown": unknown,
         "notes": [note for note in dict.fromkeys(notes) if not any(note in why for why in unknown.values())],
     }
@@ -185,6 +188,8 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for spec in about["temperature"]:
         options = " ".join(f"{k}={v}" for k, v in spec.items() if k != "name")
         yield "queries", f"multiplied by {spec['name']}, {options}"
+    if about["sinks"]:
+        yield "sinks", f"learned, in {about['sinks']} layers"
     for layers, why in about["unknown"].items():
         yield layers, f"not known: {why}"
     for note in about["notes"]:

@@ -85,13 +85,12 @@ class Rotation(NamedTuple):
         return {} if self.rope.scaling is None else {f"its own {self.rope.scaling.name}": self.rope.scaling}
 
     def stretched(self, factor: int) -> list[Stretched]:
-        """Effects of every scheme defined by a factor, and of none; empty for a window, because its offsets do not grow."""
+        """Effects of no scheme, its own, and every one defined by a factor; empty for a window, whose offsets do not grow."""
         if self.window is not None:
             return []
         before, effects = self.plain, []
-        for name, scheme in {PLAIN: None, **schemes(factor, self.trained)}.items():
-            after, temperature, _ = self.frequencies(scheme)
-            after = after[: len(before)]
+        for name, scheme in {PLAIN: None, **self.schemes, **schemes(factor, self.trained)}.items():
+            after, temperature = self.after(scheme, factor * self.trained), self.frequencies(scheme).attention_factor
             unseen = float(((self.turns < 1) & (factor * after > before * (1 + NEW))).double().mean())
             slowest, fastest = 2 * math.pi / float(after[-1]), float(before[0] / after[0])
             effects.append(Stretched(factor, name, unseen, slowest, fastest, temperature))

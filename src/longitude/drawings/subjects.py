@@ -69,14 +69,19 @@ def subjects(
         if path.is_dir() and is_study(path):
             _require_allowed(options, ["encoding"], f"the study {name}")
             yield from _of_study(path, encoding)
-        elif name.partition(":")[0] not in {*ENCODINGS, *MIXERS} and (
-            path.exists() or path.suffix == ".json" or "/" in name
-        ):
+        elif is_checkpoint(name):
             _require_allowed(options, ["clocks", *["length"] * clocks], f"the checkpoint {name}")
             yield _of_checkpoint(name, sizes.get("length"), clocks)
         else:
             _require_allowed(options, ["clocks", "length", "heads", "head_dim"], name)
             yield _of_label(name, Shape(**sizes), clocks)
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a name is that of a checkpoint, unless it is a study's folder: a path, a config.json or a name of the hub."""
+    path = Path(name).expanduser()
+    labels = {*ENCODINGS, *MIXERS}
+    return name.partition(":")[0] not in labels and (path.exists() or path.suffix == ".json" or "/" in name)
 
 
 def _require_allowed(options: Mapping[str, Any], allowed: Sequence[str], subject: str) -> None:

@@ -25,21 +25,29 @@ def write_page(path: Path, package: str, template: str, figures: Sequence[Figure
         figures: Figures that the template draws by `chart(figure)`.
         context: Other variables of the template.
     """
-    loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("longitude.report", ".")])
-    spaces: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **spaces)
     pictures = {figure.name: picture for figure in figures if (picture := _picture(path, figure)) is not None}
-    page = environment.get_template(template).render(
-        figures=figures,
-        pictures=pictures,
-        specs={figure.name: figure.spec() for figure in figures},
-        dark=DARK,
-        javascript=_javascript() if figures else "",
-        version=__version__,
-        **context,
+    page = (
+        environment(package)
+        .get_template(template)
+        .render(
+            figures=figures,
+            pictures=pictures,
+            specs={figure.name: figure.spec() for figure in figures},
+            dark=DARK,
+            javascript=_javascript() if figures else "",
+            version=__version__,
+            **context,
+        )
     )
     with atomic(path) as unfinished:
         unfinished.write_text(page, encoding="utf-8")
+
+
+def environment(package: str) -> Environment:
+    """Templates of a package, and those of this one, which escape every text."""
+    loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("longitude.report", ".")])
+    spaces: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **spaces)
 
 
 def _picture(path: Path, figure: Figure) -> str | None:
