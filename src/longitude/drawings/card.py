@@ -54,7 +54,7 @@ def card(path: str) -> dict[str, Any]:
     more = f" (+{len(about['notes']) - 1} more)" * (len(about["notes"]) > 1)
     return {
         "name": name_of(path),
-        "model": f"{about['model_type']}, positions: {', '.join(PAPERS.get(kind, kind) for kind in about['kind'])}",
+        "model": f"{about['model_type']}, positions: {', '.join(PAPERS.get(kind) or kind for kind in about['kind'])}",
         "layers": [marks[words] for words, _ in layers],
         "legend": [(marks[words], f"{n} {words}") for words, n in Counter(words for words, _ in layers).most_common()],
         "rotations": [_rotation(rotation, about, config) for rotation in about["rotations"]],
@@ -90,7 +90,7 @@ def _layers(config: Any, kinds: Sequence[str]) -> Iterator[tuple[str, Mark]]:
 def _attending(specs: Sequence[dict[str, Any]], kind: str, window: int | None) -> tuple[str, Mark]:
     names = [spec["name"] for spec in specs if spec["name"] != "nope" and "temperature" not in spec["name"]]
     turns = bool({*names} & {"rope", "mrope"})
-    words = "rotate" if turns else ", ".join(PAPERS.get(name, name) for name in names) or "no position"
+    words = "rotate" if turns else ", ".join(PAPERS.get(name) or name for name in names) or "no position"
     sees = SEES.get(kind, PAPERS.get(kind, kind.replace("_", " "))) + (f" of {window:,}" if window else "")
     return f"{words}, {sees}", ("solid" if turns else "ramp" if names else "hollow", window is None)
 
