@@ -39,6 +39,7 @@ BOUNDS = {
     "proportion": ([-TINY, 1 + TINY], [0, 1]),
     "factor": ([1 - TINY], [1]),
     "Sinusoidal.factor": ([0], [TINY]),
+    "Ministral3Temperature.beta": ([-TINY], [0]),  # Devstral 2's
     "LearnedSink.initial": ([math.inf], [-1, 0]),
     "RePoAttention.base": ([math.inf], [10_000]),  # the rest is checked with its frequencies
     "index_base": ([math.inf], [10_000]),  # as well

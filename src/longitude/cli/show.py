@@ -15,7 +15,6 @@ from longitude.cli.shared import DONE, print_json
 from longitude.errors import UsageError
 
 EXAMPLES = """  longitude show rope alibi --length 512
-  longitude show models/llama/config.json --clocks --out clocks.html
   longitude show models/llama/config.json --card card.svg"""
 
 
