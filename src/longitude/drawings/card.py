@@ -39,7 +39,7 @@ def card(path: str) -> dict[str, Any]:
     Returns:
         name and model; the mark of each of its layers, and the text of each mark as legend; cells
         of each of its rotations; rows of (head, text); longer, a list of (words, (factor, share of pairs at new angles) of each
-        longer length); says, the words below.
+        longer length), those with most of them first; says, the words below.
 
     Raises:
         ValueError: If config.json cannot be read.
@@ -59,7 +59,7 @@ def card(path: str) -> dict[str, Any]:
         "legend": [(marks[words], f"{n} {words}") for words, n in Counter(words for words, _ in layers).most_common()],
         "rotations": [_rotation(rotation, about, config) for rotation in about["rotations"]],
         "rows": [*_rows(about)],
-        "longer": [*_longer(about["rotations"])],
+        "longer": sorted(_longer(about["rotations"]), key=lambda longer: -longer[1][-1][1]),
         "says": [says, *(fitted(f"Note: {note}", 656, 18, more) for note in about["notes"][:1])],
     }
 

@@ -69,14 +69,12 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     unit = added / added.norm(dim=-1, keepdim=True)
     offsets = offsets_of(length)
     cosine = (unit[length - 1 - torch.from_numpy(offsets)] * unit[-1]).sum(-1).numpy()
-    yield Lines(
+    yield Lines.by_offset(
         name="codes",
         title="How alike the codes of two positions are, by offset",
         caption=f"The cosine of what is added at position {length - 1} and at one this far before it.",
-        x="offset (query - key)",
         y="cosine",
         lines={"cosine": (offsets, cosine)},
-        far=True,
     )
 
 
