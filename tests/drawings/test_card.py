@@ -29,7 +29,7 @@ def texts_of(picture: str) -> list[str]:
     assert not re.search(r"<script|<image|<foreignObject|javascript:| on\w+=|href|url\((?!#)|@import", picture)
     root = ET.fromstring(picture)
     assert root.get("viewBox").split()[2] == "720" and float(root.get("height")) <= 480
-    texts = [each for each in root.iter() if each.tag.endswith("}text")]
+    texts = [element for element in root.iter() if element.tag.endswith("}text")]
     rows: dict[str, list[tuple[float, float]]] = {}
     for text in texts:
         size = {"title": 37, "says quiet": 18}.get(text.get("class", ""), 20)
@@ -47,21 +47,21 @@ def test_numbers_are_those_of_show(name, tmp_path):
     about = checkpoint.facts(path, config := checkpoint.read(path), PUBLISHED[name])
     write(path, tmp_path / "card.svg")
     texts = texts_of((tmp_path / "card.svg").read_text(encoding="utf-8"))
-    words, made = " ".join(texts), card(path)
+    shown, made = " ".join(texts), card(path)
     assert texts[0] == "model" and about["model_type"] in texts[1]
     assert len(made["layers"]) == len(checkpoint.kinds_of(config)) > 0
     assert sum(int(text.split()[0]) for _, text in made["legend"]) == len(made["layers"])
     for rotation in about["rotations"][:2]:
         never = rotation["pairs"] - rotation["turned"]
-        assert f"{never} of {rotation['pairs']} in {rotation['window'] or about['trained']:,}" in words
+        assert f"{never} of {rotation['pairs']} in {rotation['window'] or about['trained']:,}" in shown
         scheme = f"its own {rotation['scheme']['name']}" if rotation["scheme"] else "no scaling"
         shares = [f"{row['unseen']:.0%}" for row in rotation["longer"] if row["scheme"] == scheme]
         assert f"{rotation['base']:,.9g}" in texts
-        assert not shares or shares in [[f"{share:.0%}" for _, share in each] for _, each in made["longer"]]
-    assert all(f"{share:.0%}" in texts for _, each in made["longer"][:1] for _, share in each)
-    assert all(f"{about[key]:,}" in words for key in ("trained", "declared") if about[key])
-    assert ("learned sinks in 24 layers" in words) == (name == "gpt-oss 20B") or about["sinks"]
-    assert words.count("not known") >= len(about["unknown"])
+        assert not shares or shares in [[f"{share:.0%}" for _, share in row] for _, row in made["longer"]]
+    assert all(f"{share:.0%}" in texts for _, row in made["longer"][:1] for _, share in row)
+    assert all(f"{about[key]:,}" in shown for key in ("trained", "declared") if about[key])
+    assert ("learned sinks in 24 layers" in shown) == (name == "gpt-oss 20B") or about["sinks"]
+    assert shown.count("not known") >= len(about["unknown"])
 
 
 @pytest.mark.parametrize(

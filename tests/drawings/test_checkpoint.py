@@ -114,3 +114,9 @@ def test_a_config_of_which_nothing_is_understood_is_shown_all_the_same(tmp_path,
     about = checkpoint.facts(str(path), config, {"model_type": kind})
     assert about["kind"] == ["unknown"] and (about["unknown"] or about["notes"])
     assert checkpoint.drawings(config) == []
+
+
+def test_a_rotation_that_no_layer_has_is_not_shown():
+    """DeepSeek V4's class declares "main" for layers with a window alone; its default has none."""
+    config = transformers.AutoConfig.for_model("deepseek_v4", num_hidden_layers=2, n_routed_experts=4)
+    assert [rotation["layers"] for rotation in checkpoint.facts("here", config)["rotations"]] == ["compress"]

@@ -37,7 +37,7 @@ from longitude.checkpoints.declared import (
     type_in,
     unread,
 )
-from longitude.checkpoints.unread import is_read
+from longitude.checkpoints.unread import ROTARY, is_read
 from longitude.hf.stock import KEY
 from longitude.positions.config_keys import (
     BASES,
@@ -59,7 +59,6 @@ from longitude.positions.scaling.base import ROPE_TYPES
 
 OLD = (*BASES, *LOCAL_BASES, *SCHEMAS, *SHARES, ORIGINAL)
 """Keys of earlier releases that transformers still reads."""
-ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
 """Parts of the names of keys about positions. Published configs contain keys with WORDS that nothing reads, and flags and
 names with ROTARY."""

@@ -11,13 +11,11 @@ from __future__ import annotations
 import copy
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 from warnings import catch_warnings
@@ -460,10 +458,6 @@ def recording(look: Look) -> Iterator[None]:
 
 
 # ---- keys that are read ----------------------------------------------------------------------------------------------
-COPIES = ("to_dict", "to_diff_dict")
-"""Methods of configs that read all keys, and use none."""
-
-
 class Recorded(dict[str, Any]):
     """A dict of a config that records which of its entries are read, with their place: rope_parameters.factor."""
 
@@ -488,8 +482,7 @@ class Recorded(dict[str, Any]):
         return super().items()
 
     def record(self, *keys: str) -> None:
-        if used(sys._getframe(2)):
-            self.read |= {f"{self.place}.{key}" for key in keys}
+        self.read |= {f"{self.place}.{key}" for key in keys}
 
     def __deepcopy__(self, memo: Any) -> Recorded:
         return self
@@ -497,19 +490,22 @@ class Recorded(dict[str, Any]):
 
 @contextmanager
 def recording_keys(config: PreTrainedConfig, read: set[str]) -> Iterator[None]:
-    """Context in which the keys of a config that a model's code reads are added to `read`, as places: attn_config.alibi."""
+    """Context in which the keys of a config that any code reads are added to `read`, as places: attn_config.alibi."""
     with ExitStack() as stack:
         for place, part in parts_of(config).items():
-            kind, names = type(part), {*vars(part)}
+            # Of the class, since Python looks there, and models copy their config: other configs of it count as well.
+            kind, names, lookup = type(part), {*vars(part)}, type(part).__getattribute__
             for name, value in vars(part).items():
                 if isinstance(value, dict) and name in SCHEMAS:
                     stack.enter_context(patch.dict(vars(part), {name: Recorded(value, f"{place}{name}", read)}))
 
-            def get(self: Any, name: str, kind: Any = kind, names: Any = names, place: str = place) -> Any:
+            def get(
+                self: Any, name: str, kind: Any = kind, names: Any = names, lookup: Any = lookup, place: str = place
+            ) -> Any:
                 usual = kind.attribute_map.get(name, name)
-                if usual in names and used(sys._getframe(1)):
+                if usual in names:
                     read.add(f"{place}{usual}")
-                return super(kind, self).__getattribute__(name)
+                return lookup(self, name)
 
             stack.enter_context(patch.object(kind, "__getattribute__", get, create=True))
         yield
@@ -519,14 +515,6 @@ def parts_of(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
     """A config, and the configs in it (MPT's attn_config), by the beginning of the places of their keys."""
     inner = {f"{name}.": part for name, part in vars(config).items() if isinstance(part, PreTrainedConfig)}
     return {"": config} | inner
-
-
-def used(frame: Any) -> bool:
-    """Whether a key is read for code of transformers, and not for a copy of its config."""
-    while Path(frame.f_code.co_filename).name.startswith("configuration_"):  # properties are read for those who ask
-        if frame.f_code.co_name in COPIES or (frame := frame.f_back) is None:
-            return False
-    return "transformers" in Path(frame.f_code.co_filename).parts
 
 
 # ---- the question ----------------------------------------------------------------------------------------------------

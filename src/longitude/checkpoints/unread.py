@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,10 +23,10 @@ from longitude.positions.config_keys import (
 from longitude.positions.hugging_face import NotUnderstood
 from longitude.runs.quiet import quiet
 
-ABOUT = ("rope", "rotary", "theta", "position", "window")
+ROTARY = ("rope", "rotary", "theta", "position")
 """Parts of the names of keys about positions, beside ABOUT_POSITION."""
-PLAIN = (None, False, "default", "mrope")
-"""Values that ask for no more than plain attention and rotation."""
+USUAL = (None, False, "default", "mrope")
+"""Values that ask for no more than attention and rotation without options; 0 equals False."""
 Place = tuple[str, ...]
 """A key, after the keys of the dicts that it stands in."""
 
@@ -55,11 +55,15 @@ def unread_places(raw: Mapping[str, Any], config: Any) -> list[str]:
     return [".".join(place) for place in unread]
 
 
+def nothing_reads(keys: Sequence[str], config: Any) -> str:
+    """A sentence about unread keys; empty without them."""
+    return f"nothing in transformers' {config.model_type} reads {', '.join(keys)}" if keys else ""
+
+
 def unread_sentence(raw: Mapping[str, Any], config: Any) -> str:
-    """A sentence about unread keys that Longitude does not know either; empty without them, or if the class cannot be tried."""
+    """`nothing_reads` of the unread keys that Longitude does not know either; empty if the class cannot be tried."""
     with suppress(NotUnderstood):
-        if strange := [place for place in unread_places(raw, config) if is_strange(place, config)]:
-            return f"nothing in transformers' {config.model_type} reads {', '.join(strange)}"
+        return nothing_reads([key for key in unread_places(raw, config) if is_strange(key, config)], config)
     return ""
 
 
@@ -95,13 +99,14 @@ def places(raw: Mapping[str, Any], above: Place = ()) -> Iterator[Place]:
 
 def asks(raw: Mapping[str, Any], place: Place) -> bool:
     """Whether a key is about positions, and asks for something."""
+    # Published files of Qwen keep the numbers of a window that this flag turns off.
     off = "window" in place[0] and raw.get("use_sliding_window") is False
-    return is_about(place) and not off and value_at(raw, place) not in PLAIN
+    return is_about(place) and not off and value_at(raw, place) not in USUAL
 
 
 def is_about(place: Place) -> bool:
     """Whether a key is about positions, other than a length."""
-    named = any(ABOUT_POSITION.search(key) or any(part in key for part in ABOUT) for key in place)
+    named = any(ABOUT_POSITION.search(key) or any(part in key for part in (*ROTARY, "window")) for key in place)
     return place[0] not in LENGTHS and (named or place[0] in SCHEMAS)
 
 

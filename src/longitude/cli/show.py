@@ -50,7 +50,8 @@ def show(
         card: Write one picture of a checkpoint to this file, for a post or a page, and print nothing: .svg, .html or .png.
         json: Print the facts and the numbers of every picture as JSON.
     """
-    others = [option for option, value in locals().items() if value and option not in ("name", "card")]
+    # First, while nothing else is local. A length of 0 counts as asked for.
+    others = [option for option, value in locals().items() if not (value is None or value is False or value == ())]
     if not name:
         raise ValueError("expected a name: longitude show alibi; `longitude list` lists them")
     if (file := card or out) is not None:
@@ -58,7 +59,7 @@ def show(
 
         require_place(file)
     if card is not None:
-        return _card(name, card, others)
+        return _card(name, card, [option for option in others if option not in ("name", "card")])
     from longitude.drawings import ALL, chosen_of, nothing_of
     from longitude.drawings.subjects import subjects
 

@@ -37,26 +37,27 @@ def card(path: str) -> dict[str, Any]:
     """Texts and numbers of the card of a checkpoint, which is a folder, its config.json, or a name of the hub.
 
     Returns:
-        name and model; the mark of each of its layers, and the text of each mark as legend; cells
-        of each of its rotations; rows of (head, text); longer, a list of (words, (factor, share of pairs at new angles) of each
-        longer length), those with most of them first; says, the words below.
+        name and model; layers, the mark of each; legend, (mark, text); rotations, the cells of each; rows, (head, text);
+        longer, a list of (text, (factor, share of pairs at new angles) of each longer length), the largest shares first; says,
+        the lines below.
 
     Raises:
         ValueError: If config.json cannot be read.
     """
     config = read(path)
     about, marks = facts(path, config, raw_config(path)), dict[str, Mark]()
-    for words, (filling, high) in (layers := [*_layers(config, about["kind"])]):
+    for label, (filling, high) in (layers := [*_layers(config, about["kind"])]):
         free = (mark for mark in zip((filling, *SPARE), repeat(high)) if mark not in marks.values())
-        marks.setdefault(words, next(free, (SPARE[-1], high)))
+        marks.setdefault(label, next(free, (SPARE[-1], high)))
     package = type(config).__module__.partition(".")[0]
-    says = f"Declared by the file, computed by the class of {package} {import_module(package).__version__}"
+    version = getattr(import_module(package), "__version__", "")  # a plugin's class may have none
+    says = f"Declared by the file, computed by the class of {package} {version}".rstrip()
     more = f" (+{len(about['notes']) - 1} more)" * (len(about["notes"]) > 1)
     return {
         "name": name_of(path),
         "model": f"{about['model_type']}, positions: {', '.join(PAPERS.get(kind) or kind for kind in about['kind'])}",
-        "layers": [marks[words] for words, _ in layers],
-        "legend": [(marks[words], f"{n} {words}") for words, n in Counter(words for words, _ in layers).most_common()],
+        "layers": [marks[label] for label, _ in layers],
+        "legend": [(marks[label], f"{n} {label}") for label, n in Counter(label for label, _ in layers).most_common()],
         "rotations": [_rotation(rotation, about, config) for rotation in about["rotations"]],
         "rows": [*_rows(about)],
         "longer": sorted(_longer(about["rotations"]), key=lambda longer: -longer[1][-1][1]),
@@ -72,7 +73,7 @@ def name_of(path: str) -> str:
 
 # ---- facts in words --------------------------------------------------------------------------------------------------
 def _layers(config: Any, kinds: Sequence[str]) -> Iterator[tuple[str, Mark]]:
-    """(words, mark) of each layer."""
+    """(label, mark) of each layer."""
     if config.model_type.startswith("longitude"):
         for specs, mixer in zip(config.layer_specs(), config.layer_mixers(), strict=True):
             yield _attending(specs, mixer["name"], mixer.get("size"))
@@ -83,16 +84,16 @@ def _layers(config: Any, kinds: Sequence[str]) -> Iterator[tuple[str, Mark]]:
         elif layer is not None or kind in STATES:
             yield STATES.get(kind, f"no attention ({kind})"), ("state", True)
         else:
-            words = f"with {PAPERS.get(kinds[0], kinds[0])}" if kinds[0] in ALONE else "not known"
-            yield words, (ALONE.get(kinds[0], "unknown"), True)
+            label = f"with {PAPERS.get(kinds[0], kinds[0])}" if kinds[0] in ALONE else "not known"
+            yield label, (ALONE.get(kinds[0], "unknown"), True)
 
 
 def _attending(specs: Sequence[dict[str, Any]], kind: str, window: int | None) -> tuple[str, Mark]:
     names = [spec["name"] for spec in specs if spec["name"] != "nope" and "temperature" not in spec["name"]]
     turns = bool({*names} & {"rope", "mrope"})
-    words = "rotate" if turns else ", ".join(PAPERS.get(name) or name for name in names) or "no position"
+    carriers = "rotate" if turns else ", ".join(PAPERS.get(name) or name for name in names) or "no position"
     sees = SEES.get(kind, PAPERS.get(kind, kind.replace("_", " "))) + (f" of {window:,}" if window else "")
-    return f"{words}, {sees}", ("solid" if turns else "ramp" if names else "hollow", window is None)
+    return f"{carriers}, {sees}", ("solid" if turns else "ramp" if names else "hollow", window is None)
 
 
 def _rotation(rotation: dict[str, Any], about: dict[str, Any], config: Any) -> tuple[str, ...]:

@@ -57,7 +57,12 @@ def rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
         return [], {ALL: why}
     rotating_types, layers = [], kinds_of(config)
     try:
-        understood = {name: (rope, head_dim_of(config, name)) for name, rope in ropes(config).items()}
+        turning = {layer.label for layer in reading(config).layers or () if layer is not None}
+        understood = {
+            name: (rope, head_dim_of(config, name))
+            for name, rope in ropes(config).items()
+            if None in turning or not turning or name in turning  # DeepSeek V4 declares one that no layer has
+        }
     except ValueError as error:
         return [], {ALL: str(error)}
     for name, (rope, head_dim) in understood.items():
