@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longitude.testing import fill
-from longitude.testing.battery.models import require_documents_across_calls, require_refused_calls
+from longitude.testing.battery.models import require_documents_across_calls
 from tests.support import close
 
 KINDS = {
@@ -16,10 +16,9 @@ KINDS = {
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_documents_and_refused_calls(kind, build):
+def test_documents(kind, build):
     model = build(**{"encoding": "auto", **KINDS[kind]}, vocab_size=29)
     require_documents_across_calls(kind, model)
-    require_refused_calls(kind, model)
 
 
 @pytest.mark.parametrize("kind", KINDS)

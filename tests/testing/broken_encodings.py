@@ -196,14 +196,6 @@ def half_sums(self, x, *rest):
     return {name: column.to(x.dtype) for name, column in columns.items()}, carry
 
 
-def counts_by_itself(self, x, carry=None, documents=None):
-    """Its sums continue in itself, whatever its caches were given."""
-    before = getattr(self, "sums", None) if x.shape[1] < 9 else None
-    before = None if before is not None and len(before) != len(x) else before
-    columns, self.sums = lg.FoX.context(self, x, before, documents)
-    return columns, None
-
-
 broken(
     "ConstantCompiled",
     "compiled_transforms",
@@ -227,7 +219,6 @@ broken(
 broken("HidesItsState", "prompt_lookup", lg.FoX, carries=False)
 broken("SaysNothingOfTheFuture", "permutation", lg.CoPE, causal_only=False)
 broken("HalfSums", "far_positions", lg.FoX, context=half_sums)
-broken("CountsByItself", "refused_calls", lg.FoX, carries=False, context=counts_by_itself)
 broken(
     "MixesDocuments",
     "packed_documents",

@@ -251,12 +251,6 @@ def accepts_any_crop(self, tokens_to_remove):
     self.seen += tokens_to_remove
 
 
-def crops_what_it_cannot(self, tokens_to_remove):
-    """Reduces the count, and refuses."""
-    self.seen += tokens_to_remove
-    StateLayer.require_crop(self, tokens_to_remove)
-
-
 with_cache(
     "CountsFromTheLargest",
     "packed_documents documents_across_calls",
@@ -265,7 +259,6 @@ with_cache(
 )
 with_cache("CountsPadding", "padding", Placed, write=counts_padding)
 with_cache("KeepsWhatInferenceMade", "grad_modes", read=lambda self, owner: self.state)
-with_cache("CropsWhatItCannot", "refused_calls", require_crop=crops_what_it_cannot)
 with_cache("AcceptsAnyCrop", "cache_operations", require_crop=accepts_any_crop)
 with_cache(
     "CropsNothing", "prompt_lookup", MultiHeadAttention, LongitudeCacheLayer, _crop=lambda self, tokens_to_remove: None
@@ -284,7 +277,6 @@ def without(*names, base=Decay):
 
 broken("TakesAnyEncoding", "wrong_input", refuses=lambda self, encoding: None)
 broken("TakesAnyMask", "wrong_input", forward=without("mask"))
-broken("TakesAnyPositions", "refused_calls", forward=without("positions"))
 broken("DeclaresWeights", "attention_weights", has_weights=True, forward=without("return_weights"))
 broken("HidesItsWeights", "attention_weights", MultiHeadAttention, has_weights=False)
 

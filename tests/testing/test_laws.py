@@ -162,7 +162,7 @@ TRACED = ("compile", "export", "compiled_training", "compiled_transforms")
 """What traces takes seconds: slow for all, as is NaN in documents, in every form on every backend."""
 IN_TURNS = (
     "padding packed_documents documents_across_calls forms chunks gradients nan_and_inf dropout "
-    "unused_parameters grad_modes extreme_inputs refused_calls backends transforms causality memory precision shift "
+    "unused_parameters grad_modes extreme_inputs backends transforms causality memory precision shift "
     "shared_tables random_calls queries_without_keys prompt_lookup dtypes autograd_graph "
     "cache_operations adapters offloading"
 ).split()

@@ -24,26 +24,6 @@ from longitude.registry import Checked, Registry, resolve_options
 
 
 # ---- caches -----------------------------------------------------------------------------------------------------------
-class unchanged_if_refused:
-    """Context manager that restores the contents of cache layers (or None) if its body raises.
-
-    Layers replace their tensors or write after their end, so the old ones need no copy.
-    """
-
-    def __init__(self, *layers: Any):
-        self.layers = layers
-
-    def __enter__(self) -> None:
-        self.held: list[tuple[Any, dict[str, Any]]] = []
-        if not torch.compiler.is_compiling():
-            self.held = [(layer, dict(layer.__dict__)) for layer in self.layers if hasattr(layer, "__dict__")]
-
-    def __exit__(self, raised: Any, *_: Any) -> None:
-        if raised is not None:
-            for layer, before in self.held:
-                layer.__dict__.update(before)
-
-
 def of_this_mode(held: Any) -> Any:
     """Return held tensors, copied if made in inference_mode and read outside it: backward cannot save such tensors."""
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not _made_in_inference(held):
@@ -151,7 +131,7 @@ class Mixer(Checked, FullPrecision):
         tables: Any = None,
         return_weights: bool = False,
     ) -> Any:
-        """Mix the tokens of a call. If the call raises, the cache is unchanged.
+        """Mix the tokens of a call. After an error, make a new cache.
 
         Args:
             x: Tokens [B, L, dim].
@@ -177,9 +157,8 @@ class Mixer(Checked, FullPrecision):
         if inputs is None:
             composed = None if encoding is None else compose(encoding)
             reads: Any = composed or getattr(self, "encoding", None) or compose(None)
-            with unchanged_if_refused(cache):
-                inputs = MixerInputs(mask, positions, documents, cache, memory, composed, tables, return_weights)
-                return reads(partial(Mixer.forward, self, x, inputs))
+            inputs = MixerInputs(mask, positions, documents, cache, memory, composed, tables, return_weights)
+            return reads(partial(Mixer.forward, self, x, inputs))
         require_alone(self, mask, positions, documents, cache, memory, encoding, tables, return_weights or None)
         mixed = self.mix_tokens(x, inputs)
         return mixed if inputs.documents is None else without_padding(mixed, inputs.documents, inputs)

@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 from longitude.attention.cache import LongitudeCache
 from longitude.attention.documents import in_order, places_after, streams_of, without_gaps
 from longitude.attention.masks import Causal, Mask
-from longitude.attention.mixer import MIXERS, Mixer, MixerInputs, unchanged_if_refused
+from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.attention.request import Step
 from longitude.errors import UsageError
 from longitude.models.blocks import Block, norm
@@ -343,33 +343,32 @@ class LongitudeModel(LongitudePreTrainedModel):
         caches = [cache for cache in (call.cache, source.cache) if cache is not None]
         offloaded = [cache for cache in caches if cache.offloading]
         weighs = [mixer.has_weights for mixer in self.mixers] if output_attentions else None
-        with unchanged_if_refused(*[layer for cache in caches for layer in cache.layers]):
-            if call.cache is not None and self.encoding_of_layer[0].reads_ids:
-                vars(call.cache.layers[0])["ids"] = call.ids
-            for i, layer in enumerate(self.layers):
-                if output_states:
-                    hidden_states.append(x)
-                for cache in offloaded:
-                    cache.layers[i].prefetch()
-                encoding = self.encoding_of_layer[i]
-                inputs = MixerInputs(
-                    call.mask,
-                    call.positions,
-                    call.streams,
-                    None if call.cache is None else call.cache.layers[i],
-                    encoding=encoding,
-                    tables=tables[encoding],
-                    return_weights=weighs is not None and weighs[i],
-                    step=step,
-                )
-                cross = None if source.cache is None else source.cache.layers[i]
-                x, weights, cross_weights = encoding(
-                    partial(layer, x, inputs, source.states, source.valid, cross, output_attentions)
-                )
-                for cache in offloaded:
-                    cache.layers[i].offload()
-                attentions.append(weights)
-                cross_attentions.append(cross_weights)
+        if call.cache is not None and self.encoding_of_layer[0].reads_ids:
+            vars(call.cache.layers[0])["ids"] = call.ids
+        for i, layer in enumerate(self.layers):
+            if output_states:
+                hidden_states.append(x)
+            for cache in offloaded:
+                cache.layers[i].prefetch()
+            encoding = self.encoding_of_layer[i]
+            inputs = MixerInputs(
+                call.mask,
+                call.positions,
+                call.streams,
+                None if call.cache is None else call.cache.layers[i],
+                encoding=encoding,
+                tables=tables[encoding],
+                return_weights=weighs is not None and weighs[i],
+                step=step,
+            )
+            cross = None if source.cache is None else source.cache.layers[i]
+            x, weights, cross_weights = encoding(
+                partial(layer, x, inputs, source.states, source.valid, cross, output_attentions)
+            )
+            for cache in offloaded:
+                cache.layers[i].offload()
+            attentions.append(weights)
+            cross_attentions.append(cross_weights)
         x = self.norm(x)
         return x, [*hidden_states, x] if output_states else [], attentions, cross_attentions
 

@@ -25,7 +25,7 @@ from longitude.testing.examples import (
     mixer_example,
     shared_law,
 )
-from longitude.testing.fixtures import LayerStack, close, numbers, random_cuts, tensors_in
+from longitude.testing.fixtures import close, numbers, random_cuts, tensors_in
 
 if TYPE_CHECKING:
     from longitude.models.causal import LongitudeForCausalLM
@@ -197,121 +197,6 @@ def _require_prompt_lookup(what: str, model: LongitudeForCausalLM) -> None:
     if made.sequences.tolist() != want.sequences.tolist():
         raise LawBroken(f"{what}: prompt lookup writes other tokens than greedy generation")
     close(f"{what}, logits with prompt lookup and without", torch.stack(made.logits), torch.stack(want.logits))
-
-
-# ---- refused calls ---------------------------------------------------------------------------------------------------
-TOKENS, PAST = 13, 9
-Act = Callable[[Any], Any]
-"""An operation on a cache."""
-
-
-@ENCODING_LAWS.law(name="refused_calls", threshold=EQUAL, needs=CACHES)
-@torch.no_grad()
-def refused_calls_of_encodings(build: Example) -> None:
-    """In a model of two layers, a refused call leaves a filled cache as it was.
-
-    Wrong documents, positions, masks and batches, and a crop that cannot be. One that is not refused is a crop or weights, and a
-    cropped cache continues, too.
-    """
-    require_refused_calls("two layers", of_attention(build))
-
-
-@MIXER_LAWS.law(name="refused_calls", threshold=EQUAL, needs=CACHES)
-@torch.no_grad()
-def refused_calls_of_mixers(build: MixerExample) -> None:
-    """A refused call leaves a filled cache as it was, of the mixer alone and in models with attention above and below it.
-
-    Wrong documents, positions, masks, batches and widths, weights that it cannot give, and a crop that cannot be; a later layer
-    may be the one that refuses. One that is not refused is a crop or weights, and a cropped cache continues, too.
-    """
-    net, x = LayerStack(build), numbers(2, TOKENS, DIM)
-    whole, filled, more = net(x, 0)[:, PAST:], net.caches(), x[:, PAST:]
-    net(x[:, :PAST], 0, None, filled)
-
-    def continues(what: str, start: int = PAST) -> Act:
-        return lambda c: close(f"after {what}", net(x[:, start:], start, None, c)[:, PAST - start :], whole)
-
-    wrong: dict[str, Act] = {
-        "documents of this call alone": lambda c: net(more, PAST, torch.zeros(2, 4).long(), c),
-        "negative positions": lambda c: net(more, torch.arange(4) - 1, None, c),
-        "another batch": lambda c: net(numbers(3, 4, DIM), PAST, None, c),
-        "another width": lambda c: net(more[..., 1:], PAST, None, c),
-        "a mask by name": lambda c: net(more, PAST, None, c, mask="causal"),
-    }
-    for what, call in wrong.items():
-        _refused(what, call, filled, continues(what))
-    crop: Act = lambda caches: [layer.crop(-2) for layer in caches]  # noqa: E731
-    _refused("a crop", crop, filled, continues("a refused crop"), continues("a crop", PAST - 2))
-    for name, model in models_with(build):
-        require_refused_calls(name, model)
-
-
-def require_refused_calls(name: str, model: LongitudeForCausalLM) -> None:
-    """The law of one model with two layers."""
-    from transformers import DynamicCache
-
-    ids = token_ids(2, TOKENS)
-    whole = model(ids, use_cache=False).logits[:, PAST:]
-    filled = DynamicCache()  # as generate() makes it; the model puts our layers into it
-    model(ids[:, :PAST], cache=filled)
-
-    def continues(what: str, start: int = PAST) -> Act:
-        def go(cache: Any) -> None:
-            logits = model(ids[:, start:], cache=cache).logits[:, PAST - start :]
-            close(f"{name}, {what}", logits, whole, EQUAL)
-
-        return go
-
-    def calling(batch: int = 2, **options: Any) -> Act:
-        return lambda cache: model(token_ids(batch, 4), cache=cache, **options)
-
-    def refused_above(tokens: int) -> Act:
-        """An operation that fails in the last layer, after the first layer has updated its cache."""
-
-        def refuse(*_: Any) -> None:
-            raise ValueError("refused by a layer above")
-
-        def call(cache: Any) -> None:
-            with model.model.layers[-1].register_forward_pre_hook(refuse):
-                model(token_ids(2, tokens), cache=cache)
-
-        return call
-
-    wrong = {
-        "a call that a layer above refuses": refused_above(4),
-        "a mask of this call alone": calling(attention_mask=torch.ones(2, 4, dtype=torch.long)),
-        "negative documents": calling(document_ids=torch.arange(TOKENS).expand(2, -1) - 1),
-        "negative positions": calling(position_ids=torch.arange(4)[None] - 1),
-        "another batch": calling(3),
-    }
-    if len({type(mixer) for mixer in model.model.mixers}) > 1:  # with one kind, the first layer raises what any raises
-        wrong["a token that a layer above refuses"] = refused_above(1)
-    for what, call in wrong.items():
-        _refused(f"{name}, {what}", call, filled, continues(f"after {what}"))
-    axes = torch.arange(PAST, TOKENS)[None, :, None].expand(2, 4, 3)
-    either: dict[str, tuple[Act, Act]] = {
-        "weights": (calling(output_attentions=True), lambda cache: None),
-        "positions on several axes": (calling(position_ids=axes), lambda cache: None),
-        "a crop": (lambda cache: cache.crop(-2), continues("after a crop", PAST - 2)),
-    }
-    for what, (call, accepted) in either.items():
-        _refused(f"{name}, {what}", call, filled, continues(f"after {what} refused"), accepted)
-
-
-def _refused(what: str, call: Act, filled: Any, then: Act, accepted: Act | None = None) -> None:
-    """Require that call(cache) raises ValueError, then run then(cache); if it may succeed, run accepted(cache) instead."""
-    cache = deepcopy(filled)
-    try:
-        call(cache)
-    except ValueError:
-        before, after = ([layer.get_seq_length() for layer in getattr(c, "layers", c)] for c in (filled, cache))
-        if after != before:
-            raise LawBroken(f"{what}: the refused call left a cache of {after} tokens, expected {before}") from None
-        then(cache)
-        return
-    if accepted is None:
-        raise LawBroken(f"{what}: was accepted, expected a ValueError")
-    accepted(cache)
 
 
 # ---- offloaded parameters --------------------------------------------------------------------------------------------
