@@ -163,16 +163,6 @@ broken(  # it counts from the last token on
 
 
 # ---- positions -------------------------------------------------------------------------------------------------------
-def leaves_a_trace(self, x, positions):
-    torch.set_default_dtype(torch.float64)
-    return lg.Sinusoidal.embed(self, x, positions)
-
-
-def asserts(self, x, positions):
-    assert positions.max() < self.max_length
-    return x + self.table[positions].to(x.dtype)
-
-
 def stale_keys(self, positions, length=None, dtype=torch.float32):
     """Rotates by the newest position of the call, which grows while decoding, and claims that keys stay right."""
     table = lg.Rotary.prepare(self, positions, length, dtype)
@@ -180,8 +170,6 @@ def stale_keys(self, positions, length=None, dtype=torch.float32):
 
 
 broken("Absolute", "shift", lg.Sinusoidal, relative=True)
-broken("LeavesATrace", "wrong_input", lg.Sinusoidal, embed=leaves_a_trace)
-broken("Asserts", "wrong_input", lg.Learned, embed=asserts)
 broken("StaleKeys", "chunks", lg.Rotary, prepare=stale_keys)
 
 

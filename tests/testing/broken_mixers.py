@@ -24,16 +24,13 @@ class Decay(RecurrentMixer):
 
     def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
         super().__init__()
-        self.set_options(dim, mode, chunk_size)
+        check_sizes("Decay", dim=dim)
+        require_mode("Decay", mode, chunk_size)
+        self.dim, self.mode, self.chunk_size = dim, mode, chunk_size
         self.value, self.gate, self.out = (nn.Linear(dim, dim) for _ in range(3))
         self.rate = nn.Parameter(torch.zeros(dim))
         self.shift = nn.Parameter(torch.ones(dim))
         self.more(dim)
-
-    def set_options(self, dim, mode, chunk_size):
-        check_sizes("Decay", dim=dim)
-        require_mode("Decay", mode, chunk_size)
-        self.dim, self.mode, self.chunk_size = dim, mode, chunk_size
 
     def more(self, dim):
         """What subclasses add."""
@@ -275,17 +272,8 @@ def without(*names, base=Decay):
     return lambda self, x, **given: base.forward(self, x, **{n: y for n, y in given.items() if n not in names})
 
 
-broken("TakesAnyEncoding", "wrong_input", refuses=lambda self, encoding: None)
-broken("TakesAnyMask", "wrong_input", forward=without("mask"))
 broken("DeclaresWeights", "attention_weights", has_weights=True, forward=without("return_weights"))
 broken("HidesItsWeights", "attention_weights", MultiHeadAttention, has_weights=False)
-
-
-broken(
-    "NoOptionIsWrong",
-    "wrong_input",
-    set_options=lambda self, dim, mode, size: vars(self).update(dim=dim, mode=mode, chunk_size=size),
-)
 
 
 def weights_of_nothing(self, x, *, return_weights=False, **rest):
