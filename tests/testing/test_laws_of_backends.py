@@ -88,8 +88,8 @@ def _looks_no_further(r):
 
 BROKEN_BACKENDS = [
     ("backends", _a_little_more, "torch.float64, .*, output: differs by"),
-    ("nan_and_inf", _swallows, r"token 5: .*\[\[0, 5\]\]"),
-    ("nan_and_inf", _mixes_sequences, "the other sequence of the batch is not finite"),
+    ("nan_and_inf", _swallows, "its output is finite"),
+    ("nan_and_inf", _mixes_sequences, "another row: differs by"),
     ("dropout", _drops_by_column, "of 170 draws"),
     ("dropout", _scales_nothing_up, r"weights that are 0 or w / \(1 - p\)"),
     ("dropout", _draws_always, "a random number was drawn without dropout"),

@@ -3,7 +3,7 @@
 The rule: *where an answer is finite, it is right*, as the reference gives it for each query alone with the keys that it sees.
 (Infinite keys are not tried under reflections, whose sums are -inf in one order and NaN in another.)
 The rule does not say that the rest stays finite: inside a block a mask hides by a weight of 0 or a score of -inf, and 0 * NaN is
-NaN. `test_what_stays_finite` says what every route keeps apart; the law `nan_and_inf` that it reaches what depends on it.
+NaN. `test_what_stays_finite` says what every route keeps apart.
 """
 
 import math

@@ -62,6 +62,17 @@ def test_streams_count_offsets_from_anywhere():
         close(*(lg.attend(q[:, :, 13:], k, v, **options, backend=backend) for backend in ("split", "reference")))
 
 
+@pytest.mark.parametrize("encoding", [None, lg.ALiBi(2)], ids=["plain", "offsets"])
+def test_nan_in_a_key_or_value_shows_in_every_query_that_attends_to_it(encoding):
+    for mask in (Dilated(4, 3), (lg.Window(4) | Global([1])) & lg.Causal()):
+        allowed = mask.allowed(torch.arange(11), torch.arange(11)).view(11, 11)
+        for key, name in ((1, 1), (1, 2), (5, 1), (5, 2)):
+            qkv = heads(11, num_heads=2)
+            qkv[name][0, :, key, 1] = torch.nan
+            lost = lg.attend(*qkv, mask=mask, encoding=encoding, backend="split").isnan().any(-1)
+            assert lost[0, :, allowed[:, key]].all() and not lost[1:].any()
+
+
 def test_regions_hold_no_more_than_the_mask(monkeypatch):
     """The pairs that are computed, counted: those of the pattern, and no square."""
     pairs = []
