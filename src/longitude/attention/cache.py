@@ -124,7 +124,6 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         max_position: The largest position so far, cropped tokens included.
         center: The center of its keys' learned angles (Composed.center), which later calls must share; None: 0.
         kind: The kind of cache, for mixers that support only some kinds.
-        kept: Order in the sequence of the keys after `roll`, [L], ascending; None: they are the last ones.
     """
 
     kind: str = "full"
@@ -140,7 +139,6 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.tails: dict[str, Tensor] = {}
         self.max_position: int | Tensor = 0
         self.center: Tensor | None = None
-        self.kept: Tensor | None = None
         self.ids = None
         self.buffers = GrowingBuffer(), GrowingBuffer()  # of keys and of values
 
@@ -219,7 +217,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         return self.keys, self.values
 
     def roll(self) -> None:
-        """Drop keys after a call, if this kind of layer drops any. It then sets `kept`; `get_seq_length` counts all tokens."""
+        """Drop the first keys after a call, if this kind of layer drops any; `get_seq_length` counts all tokens."""
 
     def apply_pending_reflections(self, encoding: Encoding) -> None:
         """Rewrite the keys by the reflections of the last call's tokens, which the next tokens need."""

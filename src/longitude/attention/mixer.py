@@ -62,7 +62,6 @@ class MixerInputs:
     positions: Positions | None = None
     documents: Tensor | None = None
     cache: Any = None
-    memory: Tensor | None = None
     encoding: Composed | None = None
     tables: Any = None
     return_weights: bool = False
@@ -70,9 +69,9 @@ class MixerInputs:
 
     def to(self, device: Any, non_blocking: bool = False) -> MixerInputs:
         """Move the tensors to another device, for libraries that spread layers over devices; caches are not moved."""
-        tensors = self.positions, self.documents, self.memory, self.tables
+        tensors = self.positions, self.documents, self.tables
         moved = tree_map_only(Tensor, lambda x: x.to(device, non_blocking=non_blocking), tensors)
-        names = ("positions", "documents", "memory", "tables")
+        names = ("positions", "documents", "tables")
         return replace(self, **dict(zip(names, moved, strict=True)), step=Step())
 
 
@@ -126,7 +125,6 @@ class Mixer(Checked, FullPrecision):
         positions: Positions | None = None,
         documents: Int[Tensor, "B Lk"] | None = None,
         cache: Any = None,
-        memory: Float[Tensor, "B M dim"] | None = None,
         encoding: Encoding | None = None,
         tables: Any = None,
         return_weights: bool = False,
@@ -142,8 +140,6 @@ class Mixer(Checked, FullPrecision):
                 attend within their document only. A negative number is padding: no token attends to it, and its output is
                 zeros. NaN or infinity in a document, or at padding, never reaches outputs or gradients of other documents.
             cache: The layer that `cache_layer()` makes. It keeps this call's tokens, and x attends to earlier ones.
-            memory: The layer's input at an earlier segment [B, M, dim], to which x attends and through which no gradient
-                flows (Dai et al. 2019). Positions and documents then cover the memory and x.
             encoding: An encoding that a model shares among all its layers; it replaces the layer's encoding.
             tables: Return value of that encoding's `prepare` for these positions.
             return_weights: Return the weights, too.
@@ -157,9 +153,9 @@ class Mixer(Checked, FullPrecision):
         if inputs is None:
             composed = None if encoding is None else compose(encoding)
             reads: Any = composed or getattr(self, "encoding", None) or compose(None)
-            inputs = MixerInputs(mask, positions, documents, cache, memory, composed, tables, return_weights)
+            inputs = MixerInputs(mask, positions, documents, cache, composed, tables, return_weights)
             return reads(partial(Mixer.forward, self, x, inputs))
-        require_alone(self, mask, positions, documents, cache, memory, encoding, tables, return_weights or None)
+        require_alone(self, mask, positions, documents, cache, encoding, tables, return_weights or None)
         mixed = self.mix_tokens(x, inputs)
         return mixed if inputs.documents is None else without_padding(mixed, inputs.documents, inputs)
 
@@ -294,10 +290,9 @@ def require_plain(layer: Mixer, mask: Mask, what: str) -> None:
         raise UsageError(f"mask: {type(layer).__name__} {what}", expected, repr(mask))
 
 
-def require_no_weights(mixer: Mixer, return_weights: bool, memory: Tensor | None) -> None:
-    """ValueError if weights or a memory are requested of a mixer that has neither."""
-    for requested, name in ((return_weights, "return_weights"), (memory is not None, "memory")):
-        if requested:
-            raise ValueError(
-                f"{name}: {type(mixer).__name__} has no weights over keys; expected a mixer such as 'attention'"
-            )
+def require_no_weights(mixer: Mixer, return_weights: bool) -> None:
+    """ValueError if weights are requested of a mixer that has none."""
+    if return_weights:
+        raise ValueError(
+            f"return_weights: {type(mixer).__name__} has no weights over keys; expected a mixer such as 'attention'"
+        )

@@ -60,7 +60,7 @@ class StateMixer(Mixer):
         """Mix tokens as Mixer.forward does, through `mix`; a cache keeps the state after this call's tokens."""
         name, cache, encoding = type(self).__name__, inputs.cache, inputs.encoding
         require_tokens(x, self.dim)
-        require_no_weights(self, inputs.return_weights, inputs.memory)
+        require_no_weights(self, inputs.return_weights)
         require_plain(self, inputs.mask, "mixes each token with all before it in its document")
         require_cache(self, cache, ("state",))
         if encoding is None:

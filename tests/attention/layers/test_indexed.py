@@ -114,11 +114,6 @@ def test_with_keys_enough_it_is_full_attention():
     assert (layer()(x) - full(x)).abs().max() > 1e-3
 
 
-def test_tokens_after_a_memory_choose_as_in_the_whole():
-    own, x = layer(), random(2, LENGTH, DIM)
-    close(own(x[:, 7:], memory=x[:, :7]), own(x)[:, 7:])
-
-
 @torch.no_grad()
 def test_layers_of_one_forward_choose_for_themselves():
     layers, x, inputs = [layer(seed) for seed in (0, 1)], random(2, LENGTH, DIM), MixerInputs(lg.Causal())

@@ -144,11 +144,6 @@ def test_parts_by_hand(route):
     close(layer(x), convolved(layer.output_conv, layer.o_proj(out)))
 
 
-def test_a_memory_is_attended_to():
-    layer, x = make(), tokens(2, 20)
-    close(layer(x[:, 8:], memory=x[:, :8]), layer(x)[:, 8:])
-
-
 def test_a_model_gives_encodings_the_rotary_size():
     config = lg.LongitudeConfig(hidden_size=32, mixer={"name": "latent", "q_rank": 12}, encoding=["rope", "fox"])
     assert config.encoding[0]["head_dim"] == 4

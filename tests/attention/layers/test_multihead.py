@@ -119,16 +119,6 @@ def test_parts_by_hand():
     close(attention(x), attention.o_proj(out))
 
 
-def test_a_memory_is_convolved_with_the_tokens_after_it():
-    attention, x = convolving("input", "qkv", output_gate=True), tokens()
-    close(attention(x[:, 7:], memory=x[:, :7]), attention(x)[:, 7:])
-
-
-def test_rotated_values_of_a_memory_are_those_of_a_whole_pass():
-    attention, x = layer(2, lg.Rotary(4, "half", rotate_values=True)), tokens()
-    close(attention(x[:, 7:], memory=x[:, :7]), attention(x)[:, 7:])
-
-
 @torch.no_grad()
 def test_tails_of_convolutions_move_with_their_cache():
     """To the CPU and back, and nowhere where a crop is refused; a cache without them is another layer's."""
@@ -165,7 +155,6 @@ test_refusals = refused_calls(
             "short_conv",
             "documents=",
         ),
-        (lambda: convolving("output")(tokens(), memory=tokens()), "memory", "'output'"),
         # the encoding's context would not know of documents in the mask alone
         (lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)), "padding", "documents"),
     ]

@@ -141,7 +141,6 @@ test_wrong_options = refused_calls(
         (lambda: lg.mixer("parallel", **SIZES, attention="parallel"), "attention", "'parallel'"),
         (lambda: lg.mixer("parallel", **SIZES, state="performer"), "state", "'performer'"),
         (lambda: lg.mixer("parallel", **SIZES, state={"name": "mamba2", "expnd": 2}), "'expand'"),
-        (lambda: lg.mixer("parallel", **SIZES)(random(1, 3, 16).float(), memory=random(1, 3, 16).float()), "memory"),
         (lambda: model(short_conv="kv", attention={"name": "attention", "short_conv": ["input"]}), "short_conv"),
         (lambda: model(qk_norm=True, attention="performer"), "qk_norm"),
         (other_cache, "cache"),

@@ -8,7 +8,6 @@ from longitude import testing
 from longitude.attention.cache import LongitudeCacheLayer, RollingCacheLayer
 from longitude.attention.layers.window import WindowAttention
 from longitude.attention.masks import Dilated
-from longitude.positions.coordinates import explicit
 from longitude.testing import mixers
 from tests.support import built, close, gradients, random, refused, refused_calls
 
@@ -114,47 +113,3 @@ test_refusals = refused_calls(
         (calling(4, 2, cache=RollingCacheLayer(5)), "6", "5", "self.cache_layer"),
     ]
 )
-
-
-# ---- a cache class in one file: keys that are not the last ones ----------------------------------------------------------
-class FirstAndLast(RollingCacheLayer):
-    """The first tokens, attention sinks, and the last ones (Xiao et al. 2023, arXiv 2309.17453)."""
-
-    kind = "full"
-
-    def __init__(self, first: int, last: int):
-        self.first = first
-        super().__init__(first + last)
-
-    def roll(self) -> None:
-        held = self.held
-        if held > self.keep:
-            chosen = torch.cat([torch.arange(self.first), torch.arange(held - self.keep + self.first, held)])
-            self.kept = chosen + self.dropped * (chosen >= self.first)  # earlier calls dropped those between
-            self.dropped += held - self.keep
-            self.positions = explicit(self.positions, held, chosen.device)[..., chosen]
-            self.keys, self.values = self.keys[:, :, chosen], self.values[:, :, chosen]
-            self.columns = {name: column[:, :, chosen] for name, column in self.columns.items()}
-
-
-class Sinks(lg.Mask):
-    """The first three tokens, and the token itself with the five before it."""
-
-    def allowed(self, q_order, k_order):
-        return (k_order < 3) | (q_order[:, None] - k_order <= 5)
-
-
-@pytest.mark.parametrize("encoding", ["nope", "rope", "alibi"])
-def test_a_cache_may_keep_others_than_the_last_keys(encoding):
-    """Token by token: full attention under the mask of what it keeps, with a window of the call too."""
-    torch.manual_seed(0)
-    attention = lg.MultiHeadAttention(DIM, HEADS, 2, built(encoding, KNOWN)).double().eval()
-    for mask in (lg.Causal(), lg.Causal() & lg.Window(7)):  # counted among kept keys, it would reach the third one
-        cache = FirstAndLast(3, 5)
-        outs = [attention(X[:, t : t + 1], mask=mask, cache=cache) for t in range(LENGTH)]
-        close(torch.cat(outs, 1), attention(X, mask=mask & Sinks()))
-        assert cache.keys.shape[2] == 8
-        assert cache.get_seq_length() == LENGTH
-        assert cache.kept.tolist() == [0, 1, 2, *range(LENGTH - 5, LENGTH)]
-        cache.reset()
-        close(attention(X, mask=mask, cache=cache), attention(X, mask=mask))

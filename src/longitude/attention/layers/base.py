@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ from longitude.attention.state_mixer import document_flags
 from longitude.errors import UsageError
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
-from longitude.positions.coordinates import Positions, canonical, explicit, following, part_of
+from longitude.positions.coordinates import Positions, canonical, explicit, following
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
@@ -33,60 +33,34 @@ class Call:
 
     Attributes:
         mask: The mask, with documents and padding joined.
-        positions, q_positions: Positions of x, and of its queries.
+        positions: Positions of x.
         past: Tokens in the cache.
         keys: Tokens in the cache, and those of x.
-        length: Tokens of x, memory included.
-        remembered: Tokens at the start of x that are memory and have no queries.
+        length: Tokens of x.
         documents: Document numbers of x [B, L].
         padding: Padding of x [B, L, 1]; None: no padding.
-        kept: Order of the cached keys, if a cache kept others than the last ones.
         alike: Whether the requests of layers differ only in q, k and v. Without gradients the first layer's then serves all.
     """
 
     mask: Mask
     positions: Positions
-    q_positions: Positions
     past: int
     keys: int
     length: int
-    remembered: int
     documents: Tensor | None
     padding: Tensor | None
     alike: bool
-    kept: Tensor | None = None
-
-    def over_kept(self, cache: Any) -> Call:
-        """The call over the keys that a cache kept."""
-        return self if cache.kept is None else replace(self, kept=cache.kept, alike=False)
 
     def pairs(self, batch: int, rows: int, keys: int, step: Step) -> AllowedPairs:
         """Pairs that the mask allows between the last `rows` tokens and `keys` keys, fewer than all if a cache dropped some."""
-        return step.once(pairs_of, self.mask, self.keys, self.kept, batch, rows, keys)
+        return step.once(pairs_of, self.mask, self.keys, batch, rows, keys)
 
 
-def pairs_of(mask: Mask, tokens: int, kept: Tensor | None, batch: int, rows: int, keys: int) -> AllowedPairs:
-    """Pairs that a mask of `tokens` tokens allows between the last rows and the keys: the kept and the new, or the last ones."""
-    if kept is not None:
-        new = torch.arange(tokens - (keys - len(kept)), tokens, device=kept.device)
-        mask = Kept(mask, torch.cat([kept, new]))
-    elif keys < tokens:
+def pairs_of(mask: Mask, tokens: int, batch: int, rows: int, keys: int) -> AllowedPairs:
+    """Pairs that a mask of `tokens` tokens allows between the last rows and the last keys."""
+    if keys < tokens:
         mask = mask.since(tokens - keys)
     return AllowedPairs(mask, batch, rows, keys, keys - rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Kept(Mask):
-    """A mask between keys that a cache kept. order: their order in the sequence that `mask` is for, [keys]."""
-
-    mask: Mask
-    order: Tensor
-
-    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        return self.mask.allowed(self.order[q_order], self.order[k_order])
-
-    def of(self, batch: slice | list[int]) -> Mask:
-        return Kept(self.mask.of(batch), self.order)
 
 
 Narrowed = tuple[Call, Columns, Callable[[Tensor], Tensor]]
@@ -201,13 +175,11 @@ class AttentionLayer(Mixer):
             what = f"mask: {type(self).__name__} with short_conv, which reads the tokens before each"
             expected = "lg.Causal() and windows, with documents and padding as documents="
             raise UsageError(what, expected, repr(inputs.mask))
-        if inputs.memory is not None and "output" in self.short_conv:
-            raise UsageError("memory", "none with short_conv 'output'", "one", "a memory has no outputs")
 
     def project_output(self, out: Tensor, x: Tensor, call: Call, inputs: MixerInputs) -> Tensor:
         """Project the output of attention [B, L, inner] -> [B, L, dim]. x: input of the layer's projections."""
         if self.gate_proj is not None:
-            out = out * self.gate_proj(x[:, call.remembered :]).sigmoid()
+            out = out * self.gate_proj(x).sigmoid()
         out = self.o_proj(out)
         return self.convolve("output", out, call, inputs) if self.short_conv else out
 
@@ -218,19 +190,12 @@ def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: MixerInputs) -> tuple[Tensor, Call]:
-    """Tokens that get keys, those of a memory included, and the checked call.
+    """Tokens, with zeros at padding, and the checked call.
 
     ValueError for invalid arguments, before the cache changes.
     mask: the mask of the inputs, with the layer's part joined.
     """
-    cache, memory, remembered = inputs.cache, inputs.memory, 0
-    if memory is not None:
-        require_tokens(x, dim)
-        if cache is not None or memory.dim() != 3 or memory.shape[::2] != x.shape[::2]:
-            with_cache = " and a cache; a cache already stores earlier tokens" if cache is not None else ""
-            got = f"{list(memory.shape)}{with_cache}"
-            raise UsageError("memory", f"[{x.shape[0]}, M, {x.shape[2]}] and no cache", got)
-        x, remembered = torch.cat([memory.detach(), x], 1), memory.shape[1]
+    cache = inputs.cache
     past = cache.get_seq_length() if cache is not None else 0
     if cache is not None and past and cache.keys is not None and cache.keys.shape[0] != x.shape[0]:
         raise UsageError("x", f"a batch of {len(cache.keys)}, as the cache stores", len(x))
@@ -241,7 +206,7 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
         positions = 0 if cache is None else cache.next_positions()
         positions = following(positions, x.shape[1]) if isinstance(positions, Tensor) else positions
     autocast = torch.is_autocast_enabled(x.device.type)
-    reads = x.shape, x.device, encoding, mask, positions, inputs.documents, past, remembered, autocast
+    reads = x.shape, x.device, encoding, mask, positions, inputs.documents, past, autocast
     call = inputs.step.once(valid_call, *reads)
     if call.padding is not None:  # zeros, whatever it held
         x = torch.where(call.padding, 0.0, x)
@@ -259,7 +224,6 @@ def valid_call(
     positions: Positions,
     documents: Tensor | None,
     past: int,
-    remembered: int,
     autocast: bool,
 ) -> Call:
     """Validate the arguments of a call and build the `Call` that layers of a forward share. shape: that of x [B, L, dim]."""
@@ -278,15 +242,14 @@ def valid_call(
     if isinstance(positions, Tensor) and positions.dim() == 3:
         axes = max(2, positions.shape[-1])
     positions = canonical("positions", positions, batch, length, axes)
-    mask.validate(batch, length - remembered, keys)
+    mask.validate(batch, length, keys)
     require_causal(encoding.causal_only, mask)
     if past:
         mask.require_past(past)
-    q_positions = part_of(positions, slice(None), slice(remembered, None)) if remembered else positions
     own_documents = None if documents is None else documents[:, past:]
     alike = encoding.stable_keys and not encoding.reads_tokens and not autocast and not torch.compiler.is_compiling()
     padding = None if documents is None else padding_of(documents, length)
-    return Call(mask, positions, q_positions, past, keys, length, remembered, own_documents, padding, alike)
+    return Call(mask, positions, past, keys, length, own_documents, padding, alike)
 
 
 def tables_of(encoding: Composed, call: Call, inputs: MixerInputs, x: Tensor) -> Any:
@@ -327,7 +290,7 @@ def attended(
         return answer(r.once(chosen_in_step, layer.backend), r)
     r = layer_request(q, k, v, *reads, call.pairs(q.shape[0], q.shape[2], k.shape[2], step))
     if not encoding.stable_keys:
-        parts = parted(r, encoding, call.q_positions, k_positions)
+        parts = parted(r, encoding, call.positions, k_positions)
         if len(parts) > 1 or parts[0].regions:
             return run_parts(parts, layer.backend)
         r = parts[0].request
@@ -349,8 +312,8 @@ def layer_request(
     pairs: AllowedPairs | None = None,
 ) -> Request:
     """The request of a layer; pairs: those that its mask allows, if an earlier layer knows them."""
-    pairs = pairs or pairs_of(call.mask, call.keys, call.kept, q.shape[0], q.shape[2], k.shape[2])
-    places, already = (call.q_positions, k_positions), encoding.widens if encoding.stable_keys else 1
+    pairs = pairs or pairs_of(call.mask, call.keys, q.shape[0], q.shape[2], k.shape[2])
+    places, already = (call.positions, k_positions), encoding.widens if encoding.stable_keys else 1
     return raw_request(
         q, k, v, encoding, columns, pairs.mask, *places, scale, dropout, weights, pairs, None, already, softcap
     )

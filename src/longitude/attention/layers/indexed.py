@@ -117,7 +117,7 @@ class Indexer(AttentionLayer):
         return {**columns, "index_keys": keys}, carry
 
     def narrowed(self, x: Tensor, source: Tensor, call: Call, columns: Columns) -> Narrowed:
-        columns, rows = dict(columns), call.length - call.remembered
+        columns, rows = dict(columns), call.length
         keys, lost = columns.pop("index_keys"), None
         if keys.shape[2] > self.k_top:
             seen, lost = self.chosen(x, source, keys, call, rows)
@@ -175,7 +175,7 @@ class Indexer(AttentionLayer):
 
         Args:
             x: Tokens [B, L, dim].
-            inputs: As in `forward`; a forward pre-hook of the layer gets x and inputs. Cache and memory are not read.
+            inputs: As in `forward`; a forward pre-hook of the layer gets x and inputs. Its cache is not read.
             mask: As in `forward`.
             positions: As in `forward`.
             documents: As in `forward`.
@@ -191,7 +191,7 @@ class Indexer(AttentionLayer):
             inputs = MixerInputs(mask, positions, documents, encoding=None if encoding is None else compose(encoding))
         else:
             require_alone(self, mask, positions, documents, encoding)
-        inputs = replace(inputs, cache=None, memory=None, return_weights=True, step=Step())
+        inputs = replace(inputs, cache=None, return_weights=True, step=Step())
         check_choice(type(self).__name__, bool, dense=dense)
         k_top, modes = self.k_top, {module: module.training for module in self.modules()}
         try:

@@ -148,7 +148,7 @@ class LatentAttention(AttentionLayer):
         if cache is not None:
             suffix: Any = SuffixEncoding(encoding, self.kv_rank)
             key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, suffix)
-            k_positions, call = cache.positions, call.over_kept(cache)
+            k_positions = cache.positions
         scale = self.scale
         if scale is None:
             scale = (self.nope_dim + self.rope_dim) ** -0.5 * encoding.softmax_factor
@@ -164,7 +164,7 @@ class LatentAttention(AttentionLayer):
         if self.choosing:
             call, columns, finish = self.narrowed(x, source, call, columns)
         attend = self.absorbed if absorbed else self.expanded
-        out, weights = attend(q[:, :, call.remembered :], key, over_keys)
+        out, weights = attend(q, key, over_keys)
         out = out if finish is None else finish(out)
         out = self.project_output(out.to(x.dtype).transpose(1, 2).flatten(2), x, call, inputs)
         if cache is not None:
@@ -218,7 +218,7 @@ class LatentAttention(AttentionLayer):
         if self.route != "auto":
             return self.route == "absorbed"
         # If the layer has hooks or adapters, it is called on the latents themselves, as hooks expect.
-        return is_plain(self.kv_up) and self.cheaper_absorbed(call.length - call.remembered, call.keys)
+        return is_plain(self.kv_up) and self.cheaper_absorbed(call.length, call.keys)
 
     def cheaper_absorbed(self, rows: int, keys: int) -> bool:
         """Whether the absorbed route needs fewer products, for `rows` queries that are the last of `keys` keys."""

@@ -14,8 +14,7 @@ from longitude.attention.layers.base import AttentionLayer, Call, attended, chec
 from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
 from longitude.errors import Positive
 from longitude.positions.base import Encoding
-from longitude.positions.composed import Composed, compose
-from longitude.positions.coordinates import explicit
+from longitude.positions.composed import compose
 
 
 @register_mixer("attention")
@@ -102,7 +101,7 @@ class MultiHeadAttention(AttentionLayer):
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q, k = self.heads_placed(x, q, k)
-        tables = None
+        tables: Any = None
         if encoding.stable_keys and encoding.transforms:
             tables = inputs.tables or tables_of(encoding, call, inputs, q)
             q, k = encoding.queries_and_keys(q, k, tables)
@@ -114,11 +113,8 @@ class MultiHeadAttention(AttentionLayer):
         if cache is not None:
             k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
             k_positions = cache.positions
-            call = call if cache.kept is None else call.over_kept(cache)
         if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may store keys in a wider dtype
             q, v = q.to(k.dtype), v.to(k.dtype)
-        if call.remembered:
-            q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
         finish = None
         if self.choosing:
@@ -126,7 +122,7 @@ class MultiHeadAttention(AttentionLayer):
         out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, self.scale, weigh, inputs.step)
         out = out if finish is None else finish(out)
         if encoding.rotate_values and encoding.stable_keys:  # else `attended` has rotated values and output
-            out = rotated_back(out, encoding, tables, call)
+            out = encoding.restore_outputs(out, tables)
         out = out if out.dtype == x.dtype else out.to(x.dtype)
         out = self.project_output(out.transpose(1, 2).flatten(2), x, call, inputs)
         if cache is not None:
@@ -150,11 +146,3 @@ class MultiHeadAttention(AttentionLayer):
 
     over_keys = attended
     """Attend from the call's queries to all keys: [B, H, L, head_dim], and the weights if requested."""
-
-
-def rotated_back(out: Tensor, encoding: Composed, tables: Any, call: Call) -> Tensor:
-    """Outputs [B, H, L, head_dim] of rotated values, without the rotation of their queries. tables: of all tokens of the call."""
-    if call.remembered:  # tokens of a memory have no outputs
-        center = encoding.center(call.positions, call.length, out.device)
-        tables = encoding.prepare(explicit(call.q_positions, out.shape[2], out.device), None, out.dtype, center=center)
-    return encoding.restore_outputs(out, tables)

@@ -103,9 +103,7 @@ class ParallelMixer(Mixer):
         mixed = self.attention(x, inputs)
         mixed, weights = mixed if inputs.return_weights else (mixed, None)
         # Encodings act on attention alone; a recurrent mixer has none.
-        state_inputs = MixerInputs(
-            inputs.mask, inputs.positions, inputs.documents, layer, inputs.memory, step=inputs.step
-        )
+        state_inputs = MixerInputs(inputs.mask, inputs.positions, inputs.documents, layer, step=inputs.step)
         of_state = self.state(x, state_inputs)
         if cache is not None and layer is not None:
             cache.tails = {**cache.tails, STATE: layer.state}

@@ -133,9 +133,9 @@ class StickBreaking(MultiHeadAttention):
         self.remainder = remainder
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
-        """Mix tokens as MultiHeadAttention does, without weights and memory."""
+        """Mix tokens as MultiHeadAttention does, without weights."""
         self.require(inputs.encoding)
-        require_no_weights(self, inputs.return_weights, inputs.memory)
+        require_no_weights(self, inputs.return_weights)
         return super().mix_tokens(x, inputs)
 
     def over_keys(self, qkv: tuple[Tensor, Tensor, Tensor], call: Call, *others: Any) -> tuple[Tensor, None]:
