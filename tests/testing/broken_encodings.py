@@ -116,12 +116,6 @@ broken("DeclaresNothing", "state_dict", lg.ClippedBias, learned=False)
 broken("NoGradient", "gradients", FromATable, read=lambda self, offset: self.table.detach())
 broken("WrongGradient", "gradients", FromATable, read=lambda self, offset: 2 * self.table - self.table.detach())
 broken("SwallowsNaN", "nan_and_inf", FromATable, read=lambda self, offset: self.table.nan_to_num())
-broken(  # its table is used where there are several tokens
-    "OnlyForSeveral",
-    "unused_parameters",
-    FromATable,
-    read=lambda self, offset: self.table if offset.numel() > 1 else self.table.detach(),
-)
 broken(
     "NoGradientCompiled",
     "compiled_training",

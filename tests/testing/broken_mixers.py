@@ -106,11 +106,6 @@ class Dropping(Decay):
 RED, breaks, broken = collected(Decay)
 
 
-def with_parameter(name, laws, **members):
-    """Decay with one more parameter, `extra`."""
-    broken(name, laws, more=lambda self, dim: setattr(self, "extra", nn.Parameter(torch.ones(dim))), **members)
-
-
 def with_cache(name, laws, base=Decay, layer=StateLayer, **members):
     """A mixer whose cache has the bug."""
     broken(name, laws, base, cache_layer=lambda self: type("Layer", (layer,), members)())
@@ -156,13 +151,7 @@ broken(
     before=lambda self, x, s, i: (x, s and (s[0].t(), s[1]), i),
     after=lambda self, x, out, s: (out, (s[0].t(), s[1])),
 )
-with_parameter("SpareParameter", "gradients")
-with_parameter(
-    "UsesItOnlyFar",
-    "unused_parameters",  # where there is a second token
-    after=lambda self, x, out, s: (out if x.shape[1] == 1 else out * self.extra.to(x.dtype), s),
-)
-
+broken("SpareParameter", "gradients", more=lambda self, dim: setattr(self, "extra", nn.Parameter(torch.ones(dim))))
 
 broken(
     "DropsWithoutScale",

@@ -162,12 +162,12 @@ TRACED = ("compile", "export", "compiled_training", "compiled_transforms")
 """What traces takes seconds: slow for all, as is NaN in documents, in every form on every backend."""
 IN_TURNS = (
     "padding packed_documents documents_across_calls forms chunks gradients nan_and_inf dropout "
-    "unused_parameters grad_modes extreme_inputs backends transforms causality memory precision shift "
+    "grad_modes extreme_inputs backends transforms causality memory precision shift "
     "shared_tables random_calls queries_without_keys prompt_lookup dtypes autograd_graph "
     "cache_operations adapters offloading"
 ).split()
 TURNS = len(IN_TURNS)
-"""Of the laws that take longest each subject meets one in the quick tier, and each law every 27th subject."""
+"""Of the laws that take longest each subject meets one in the quick tier, and each law every 25th subject."""
 LONGEST = {"queries_without_keys": 40, "offloading": 40, "documents_across_calls": 40}
 """Those that take a second and more: quick for one subject in so many."""
 FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")

@@ -14,7 +14,6 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import check_sizes
-from longitude.native.derivatives import with_zero_gradients
 from longitude.native.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable
@@ -227,7 +226,6 @@ class RWKV4(RecurrentMixer):
         receptance = self.receptance(torch.lerp(before, x, self.time_mix_receptance)).sigmoid()
         sums = tuple(sums) or None
         wkv, sums = rwkv4(self.time_decay, self.time_first, key, value, state=sums, **self.options(inputs))
-        wkv = with_zero_gradients(wkv, [self.time_decay])  # which a single token does not use
         return self.output(receptance * wkv), (last, *sums)
 
 

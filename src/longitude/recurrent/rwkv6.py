@@ -14,7 +14,6 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive
-from longitude.native.derivatives import with_zero_gradients
 from longitude.recurrent.base import RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
@@ -163,7 +162,5 @@ class RWKV6(RecurrentMixer):
         projected = self.receptance(to_r), self.key(to_k), self.value(to_v), log_w
         r, k, v, log_w = (split_heads(y, self.num_heads) for y in projected)
         out, matrix = rwkv6(r, k, v, log_w, self.time_faaaa, state=matrix, **self.options(inputs))
-        # A single token does not use the decay.
-        out = with_zero_gradients(out, (self.time_decay, self.time_decay_w1, self.time_decay_w2))
         out = group_norm(self.ln_x, join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
         return self.output(F.silu(self.gate(to_g)) * out), (last, matrix)

@@ -16,7 +16,6 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive
-from longitude.native.derivatives import with_zero_gradients
 from longitude.recurrent.base import RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
@@ -176,8 +175,6 @@ class RWKV7(RecurrentMixer):
         r, log_w, k, v, removed, a = (split_heads(y, self.num_heads) for y in (r, log_w, k, v, removed, a))
         kappa = F.normalize(removed.to(exact), dim=-1)
         out, matrix = rwkv7(r, log_w, k, v, kappa, a.to(exact), state=matrix, **self.options(inputs))
-        # The first token decays nothing, and removes nothing.
-        out = with_zero_gradients(out, (self.w0, self.w1, self.w2, self.k_k))
         out = group_norm(self.ln_x, join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
         bonus = (r * k * self.r_k[:, None]).sum(-1, keepdim=True) * v
         return self.output((out + join_heads(bonus)) * gate), (last, matrix)

@@ -22,7 +22,7 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.operation import raw_request, run
 from longitude.attention.state_mixer import StateInputs, StateMixer
 from longitude.errors import UsageError
-from longitude.native.derivatives import readable, with_zero_gradients
+from longitude.native.derivatives import readable
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import as_int, single_axis, wide
@@ -524,16 +524,11 @@ class HierarchicalAttention(StateMixer, Headed):
         opening = self.gate_proj(x) + self.gate_bias
         gate = opening.to(torch.promote_types(opening.dtype, torch.float32)).sigmoid().transpose(1, 2)
         out, state = attend_tokens(self.rule(), q, k, v, gate, inputs, state)
-        out = with_zero_gradients(out, self.far_parameters())  # sequences within the window use no block
         return self.o_proj(join_heads(out.to(q.dtype))), state
 
     @property
     def far_from(self) -> int:
         return self.window
-
-    def far_parameters(self) -> list[nn.Parameter]:
-        """Parameters that only sequences longer than the window use: those of the gate."""
-        return [*self.gate_proj.parameters(), self.gate_bias]
 
     def require_state(self, state: State | None, batch: int, encoding: Composed) -> None:
         """ValueError for a state of another batch, window, size or encoding."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import NoMask
 from longitude.recurrent.base import RecurrentMixer
 from longitude.testing.engine import DoesNotApply, LawBroken, Measurement
@@ -123,40 +121,6 @@ def gradients(build: MixerExample, lengths: tuple[int, ...] = (7, 63)) -> None:
                 p.add_(step)
             got, want = (gradient * step).sum() * 1e6, (above - below) / 2e-6
             close(f"{here}: gradient of {parameter} and differences", got, want, DIFFERENCES)
-
-
-@shared_law(needs=CACHES)
-def unused_parameters(build: MixerExample) -> None:
-    """Every parameter that requires a gradient gets one, zeros if it is not used, at any length.
-
-    Tried with one token, a sequence inside every window, and equally short documents; in every form and on every backend, in
-    full passes and with a cache. Distributed trainers wait for the gradient of every parameter.
-    """
-    tried = 0
-    for name, options in build.forms((5,), list(BACKENDS)).items():
-        net = LayerStack(build, layers=1, **options)
-        for length, split in product((1, 3, 9), (False, True)):
-            here = f"{length} tokens{', in documents' if split else ''} {name}".strip()
-            try:
-                _require_gradients(here, net, numbers(2, length, DIM), 0, two_documents(length) if split else None)
-            except ValueError:  # of a backend that does not support it
-                continue
-            tried += 1
-    if not tried:
-        raise LawBroken("expected a form that gives gradients")
-    net = LayerStack(build, layers=1)
-    caches = net.caches()
-    with torch.no_grad():
-        net(numbers(2, 2, DIM), 0, None, caches)
-    _require_gradients("a token behind a cache", net, numbers(2, 1, DIM), 2, None, caches)
-
-
-def _require_gradients(what: str, net: LayerStack, x: Tensor, *rest: Any) -> None:
-    learned = {name: p for name, p in net.named_parameters() if p.requires_grad}
-    out = net(x, *rest)
-    grads = torch.autograd.grad((out * numbers(*out.shape, seed=9)).sum(), [*learned.values()], allow_unused=True)
-    if missing := [name for name, g in zip(learned, grads, strict=True) if g is None]:
-        raise LawBroken(f"{what}: no gradient, not even of zeros, for {', '.join(missing)}")
 
 
 # ---- order -----------------------------------------------------------------------------------------------
