@@ -12,16 +12,6 @@ MAMBA = {
     "backbone.layers.{n}.mixer.": "model.layers.{n}.mixer.",
     "backbone.norm_f.": "model.norm.",
 }
-RWKV = {
-    "rwkv.embeddings.": "model.embed_tokens.",
-    "rwkv.blocks.0.pre_ln.": "model.embed_norm.",
-    "rwkv.blocks.{n}.ln1.": "model.layers.{n}.mixer_norm.",
-    "rwkv.blocks.{n}.ln2.": "model.layers.{n}.mlp_norm.",
-    "rwkv.blocks.{n}.attention.": "model.layers.{n}.mixer.",
-    "rwkv.blocks.{n}.feed_forward.": "model.layers.{n}.mlp.",
-    "rwkv.ln_out.": "model.norm.",
-    "head.": "lm_head.",
-}
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings")
 
 
@@ -70,18 +60,3 @@ def of_mamba(model):
         mixer |= {"dt_rank": int(config.time_step_rank), "norm_eps": getattr(config, "mixer_rms_eps", None)}
     options = {"num_attention_heads": 1, "mlp": "none", "rms_norm_eps": config.layer_norm_epsilon}
     return copied(model, MAMBA, mixer=mixer, max_position_embeddings=None, **options)
-
-
-def rwkv_block(mixer, **options):
-    """Options that all RWKV models share."""
-    block = {"mlp": "rwkv", "norm": "layernorm", "layer_norm_eps": 1e-5, "embedding_norm": True}
-    return {"num_attention_heads": 1, "mixer": mixer, **block, **options}
-
-
-def of_recurrent(model):
-    """A recurrent model of transformers as ours."""
-    if model.config.model_type != "rwkv":
-        return of_mamba(model)
-    config = model.config
-    lengths = {"max_position_embeddings": config.context_length, "intermediate_size": config.intermediate_size}
-    return copied(model, RWKV, **rwkv_block({"name": "rwkv4", "inner": config.attention_hidden_size}, **lengths))

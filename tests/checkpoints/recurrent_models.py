@@ -5,7 +5,7 @@ from inspect import signature
 
 import torch
 from torch import nn
-from transformers import FalconMambaForCausalLM, Mamba2ForCausalLM, MambaForCausalLM, RwkvForCausalLM
+from transformers import FalconMambaForCausalLM, Mamba2ForCausalLM, MambaForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
 GROUPED = "group_size" in signature(MambaRMSNormGated).parameters
@@ -22,10 +22,6 @@ CASES = {
         {"n_groups": 3 if GROUPED else 1, "chunk_size": 4, "use_bias": True, "layer_norm_epsilon": 1e-3},
     ),
     "mamba2, one group, tied": (Mamba2ForCausalLM, {"n_groups": 1, "use_conv_bias": False, "tie_word_embeddings": True}),
-    "rwkv": (RwkvForCausalLM, {}),
-    "rwkv, other widths, tied": (
-        RwkvForCausalLM, {"attention_hidden_size": 20, "intermediate_size": 30, "tie_word_embeddings": True},
-    ),
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import longitude as lg
-from tests.checkpoints.copied import renamed, rwkv_block
+from tests.checkpoints.copied import renamed
 from tests.checkpoints.recurrent_models import VOCABULARY, in_steps, logits, perturb, some_ids
 from tests.support import close
 
@@ -16,27 +16,24 @@ def ids():
 
 
 HEADS, HEAD = 3, 8
-WIDTH, HIDDEN, LAYERS = HEADS * HEAD, 30, 2
+WIDTH, LAYERS = HEADS * HEAD, 2
 
 
 def authors_weights():
     """The tensors of an RWKV-6 in the names of the authors' .pth files."""
     vector = (1, 1, WIDTH)
     attention = {f"{name}.weight": (WIDTH, WIDTH) for name in ("receptance", "key", "value", "output")}
-    channel = {"key.weight": (HIDDEN, WIDTH), "value.weight": (WIDTH, HIDDEN), "receptance.weight": (WIDTH, WIDTH)}
     attention |= {f"time_maa_{name}": vector for name in "xwkvrg"}
     attention |= {
         "time_maa_w1": (WIDTH, 5 * 4), "time_maa_w2": (5, 4, WIDTH), "time_decay": vector,
         "time_decay_w1": (WIDTH, 6), "time_decay_w2": (6, WIDTH), "time_faaaa": (HEADS, HEAD),
         "gate.weight": (WIDTH, WIDTH), "ln_x.weight": (WIDTH,), "ln_x.bias": (WIDTH,),
     }  # fmt: skip
-    channel |= {"time_maa_k": vector, "time_maa_r": vector}
     norm = {"weight": (WIDTH,), "bias": (WIDTH,)}
     shapes = {"emb.weight": (VOCABULARY, WIDTH), "head.weight": (VOCABULARY, WIDTH)}
     parts = {"ln_out": norm, "blocks.0.ln0": norm}
     for i in range(LAYERS):
-        parts |= {f"blocks.{i}.{name}": part for name, part in (("ln1", norm), ("ln2", norm))}
-        parts |= {f"blocks.{i}.att": attention, f"blocks.{i}.ffn": channel}
+        parts |= {f"blocks.{i}.ln1": norm, f"blocks.{i}.att": attention}
     shapes |= {f"{prefix}.{name}": shape for prefix, part in parts.items() for name, shape in part.items()}
     torch.manual_seed(2)
     state = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
@@ -50,12 +47,12 @@ def under(state, prefix):
 
 
 def authors_logits(state, ids):
-    """RWKV-6 on one row of tokens, one after the other (Peng et al. 2024, section 4)."""
+    """Time mixes of RWKV-6 on one row of tokens, one after the other (Peng et al. 2024, section 4)."""
 
     def norm(x, name, eps=1e-5):
         return F.layer_norm(x, (WIDTH,), state[f"{name}.weight"], state[f"{name}.bias"], eps)
 
-    before = torch.zeros(LAYERS, 2, WIDTH, dtype=torch.float64)
+    before = torch.zeros(LAYERS, WIDTH, dtype=torch.float64)
     matrices = torch.zeros(LAYERS, HEADS, HEAD, HEAD, dtype=torch.float64)  # [keys, values]
     out = []
     for token in ids:
@@ -63,7 +60,7 @@ def authors_logits(state, ids):
         for i in range(LAYERS):
             w = under(state, f"blocks.{i}.att.")
             y = norm(x, f"blocks.{i}.ln1")
-            d, before[i, 0] = before[i, 0] - y, y
+            d, before[i] = before[i] - y, y
             low = torch.tanh((y + d * w["time_maa_x"].flatten()) @ w["time_maa_w1"]).view(5, -1)
             mixed = {}
             for j, name in enumerate("wkvrg"):
@@ -78,23 +75,13 @@ def authors_logits(state, ids):
                 heads.append((o - o.mean()) / (o.var(correction=0) + 64e-5).sqrt())
             o = torch.cat(heads) * w["ln_x.weight"] + w["ln_x.bias"]
             x = x + w["output.weight"] @ (o * F.silu(w["gate.weight"] @ mixed["g"]))
-            w = under(state, f"blocks.{i}.ffn.")
-            y = norm(x, f"blocks.{i}.ln2")
-            d, before[i, 1] = before[i, 1] - y, y
-            k = torch.relu(w["key.weight"] @ (y + d * w["time_maa_k"].flatten())) ** 2
-            x = x + torch.sigmoid(w["receptance.weight"] @ (y + d * w["time_maa_r"].flatten())) * (
-                w["value.weight"] @ k
-            )
         out.append(state["head.weight"] @ norm(x, "ln_out"))
     return torch.stack(out)
 
 
 NAMES = {
     "emb.": "model.embed_tokens.", "blocks.0.ln0.": "model.embed_norm.", "blocks.{n}.ln1.": "model.layers.{n}.mixer_norm.",
-    "blocks.{n}.ln2.": "model.layers.{n}.mlp_norm.", "blocks.{n}.att.": "model.layers.{n}.mixer.",
-    "blocks.{n}.ffn.time_maa_k": "model.layers.{n}.mlp.time_mix_key",
-    "blocks.{n}.ffn.time_maa_r": "model.layers.{n}.mlp.time_mix_receptance", "blocks.{n}.ffn.": "model.layers.{n}.mlp.",
-    "ln_out.": "model.norm.", "head.": "lm_head.",
+    "blocks.{n}.att.": "model.layers.{n}.mixer.", "ln_out.": "model.norm.", "head.": "lm_head.",
 }  # fmt: skip
 """Prefixes of the authors' names -> ours."""
 
@@ -102,14 +89,11 @@ NAMES = {
 def test_rwkv6_is_the_authors_formula(tmp_path, ids):
     state = authors_weights()
     mixer = {"name": "rwkv6", "head_dim": HEAD, "mix_rank": 4, "decay_rank": 6, "norm_eps": 64e-5}
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "intermediate_size": HIDDEN}
-    more = {"embedding_scale": 1.0, "tie_word_embeddings": False, "pad_token_id": None}
-    ours = lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, **more, **rwkv_block(mixer, num_attention_heads=HEADS)))
-    weights = renamed(state, NAMES)
-    for name in weights:  # theirs moves a token towards the one before by mu, ours weighs the token itself
-        if ".mlp.time_mix" in name:
-            weights[name] = 1 - weights[name]
-    ours.eval().double().load_state_dict(weights)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    more = {"embedding_scale": 1.0, "tie_word_embeddings": False, "pad_token_id": None, "embedding_norm": True}
+    block = {"mixer": mixer, "mlp": "none", "norm": "layernorm", "layer_norm_eps": 1e-5}
+    ours = lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, **more, **block))
+    ours.eval().double().load_state_dict(renamed(state, NAMES))
     want = torch.stack([authors_logits(state, row) for row in ids])
     assert want.abs().max() > 0.3
     close(logits(ours, ids), want)

@@ -1,7 +1,7 @@
 """Published recurrent models, their copies of ours, and a hybrid: on one page, with the same numbers."""
 
 import pytest
-from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM, RwkvConfig, RwkvForCausalLM
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 import longitude as lg
 from longitude.checkpoints.load import byte_tokenizer, config_of
@@ -10,7 +10,7 @@ from longitude.measure.plan import keeps_keys, outline_of, plan
 from longitude.measure.run import measure
 from longitude.runs.terminal import Progress
 from longitude.testing import fill
-from tests.checkpoints.copied import of_recurrent
+from tests.checkpoints.copied import of_mamba
 from tests.checkpoints.recurrent_models import GROUPED
 
 SIZES = {"vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 2}
@@ -19,7 +19,6 @@ MODELS = {
     "mamba2": lambda: Mamba2ForCausalLM(
         Mamba2Config(**SIZES, num_heads=4, head_dim=8, n_groups=2 if GROUPED else 1, state_size=8)
     ),
-    "rwkv": lambda: RwkvForCausalLM(RwkvConfig(**SIZES, context_length=24)),
 }
 
 
@@ -30,12 +29,12 @@ def test_theirs_and_ours_on_one_page(name, text, tmp_path):
     model = fill(MODELS[name](), std=0.2)
     model.save_pretrained(theirs)
     byte_tokenizer().save_pretrained(theirs)
-    of_recurrent(model).save_pretrained(ours)
+    of_mamba(model).save_pretrained(ours)
     config = MeasureConfig(
         text=str(text), device="cpu", lengths=(24, 48), documents=2, chunk=16, methods=("non-overlapping",)
     )
     planned = plan(config, (str(theirs), str(ours)))
-    assert [each.trained for each in planned.subjects] == ([24, 24] if name == "rwkv" else [None, None])
+    assert [each.trained for each in planned.subjects] == [None, None]
     results = measure(planned, tmp_path / "run", Progress())
     assert results.failures == ()
     rows = {(row.label, row.length): row for row in results.rows if row.metric == "bits_per_byte"}

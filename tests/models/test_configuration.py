@@ -45,7 +45,6 @@ test_mistakes = refused_calls(
         config(*HEADS, num_attention_heads=3),
         config("num_key_value_heads", "num_attention_heads", "3 and 4", num_key_value_heads=3),
         config("hidden_dropout", "1.5", hidden_dropout=1.5),
-        config("'latent'", mlp="rwkv", mixers=["rwkv4", "latent"]),
         config("intermediate_size", "mlp='none'", mlp="none", intermediate_size=8),
         config("qk_norm", "latent", "attention", qk_norm=True, mixer="latent"),
         config("short_conv", "mamba", "attention", short_conv=["input"], mixer="mamba"),

@@ -1,4 +1,4 @@
-"""RWKV-4: the weighted mean against its formula and transformers', and the published blocks."""
+"""RWKV-4: the weighted mean and the layer against their formulas and transformers'."""
 
 import math
 
@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.recurrent import RWKV4, RWKVChannelMix
+from longitude.recurrent import RWKV4
 from longitude.recurrent.ops import c_loops as loops
 from longitude.testing import fill
+from tests.checkpoints.recurrent_models import in_float64
 from tests.support import close
 
 rwkv4 = lg.recurrent.rwkv4
@@ -87,7 +88,7 @@ def test_keys_that_tie_with_the_decayed_max(flag):
 
 # ---- the layers ------------------------------------------------------------------------------------------------------
 def test_rwkv4_is_transformers():
-    """Outputs, and the state after them, from a state before."""
+    """Outputs, all gradients, and the state after them, from a state before."""
     from transformers import RwkvConfig
     from transformers.models.rwkv.modeling_rwkv import RwkvSelfAttention
 
@@ -95,8 +96,14 @@ def test_rwkv4_is_transformers():
     theirs, ours = fill(RwkvSelfAttention(config, 0)), RWKV4(16, inner=32)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 13, 16)
+    with in_float64():
+        exact, answers = x.double().requires_grad_(), []
+        for layer, forward in ((ours.double(), ours), (theirs.double(), lambda x: theirs(x)[0])):
+            learned = [layer.get_parameter(name) for name, _ in ours.named_parameters()]
+            answers.append((out := forward(exact), *torch.autograd.grad(out.sin().sum(), [exact, *learned])))
+        close(*answers, atol=1e-10)
+    ours.float(), theirs.float()
     with torch.no_grad():
-        torch.testing.assert_close(ours(x), theirs(x)[0], rtol=1e-4, atol=1e-4)
         state = [torch.zeros(2, n, 1) for n in (16, 16, 32, 32, 32)]
         state[4] -= 1e38
         cache = ours.cache_layer()
@@ -106,19 +113,6 @@ def test_rwkv4_is_transformers():
         tail, *sums = cache.state
         for a, b in zip((tail[:, 0], *sums), state[1:], strict=True):
             torch.testing.assert_close(a, b[..., 0], rtol=1e-4, atol=1e-4)
-
-
-def test_channel_mix_is_transformers():
-    from transformers import RwkvConfig
-    from transformers.models.rwkv.modeling_rwkv import RwkvFeedForward
-
-    theirs, ours = fill(RwkvFeedForward(RwkvConfig(hidden_size=16, num_hidden_layers=1))), RWKVChannelMix(16)
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(2, 13, 16)
-    want = theirs(x)[0]
-    torch.testing.assert_close(ours(x)[0], want, rtol=1e-4, atol=1e-3)
-    first, tail = ours(x[:, :5])
-    torch.testing.assert_close(torch.cat([first, ours(x[:, 5:], tail)[0]], 1), want, rtol=1e-4, atol=1e-3)
 
 
 def test_initial_values_are_the_published():

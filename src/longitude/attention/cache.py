@@ -369,7 +369,6 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         seen: Tokens so far, the same for every row.
         newest: Position of the last token that is no padding, on several axes the largest of its document: int, [1] or [B, 1].
         owner: Name of the class that made the state; reading it from another class raises ValueError.
-        last: The last token, [B, 1, dim], if a channel mix after the mixer reads it.
     """
 
     kind: str = "state"
@@ -382,7 +381,6 @@ class StateLayer(CropsTogether, CacheLayerMixin):
 
     def forget(self) -> None:
         self.state: Any = None
-        self.last: Tensor | None = None
         self.seen = 0
         self.newest: int | Tensor = -1
         self.owner: str | None = None
@@ -430,7 +428,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         super()._map(change)
-        self.state, self.last = tree_map_only(Tensor, change, (self.state, self.last))
+        self.state = tree_map_only(Tensor, change, self.state)
         if isinstance(self.newest, Tensor) and self.newest.dim() == 2:
             self.newest = change(self.newest)
 

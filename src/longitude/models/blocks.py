@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from longitude.attention.layers.cross import CrossAttention
-from longitude.attention.mixer import MixerInputs, of_this_mode
-from longitude.attention.state_mixer import document_flags
+from longitude.attention.mixer import MixerInputs
 from longitude.models.configuration import GATED, LongitudeConfig
-from longitude.recurrent.rwkv4 import RWKVChannelMix
 
 
 def norm(config: LongitudeConfig) -> nn.Module:
@@ -76,8 +74,7 @@ class Block(GradientCheckpointingLayer):
         self.mlp_norm, self.mlp = None, None
         if config.mlp != "none":
             self.mlp_norm = norm(config)
-            width = config.hidden_size, config.intermediate_size
-            self.mlp = RWKVChannelMix(*width) if config.mlp == "rwkv" else MLP(config)
+            self.mlp = MLP(config)
         self.after = None
         if config.norm_position == "both":
             parts = [name for name in ("mixer_norm", "cross_norm", "mlp_norm") if getattr(self, name) is not None]
@@ -106,22 +103,8 @@ class Block(GradientCheckpointingLayer):
             attended, of_source = attended if cross_weights else (attended, None)
             x = self.added(x, attended, "cross_norm")
         if self.mlp is not None and self.mlp_norm is not None:
-            y = self.mlp_norm(x) if self.before else x
-            y = self.channel_mixed(self.mlp, y, inputs) if isinstance(self.mlp, RWKVChannelMix) else self.mlp(y)
-            x = self.added(x, y, "mlp_norm")
+            x = self.added(x, self.mlp(self.mlp_norm(x) if self.before else x), "mlp_norm")
         return x, weights, of_source
-
-    def channel_mixed(self, mlp: RWKVChannelMix, x: Tensor, inputs: MixerInputs) -> Tensor:
-        """Channel mix of x [B, L, dim]; the cache stores the last token beside the mixer's state."""
-        cache, documents = inputs.cache, inputs.documents
-        past = 0 if cache is None else cache.seen - x.shape[1]  # the mixer has already counted these tokens
-        reset, valid = None, None
-        if documents is not None:
-            reset, valid = inputs.step.once(document_flags, documents, past)
-        y, last = mlp(x, None if cache is None else of_this_mode(cache.last), reset, valid)
-        if cache is not None:
-            cache.last = last
-        return y
 
     def added(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
         """Residual sum x + y; norm_position "both" normalizes y, "post" the sum. norm: attribute of the norm."""

@@ -15,7 +15,6 @@ from transformers import PreTrainedConfig
 from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.attention.short_conv import conv_places
-from longitude.attention.state_mixer import StateMixer
 from longitude.errors import Count, Positive, UsageError, check_declared, unknown
 from longitude.labels import is_label, parse_encoding, parse_label, parse_mixer
 from longitude.positions.base import ENCODINGS, resolved
@@ -29,7 +28,7 @@ Spec = str | dict[str, Any] | list[Any]
 Activation = Literal["swiglu", "geglu_tanh", "gelu", "gelu_tanh", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
 NormPosition = Literal["pre", "post", "both"]
-MLPKind = Literal["dense", "rwkv", "none"]
+MLPKind = Literal["dense", "none"]
 SHARED = {
     "bias": "attention_bias", "dropout": "attention_dropout", "scale": "attention_scale", "backend": "attention_backend",
     "qk_norm": "qk_norm", "qk_norm_eps": "rms_norm_eps", "output_gate": "output_gate", "softcap": "score_softcap",
@@ -64,8 +63,7 @@ class LongitudeConfig(PreTrainedConfig):
             Inner width of the MLP. Defaults to 8/3 `hidden_size`, rounded up to a multiple of 8, for "swiglu", and to
             4 `hidden_size` for the others. None if there is no MLP. "geglu_tanh" has the default of "swiglu".
         mlp (`str`, *optional*, defaults to `"dense"`):
-            The part after the mixer in each block: "dense", an MLP with `hidden_act`; "rwkv", `RWKVChannelMix`, which also
-            reads the previous token and needs mixers with a state; "none", as in Mamba.
+            The part after the mixer in each block: "dense", an MLP with `hidden_act`; "none", as in Mamba.
         hidden_act (`str`, *optional*, defaults to `"swiglu"`):
             Activation of the MLP: "swiglu", "gelu" (exact), "gelu_tanh" (its approximation) or "relu"; "geglu_tanh" is gated as
             "swiglu" is, with "gelu_tanh".
@@ -206,12 +204,11 @@ class LongitudeConfig(PreTrainedConfig):
         require_backend(self.attention_backend)
         if self.mlp == "none" and self.intermediate_size is not None:
             raise UsageError("intermediate_size", "none with mlp='none'", self.intermediate_size)
-        if self.mlp != "dense" and self.mlp_bias:
-            raise UsageError("mlp_bias", f"False with mlp={self.mlp!r}, which has no biases", "True")
+        if self.mlp == "none" and self.mlp_bias:
+            raise UsageError("mlp_bias", "False with mlp='none'", "True")
         if self.intermediate_size is None and self.mlp != "none":
             gated = math.ceil(self.hidden_size * 8 / 3 / 8) * 8
-            glu = self.mlp == "dense" and self.hidden_act in GATED
-            self.intermediate_size = gated if glu else 4 * self.hidden_size
+            self.intermediate_size = gated if self.hidden_act in GATED else 4 * self.hidden_size
         if self.embedding_scale is None:
             self.embedding_scale = math.sqrt(self.hidden_size)
         self.mixer, self.mixers = self._one_or_each(
@@ -223,13 +220,6 @@ class LongitudeConfig(PreTrainedConfig):
         for spec in mixers:
             if not {*self.short_conv} <= {*conv_places(spec.get("short_conv", self.short_conv))}:
                 raise UsageError("short_conv", f"none beside a mixer with {spec['short_conv']}", self.short_conv)
-        if self.mlp == "rwkv":
-            for spec in self.layer_mixers():
-                if not issubclass(mixer_class(spec), StateMixer):
-                    raise ValueError(
-                        f"mlp: 'rwkv' keeps the last token where its mixer keeps a state; expected a mixer such as 'rwkv4' or "
-                        f"'rwkv6', got {spec['name']!r}"
-                    )
         if self.hidden_size % self.num_attention_heads and any(map(self.needs_head_dim, self.layer_mixers())):
             raise UsageError(
                 "", "num_attention_heads to divide hidden_size", f"{self.num_attention_heads} and {self.hidden_size}"

@@ -36,7 +36,6 @@ from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, as_int, canonical, explicit, following
 from longitude.positions.linear import FullPrecision
-from longitude.recurrent.rwkv4 import RWKVChannelMix
 
 logger = logging.get_logger(__name__)
 
@@ -96,7 +95,7 @@ class LongitudePreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range or module.embedding_dim**-0.5)
-        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | Encoding | Mixer | RWKVChannelMix):
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | Encoding | Mixer):
             module.reset_parameters()
 
 

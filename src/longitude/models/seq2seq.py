@@ -32,10 +32,6 @@ def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
 
     Its mixer is the decoder's if that can be bidirectional, else attention; its encoding: encoder_encoding or the decoder's.
     """
-    if config.mlp == "rwkv":
-        raise ValueError(
-            "mlp: 'rwkv' reads the token before each, and an encoder attends to both sides; expected 'dense'"
-        )
     encoder = deepcopy(config)
     encoder.is_encoder_decoder, encoder.encoder_encoding = False, None
     mixers = [mixer_class(spec) for spec in config.layer_mixers()]

@@ -1,4 +1,4 @@
-"""RWKV-4: each channel's values, weighted by their keys and by a decay with the distance; its time mix and channel mix."""
+"""RWKV-4: each channel's values, weighted by their keys and by a decay with the distance."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import math
 from typing import Any, NamedTuple, Unpack
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import check_sizes
 from longitude.native.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable
@@ -227,61 +226,3 @@ class RWKV4(RecurrentMixer):
         sums = tuple(sums) or None
         wkv, sums = rwkv4(self.time_decay, self.time_first, key, value, state=sums, **self.options(inputs))
         return self.output(receptance * wkv), (last, *sums)
-
-
-class RWKVChannelMix(nn.Module):
-    """The MLP of RWKV's published blocks: out = sigmoid(W_r x_r) * W_v relu(W_k x_k)^2.
-
-    x_r and x_k are mu x_t + (1 - mu) x_{t-1}, with separate mu.
-
-    Args:
-        dim: width of x and of the output.
-        hidden: inner width; None: 4 dim.
-
-    Raises:
-        ValueError: for sizes that are not positive.
-
-    Source:
-        Peng et al. 2023, section 3.1, arXiv 2305.13048, https://arxiv.org/abs/2305.13048
-    """
-
-    def __init__(self, dim: int, hidden: int | None = None):
-        super().__init__()
-        hidden = 4 * dim if hidden is None else hidden
-        check_sizes("RWKVChannelMix", dim=dim, hidden=hidden)
-        self.time_mix_key, self.time_mix_receptance = (nn.Parameter(torch.empty(1, 1, dim)) for _ in range(2))
-        self.key = nn.Linear(dim, hidden, bias=False)
-        self.receptance = nn.Linear(dim, dim, bias=False)
-        self.value = nn.Linear(hidden, dim, bias=False)
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Initialize both mu as the authors do in the middle layer: sqrt(channel / dim)."""
-        dim, device = self.time_mix_key.shape[-1], self.time_mix_key.device
-        mix = (torch.arange(dim, dtype=torch.float32, device=device) / dim).sqrt()
-        fill(self.time_mix_key, mix)
-        fill(self.time_mix_receptance, mix)
-
-    def forward(
-        self,
-        x: Float[Tensor, "B L dim"],
-        tail: Float[Tensor, "B 1 dim"] | None = None,
-        reset: Bool[Tensor, "B L"] | None = None,
-        valid: Bool[Tensor, "B L"] | None = None,
-    ) -> tuple[Float[Tensor, "B L dim"], Float[Tensor, "B 1 dim"]]:
-        """Mix the channels of each token with those of the token before it.
-
-        Args:
-            x: [B, L, dim].
-            tail: the token before the first, as an earlier call returned it; None at the beginning.
-            reset: True for tokens that begin a document, [B, L].
-            valid: False for padding, [B, L].
-
-        Returns:
-            [B, L, dim], and the tail for the next call [B, 1, dim].
-        """
-        before, tail = previous(x, tail, reset, valid)
-        key = self.key(torch.lerp(before, x, self.time_mix_key)).relu().square()
-        receptance = self.receptance(torch.lerp(before, x, self.time_mix_receptance)).sigmoid()
-        return receptance * self.value(key), tail
