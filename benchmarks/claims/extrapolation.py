@@ -4,7 +4,7 @@ from functools import partial
 
 from claims.base import Claim, Clause, register
 from claims.evidence import Measured
-from claims.statements import level, loss_below, loss_within, more_accurate, rises
+from claims.statements import level, loss_at_most, loss_below, loss_within, more_accurate, rises
 
 ladder_a, ladder_b = partial(Measured, "ladder-a"), partial(Measured, "ladder-b")
 tables, early, base, recall = (partial(Measured, study) for study in ("tables", "early", "base", "recall-qk"))
@@ -73,14 +73,18 @@ register(
             Clause(
                 "With ALiBi, the loss does not get worse at up to 16 times the training length.",
                 a=tuple(level(ladder_a("alibi", length), at=128) for length in LENGTHS),
-                b=tuple(level(ladder_b("alibi", length), at=256) for length in NEXT),
+                b=(
+                    loss_at_most(early("alibi", 512, "sliding"), early("alibi", 256, "sliding")),
+                    *(level(ladder_b("alibi", length), at=256) for length in NEXT[1:]),
+                ),
             ),
         ),
         source=PRESS,
         link=PRESS_LINK,
         protocol="There: 247 million parameters, WikiText-103, trained at 512, tested to 10,000 tokens, about 20 "
-        f"times as many; windows that do not overlap. {RUNG} {HEADS} {LARGER}",
-        costs=MISSING.format("ALiBi", 110),
+        f"times as many; windows that do not overlap. {RUNG} {HEADS} {LARGER} At twice the length, windows slide there: half of "
+        "one that does not overlap has the contexts of training, short ones too, and its mean is 2.8% [2.1, 3.8] above the end of "
+        "a training window (1.4% for a model that sees 63 bytes), and 4.5% below the mean of a whole one.",
     )
 )
 register(
