@@ -1,19 +1,15 @@
-"""The figures of a study hold its numbers: seeds, changes with their own intervals, distances, times."""
+"""The figures of a study hold its numbers: seeds, changes with their own intervals, times."""
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
-from longitude.measure import read_rows
-from longitude.measure.rows import from_frame
 from longitude.study.analysis import analyse
 from longitude.study.pictures import PICTURES, by_position
 from longitude.study.results import read_run
 from longitude.study.tasks.base import TASKS, Measuring
-from longitude.study.tasks.questions import rows_by_distance
 from longitude.study.train import build_model
-from tests.study.conftest import TINY, put_rows, values, write_answers, write_run
+from tests.study.conftest import TINY, values, write_run
 
 
 def drawn(name, analysis):
@@ -62,23 +58,3 @@ def test_the_losses_of_one_text_add_up_to_the_loss_that_the_study_has_of_it(data
     each, whole = TASKS["text"]().window(of), tables["non-overlapping", TINY.longest]
     assert each["nats"].sum() == pytest.approx(whole["nats"].sum(), rel=1e-6) and len(each) == TINY.longest
     assert "".join(each["text"]).encode() == bytes(window[1:].tolist())
-
-
-def test_answers_by_length_and_distance(tmp_path):
-    write_answers(tmp_path, {"rope": (1.0,), "t5": (1.0,)}, test_lengths=(8,), documents=4, seeds=(0, 1))
-    assert drawn("by-distance", analyse(tmp_path)) == []
-    rows = from_frame(read_rows(tmp_path / "results.parquet"))
-    for seed, exact in ((0, [1, 1, 0]), (1, [1, 0, 0])):
-        answers = pd.DataFrame({"method": "forward", "length": 8, "distance": [1, 4, 7], "exact": exact})
-        rows += rows_by_distance(
-            answers, "exact_match", {"task": "copy-decoder", "label": "rope", "seed": seed, "learning_rate": 4e-3}
-        )
-    put_rows(tmp_path, rows)
-    [figure] = drawn("by-distance", analyse(tmp_path))
-    spec = figure.chart.to_dict()
-    [rope] = spec["concat"]  # t5 has no distances
-    assert [(each["place"], each["value"], each["count"]) for each in values(spec, "rect", rope)] == [
-        ("1", 1, 2), ("4 to 7", 0.25, 4),
-    ]  # fmt: skip
-    assert figure.table.to_numpy().tolist() == [["rope", 8, "100%", "25%"]]
-    assert figure.title.endswith(" 50%")  # all answers at the longest length, each once
