@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from longitude.report.figure import COLORS, EDGE, GREY, PAPER, apart, color_of, dashes_of, themed
+from longitude.report.figure import COLORS, EDGE, GREY, apart, color_of, dashes_of, themed
 from longitude.report.wording import capital, short_papers
 from longitude.study.results import Run
 
@@ -183,15 +183,6 @@ def dotted(value: float, y: alt.Y) -> alt.Chart:
     """A level line."""
     base = alt.Chart(alt.Data(values=[{"value": value}]))
     return base.mark_rule(strokeDash=[1, 3], color=GREY, strokeWidth=1.4).encode(y)
-
-
-def level(value: float, words: str, x: alt.X, y: alt.Y, field: str, at: float) -> list[alt.Chart]:
-    """A level line, named at its right end, on the color of the page: no line crosses its words."""
-    base = alt.Chart(alt.Data(values=[{"value": value, field: at, "words": words}]))
-    under: dict[str, Any] = {"stroke": PAPER, "strokeWidth": 4, "strokeJoin": "round", "color": PAPER, "aria": False}
-    over: dict[str, Any] = {"color": GREY}
-    texts = [base.mark_text(align="right", dx=-12, dy=-8, fontSize=12, **style) for style in (under, over)]
-    return [dotted(value, y), *(text.encode(x, y, text="words:N") for text in texts)]
 
 
 def domain_of(values: Iterable[float]) -> list[float]:
