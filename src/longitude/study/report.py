@@ -195,26 +195,7 @@ def _comparisons(analysis: Analysis) -> dict[str, Any]:
     every = next(iter(analysis.comparisons.values()), [])
     at = dict.fromkeys((run.reference, run.lengths[-1]))
     lines = [finding._asdict() | in_words(finding, criterion, 1) for finding in every if finding.length in at]
-    matrices = {length: matrix for length in at if (matrix := _matrix(analysis, length))}
-    return {"lines": lines, "matrices": matrices, "csv": pd.DataFrame(every).to_csv(index=False)}
-
-
-def _matrix(analysis: Analysis, length: int) -> dict[str, list[dict[str, Any]]]:
-    """Label -> its cells, one for each label, the best first: the difference of the row to the column, and who is better."""
-    criterion, pairs = analysis.criterion, analysis.compared(length)
-    of = {(pair.better, pair.worse): pair for pair in pairs} | {(pair.worse, pair.better): pair for pair in pairs}
-    labels = [finding.label for finding in ranked(analysis) if any(finding.label in pair for pair in of)]
-
-    def cell(row: str, column: str) -> dict[str, Any]:
-        if (pair := of.get((row, column))) is None:
-            return {"kind": "same", "words": "", "title": ""}
-        ahead = row == pair.better
-        value = pair.value if ahead != criterion.less_is_better else -pair.value
-        kind = "unclear" if not pair.decided else "good" if ahead else "bad"
-        side = "not decided" if not pair.decided else f"{criterion.called(pair.better)} is better"
-        return {"kind": kind, "words": _signed(criterion.scale * value, f"+.{criterion.digits}f"), "title": side}
-
-    return {row: [cell(row, column) for column in labels] for row in labels}
+    return {"lines": lines, "csv": pd.DataFrame(every).to_csv(index=False)}
 
 
 def _learned(analysis: Analysis) -> list[dict[str, Any]]:
