@@ -4,12 +4,10 @@ import json
 import math
 import re
 
-import numpy as np
 import pytest
 import transformers
 
 from longitude.drawings import checkpoint
-from longitude.drawings.rotations import PLAIN
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -69,19 +67,6 @@ def test_what_longer_contexts_do_under_each_scheme(saved):
         assert found["linear", factor].fastest == factor and found["ntk", factor].fastest == 1
         assert found["linear", factor].slowest == pytest.approx(2 * math.pi * factor / theta[3], rel=1e-12)
         assert found["yarn", factor].temperature == pytest.approx(0.1 * math.log(factor) + 1)
-
-
-def test_dials_with_new_angles_are_the_pairs_that_are_counted(saved):
-    config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=64, **FEW)
-    config = saved(config)[1]
-    [rotation] = checkpoint.rotations(config)[0]
-    shares = {each.scheme: each.unseen for each in rotation.stretched(4)}
-    plain, yarn = checkpoint.clocks(config, None)
-    for dials, scheme in ((plain, PLAIN), (yarn, "yarn")):
-        assert np.mean(dials.asked > dials.seen * (1 + 1e-9)) == pytest.approx(shares[scheme])
-    assert (plain.asked > 0).all() and np.array_equal(plain.seen, yarn.seen)
-    longer, _ = checkpoint.clocks(config, 1024)
-    np.testing.assert_allclose(longer.asked, np.minimum(1, 16 * rotation.turns.numpy()), rtol=1e-12)
 
 
 def test_layers_with_windows_and_rotations_of_their_own(saved):

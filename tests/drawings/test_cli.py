@@ -60,9 +60,7 @@ def test_files(command, tmp_path):
         ("alibi --length 1", ["--length", "2", "1"]),
         ("alibi --out alibi.pdf", ["alibi.pdf", ".svg"]),
         ("alibi --out no/alibi.svg", ["no/alibi.svg"]),
-        ("alibi --clocks", ["--clocks", "alibi"]),
-        ("rope+window:size=8 --clocks", ["--clocks", "window"]),
-        ("rope --clocks --log", ["--log", "rope"]),
+        ("ssmax --log", ["--log", "ssmax"]),
         ("rope --encoding rope", ["--encoding", "rope"]),
     ],
 )

@@ -10,7 +10,6 @@ import longitude as lg
 from longitude.drawings.build import Shape, built
 from longitude.drawings.drawing import Grid, Lines
 from longitude.drawings.encodings import drawings, trained
-from longitude.drawings.rotations import clocks
 
 SHAPE = Shape(length=64, heads=4, head_dim=16)
 
@@ -101,26 +100,6 @@ def test_what_each_scheme_does_to_the_pairs():
     assert drawn("rope", "slowed").marks == {
         "first pair without a full rotation": sum(64 * t >= 2 * math.pi for t in THETA)
     }
-
-
-@pytest.mark.parametrize(
-    ("label", "trained", "length", "slower"),
-    [
-        ("rope", 64, 256, 1),
-        ("rope:scaling=linear,factor=8", 64, 512, 8),
-        ("rope:base=500", 64, 256, 1),
-    ],
-)
-def test_an_arc_is_the_trained_angles_and_the_rest_of_it_the_asked_ones(label, trained, length, slower):
-    """min(1, length theta / 2 pi), of the frequencies of training and of those that are slowed down."""
-    plain, *scaled = clocks(built(label, SHAPE).encoding, SHAPE)
-    base = 500 if "500" in label else 10_000
-    theta = np.array([base ** (-2 * k / 16) for k in range(PAIRS)])
-    last = scaled[-1] if slower > 1 else plain
-    np.testing.assert_allclose(plain.seen, np.minimum(1, trained * theta / (2 * math.pi)), rtol=1e-12)
-    np.testing.assert_allclose(last.seen, plain.seen)
-    np.testing.assert_allclose(last.asked, np.minimum(1, length * theta / slower / (2 * math.pi)), rtol=1e-12)
-    assert [name.count("yarn") for name in (each.title for each in scaled)] == ([1] if slower == 1 else [0])
 
 
 def test_a_scheme_is_drawn_before_and_after():

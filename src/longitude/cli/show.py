@@ -21,7 +21,6 @@ EXAMPLES = """  longitude show rope alibi --length 512
 def show(
     name: Annotated[tuple[str, ...], tyro.conf.Positional],
     encoding: tuple[str, ...] = (),
-    clocks: bool = False,
     log: bool = False,
     all: bool = False,
     picture: str | None = None,
@@ -38,12 +37,10 @@ def show(
         name: Model specs (alibi, rope:base=500000, alibi+window:size=64), folders of studies, checkpoints, and
             config.json. Several are drawn side by side.
         encoding: Draw only these trained models of a study; all by default.
-        clocks: Draw a dial for each rotary pair: angles seen in training, and new ones at a longer length.
         log: Draw distances on a logarithmic axis.
         all: Print every picture and every fact.
         picture: Draw this picture alone, by its name: bias, weights, table, ...; for a slide, with --out.
-        length: Number of positions to draw; 1024 by default. With --clocks: the training length
-            of a model spec without scaling, or the asked length of a checkpoint.
+        length: Number of positions to draw; 1024 by default.
         heads: Number of attention heads to draw; 8 by default.
         head_dim: Width of a head: 64 by default.
         out: Write the pictures to this file: .svg, .html or .png.
@@ -64,7 +61,7 @@ def show(
     from longitude.drawings.subjects import subjects
 
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
-    shown = [*subjects(name, encoding, {key: size for key, size in sizes.items() if size is not None}, clocks)]
+    shown = [*subjects(name, encoding, {key: size for key, size in sizes.items() if size is not None})]
     every = all or json or out is not None or picture is not None
     drawings = _chosen(shown, every, log)
     if picture is not None:

@@ -1,6 +1,5 @@
 """Drawings as Altair charts: SVG, PNG and HTML files."""
 
-import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,14 +7,12 @@ from typing import Any, cast
 
 import altair as alt
 
-from longitude.drawings.drawing import Dials, Drawing, Grid, Lines, are_labels, ticks, valued
+from longitude.drawings.drawing import Drawing, Grid, Lines, are_labels, ticks, valued
 from longitude.report.figure import (
     COLORS,
     DASHES,
     EDGE,
     GREY,
-    GRID,
-    RED,
     WIDTH,
     Figure,
     color_of,
@@ -30,13 +27,6 @@ from longitude.report.wording import brief
 from longitude.runs.files import atomic
 
 HEIGHT = 300
-DIALS, DIAL = 16, 46
-"""Dials in a row, and height of the row in pixels."""
-COLUMNS = alt.param(name="columns", value=DIALS)
-SEEN, NEW, REST = "seen in training", "new", "not reached"
-"""Arcs of a dial."""
-
-
 SUFFIXES = (".svg", ".html", ".png")
 
 
@@ -80,33 +70,28 @@ def svg(drawings: Sequence[Drawing]) -> str:
 def _stacked(drawings: Sequence[Drawing]) -> Any:
     whole = alt.vconcat(*map(_captioned, drawings), spacing=40)
     whole = whole.resolve_scale(color="independent", strokeDash="independent")
-    whole = whole.add_params(COLUMNS) if any(isinstance(drawing, Dials) for drawing in drawings) else whole
     return _themed(whole.properties(padding=10))
 
 
 def figure(drawing: Drawing) -> Figure:
     """The drawing as a figure of a page."""
-    table, chart = drawing.frame, _themed(_chart(drawing))
+    table = drawing.frame
     if isinstance(drawing, Lines) and len(drawing.lines) > 1:
         table = table.pivot_table(index="x", columns="line", values="y", sort=False).sort_index().reset_index()
-    heads = {"x": drawing.x, "y": drawing.y, "row": drawing.y} if isinstance(drawing, Lines | Grid) else {}
     numbers = table.map(lambda cell: "" if cell != cell else brief(cell) if isinstance(cell, int | float) else cell)
     return Figure(
         name=drawing.name,
         title=drawing.title,
         caption=drawing.caption,
         alt=alternative(drawing),
-        chart=_in_page(chart, len(table)) if isinstance(drawing, Dials) else chart,
+        chart=_themed(_chart(drawing)),
         axes=("x",) if isinstance(drawing, Lines) and drawing.far else (),
-        table=numbers.rename(columns=heads),
+        table=numbers.rename(columns={"x": drawing.x, "y": drawing.y, "row": drawing.y}),
     )
 
 
 def alternative(drawing: Drawing) -> str:
     """Alternative text of a drawing: its title and caption, and the first and last point of each curve."""
-    if isinstance(drawing, Dials):
-        new = [str(i) for i, (seen, asked) in enumerate(zip(drawing.seen, drawing.asked, strict=True)) if asked > seen]
-        return f"Dials: {drawing.title}. {drawing.caption} Pairs with new angles: {', '.join(new) or 'none'}."
     if isinstance(drawing, Grid):
         return f"Heat map: {drawing.title}. {drawing.caption}"
     ends = []
@@ -122,8 +107,7 @@ def _themed(chart: Any) -> Any:
 
 
 def _chart(drawing: Drawing) -> Any:
-    draw: Any = {Lines: _lines, Grid: _grid, Dials: _dials}[type(drawing)]
-    return draw(drawing)
+    return _grid(drawing) if isinstance(drawing, Grid) else _lines(cast(Lines, drawing))
 
 
 def _captioned(drawing: Drawing) -> Any:
@@ -215,30 +199,3 @@ def _grid(drawing: Grid) -> Any:
         tooltip=["row:N", "x:Q", alt.Tooltip("value:Q", format=".4g")],
     )
     return chart.properties(height=min(HEIGHT, max(90, 24 * len(rows))))
-
-
-# ---- dials -----------------------------------------------------------------------------------------------------------
-def _dials(drawing: Dials) -> Any:
-    """Dials in rows as long as the page is wide."""
-    rows = _short(_short(drawing.frame, "seen"), "asked").to_dict("records")
-    scale = alt.Scale(domain=[SEEN, NEW, REST], range=[COLORS[0], RED, GRID])
-    place: dict[str, Any] = {"column": "datum.dial % columns", "row": "floor(datum.dial / columns)"}
-    base = alt.Chart(alt.InlineData(values=rows)).transform_calculate(**place, zero="0", full="1")
-    x, y = (alt.X("column:O", axis=None), alt.Y("row:O", axis=None))
-    tooltip = ["dial:Q", alt.Tooltip("seen:Q", format=".1%"), alt.Tooltip("asked:Q", format=".1%")]
-
-    def arc(start: str, end: str, label: str) -> Any:
-        turn = alt.Theta(f"{start}:Q", scale=alt.Scale(domain=[0, 1], range=[0, 2 * math.pi]), stack=None)
-        part = base.transform_filter(f"datum.{end} > datum.{start}").transform_calculate(words=f"'{label}'")
-        color = alt.Color("words:N", scale=scale, legend=alt.Legend(title=None, orient="top", labelLimit=400))
-        part = part.mark_arc(innerRadius=12, outerRadius=19, aria=False)
-        return part.encode(x, y, theta=turn, theta2=f"{end}:Q", color=color, tooltip=tooltip)
-
-    number = base.mark_text(fontSize=9, color=GREY, aria=False).encode(x, y, text="dial:N")
-    arcs = [arc("zero", "full", REST), arc("zero", "seen", SEEN), arc("seen", "asked", NEW)]
-    return alt.layer(*arcs, number).properties(height=DIAL * math.ceil(len(rows) / DIALS))
-
-
-def _in_page(chart: Any, count: int) -> Any:
-    """A chart of dials for a page, which has half as many in a row if it is narrow."""
-    return chart.add_params(COLUMNS).properties(usermeta={"dials": count, "size": DIAL})

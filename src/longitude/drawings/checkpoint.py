@@ -14,9 +14,8 @@ from longitude.checkpoints.load import built_without_weights, config_of
 from longitude.checkpoints.positions import alibi_of, has_alibi, table_of
 from longitude.checkpoints.unread import unread_sentence
 from longitude.drawings.build import Shape
-from longitude.drawings.drawing import Dials, Drawing, side_by_side
-from longitude.drawings.rotations import ALL, Rotation, clocks as of_encoding, dials, slowed, wavelengths
-from longitude.errors import UsageError
+from longitude.drawings.drawing import Drawing, side_by_side
+from longitude.drawings.rotations import ALL, Rotation, slowed, wavelengths
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi, T5Bias
@@ -254,28 +253,3 @@ def drawings(config: Any) -> list[Drawing]:
     heads = heads_of(config)
     shape = Shape(length=min(length, 4096), heads=heads["num_heads"], head_dim=heads["head_dim"])
     return side_by_side({name: drawn.drawings(module.double().eval(), shape) for name, module in modules.items()})
-
-
-def clocks(config: Any, length: int | None) -> Iterator[Dials]:
-    """The dials of each rotation, without a scheme, and with its own or, if it has none, the one that is shown beside it.
-
-    length: Tokens that are asked for; None: those that the model declares, if they are more than it was trained at.
-
-    Raises:
-        UsageError: No layer rotates by offsets that grow with the length.
-    """
-    pictures: list[Dials] = []
-    if config.model_type.startswith("longitude"):
-        layers = zip(config.layer_specs(), config.layer_mixers(), strict=True)
-        unbounded = [specs for specs, mixer in layers if "size" not in mixer.get("attention", mixer)]
-        distinct = {str(spec): spec for specs in unbounded for spec in specs}
-        shape = Shape(length=trained_length(config) or Shape.length)
-        pictures = [dial for spec in distinct.values() for dial in of_encoding(encoding(**spec), shape, length)]
-    declared = declared_length(config) or 0
-    for rotation in rotations(config)[0]:
-        if rotation.window is None:
-            pictures += dials(rotation, length or (declared if declared > rotation.trained else None))
-    if not pictures:
-        expected = "a model with rotary layers that see the whole text"
-        raise UsageError("--clocks", expected, config.model_type, "leave it out")
-    yield from pictures

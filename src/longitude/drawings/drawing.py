@@ -33,11 +33,15 @@ class Drawing:
         name: Name of its file and of its section in a page.
         title: Title of the drawing.
         caption: The meaning of the drawing, in a sentence or two.
+        x: Title of the horizontal axis, or of the columns.
+        y: Title of the vertical axis, or of the rows.
     """
 
     name: str
     title: str
     caption: str
+    x: str
+    y: str
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -50,8 +54,6 @@ class Lines(Drawing):
     """Curves over one axis.
 
     Attributes:
-        x: Title of the horizontal axis.
-        y: Title of the vertical axis.
         lines: Name -> (x [n], y [n]); numbers that are not finite are left out.
         log_x: Whether the horizontal axis is logarithmic (symmetric: 0 is shown, and numbers below 0 mirror those above).
         log_y: Whether the vertical axis is logarithmic; all numbers must be above 0.
@@ -62,8 +64,6 @@ class Lines(Drawing):
         floor: Lower end of the vertical axis; smaller numbers are cut off.
     """
 
-    x: str
-    y: str
     lines: Mapping[str, Line]
     log_x: bool = False
     log_y: bool = False
@@ -101,16 +101,12 @@ class Grid(Drawing):
     """Heat map of numbers by row and column.
 
     Attributes:
-        x: Title of the columns.
-        y: Title of the rows.
         values: Numbers [rows, columns]; cells that are not finite stay empty.
         rows: Names of the rows, from top to bottom.
         columns: Numbers of the columns, ascending.
         floor: The number of the lightest shade; smaller numbers have it too.
     """
 
-    x: str
-    y: str
     values: np.ndarray
     rows: Sequence[str]
     columns: Sequence[float]
@@ -122,24 +118,6 @@ class Grid(Drawing):
         rows, columns = np.meshgrid(np.arange(len(self.rows)), np.asarray(self.columns), indexing="ij")
         names = np.asarray(self.rows)[rows.ravel()]
         return pd.DataFrame({"row": names, "x": columns.ravel(), "value": np.asarray(self.values, float).ravel()})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dials(Drawing):
-    """A dial for each of several angles, with the shares of its circle that were seen and that are asked for.
-
-    Attributes:
-        seen: Share of each circle [n], 0 to 1, within the training length.
-        asked: Share of each circle [n] within the length that is asked for.
-    """
-
-    seen: np.ndarray
-    asked: np.ndarray
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """Columns dial, seen, asked: the shares."""
-        return pd.DataFrame({"dial": range(len(self.seen)), "seen": self.seen, "asked": self.asked})
 
 
 def floor_of(values: np.ndarray) -> float | None:
@@ -182,7 +160,7 @@ def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = 
 
 
 def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
-    """Combine the drawings of several labels: curves of a kind share a picture; grids and dials have their own.
+    """Combine the drawings of several labels: curves of a kind share a picture; grids have their own.
 
     Args:
         parts: Label -> its drawings; those of a single label stay unchanged.

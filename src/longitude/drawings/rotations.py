@@ -11,7 +11,7 @@ from torch import Tensor
 from longitude.attention.operation import attend
 from longitude.checkpoints.compare import frequencies_of
 from longitude.drawings.build import Shape
-from longitude.drawings.drawing import Dials, Drawing, Line, Lines, offsets_of
+from longitude.drawings.drawing import Drawing, Line, Lines, offsets_of
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.hugging_face import RopeConfig
@@ -25,8 +25,8 @@ SEEDS = 3
 FACTOR = 4
 """Multiple of the training length at which schemes are drawn."""
 ALL = "all layers"
-PLAIN, SHOWN = "no scaling", "yarn"
-"""Names of no scheme, and of the one that is drawn as clocks beside it if a model has none."""
+PLAIN = "no scaling"
+"""Name of no scheme."""
 NEW = 1e-9
 """Relative amount by which an angle must exceed the trained ones to count as new."""
 
@@ -116,41 +116,6 @@ def schemes(factor: float, original: int) -> dict[str, Scaling]:
         name: kind.extending(float(factor), original) for name, kind in SCHEMES.items() if "factor" in options_of(kind)
     }
     return {name: scheme for name, scheme in made.items() if scheme is not None}
-
-
-# ---- dials -----------------------------------------------------------------------------------------------------------
-def dials(rotation: Rotation, asked: int | None = None) -> Iterator[Dials]:
-    """A dial for each pair, without a scheme and with its own or, if it has none, `SHOWN`.
-
-    asked: Tokens that are asked for; None: as many times the training length as its scheme is for, or `FACTOR` times.
-    """
-    trained, [*scheme] = rotation.trained, rotation.schemes.items()
-    length = asked or math.ceil(trained * (getattr(rotation.rope.scaling, "factor", None) or FACTOR))
-    note = " A model that was trained further with this scheme has seen angles that are new here." if scheme else ""
-    if not scheme and len(rotation.plain) > 1:
-        scheme = [(SHOWN, schemes(max(1.0, length / trained), trained)[SHOWN])]
-    which = "" if rotation.layers == ALL else rotation.layers
-    for place, (name, scaling) in enumerate([(PLAIN, None), *scheme], 1):
-        reached = (trained, rotation.plain), (length, rotation.after(scaling, length))
-        seen, needed = ((n * theta.double() / (2 * math.pi)).clamp(max=1).numpy() for n, theta in reached)
-        new = int((needed > seen * (1 + NEW)).sum())
-        yield Dials(
-            name=f"clocks-{which.replace(' ', '-')}{place}",
-            title=f"RoPE as clocks, {name}: {new} of {len(seen)} pairs meet new angles{f' ({which})' if which else ''}",
-            caption=f"A dial for each rotary pair, and on it the angles between a query and its keys: within {trained} tokens, "
-            f"as in training, and beyond them up to {length}.{note if scaling else ''}",
-            seen=seen,
-            asked=needed,
-        )
-
-
-def clocks(encoding: Encoding, shape: Shape, asked: int | None = None) -> Iterator[Dials]:
-    """The dials of RoPE and xPos.
-
-    Encodings that give a pair other positions than those of the text, such as ReRoPE, have none.
-    """
-    if type(encoding) in (Rotary, XPos) and (rotation := rotation_of(encoding, shape.length)) is not None:
-        yield from dials(rotation, asked)
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------

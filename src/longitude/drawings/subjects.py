@@ -38,43 +38,39 @@ class Subject:
 
 
 NEEDED = {
-    "clocks": "a rotary encoding or a checkpoint",
     "encoding": "a folder that `longitude study` wrote, of whose models it chooses some",
-    "length": "the name of an encoding or a mixer, or a checkpoint with --clocks",
+    "length": "the name of an encoding or a mixer",
     "heads": "the name of an encoding or a mixer",
     "head_dim": "the name of an encoding or a mixer",
 }
 """Option -> the subjects that it is for."""
 
 
-def subjects(
-    names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int], clocks: bool = False
-) -> Iterator[Subject]:
+def subjects(names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int]) -> Iterator[Subject]:
     """Make the subject or subjects of each name.
 
     Args:
         names: Labels, folders of studies, checkpoints (folders, names of the hub, config.json).
         encoding: Labels of a study.
         sizes: length, heads and head_dim as far as they are given.
-        clocks: Draw a dial for each rotary pair, and nothing else.
 
     Raises:
         ValueError: For an unknown name, and for options that do not fit it.
     """
     from longitude.study.results import is_study
 
-    options = {"clocks": clocks, "encoding": encoding, **sizes}
+    options = {"encoding": encoding, **sizes}
     for name in dict.fromkeys(names):
         path = Path(name).expanduser()
         if path.is_dir() and is_study(path):
             _require_allowed(options, ["encoding"], f"the study {name}")
             yield from _of_study(path, encoding)
         elif is_checkpoint(name):
-            _require_allowed(options, ["clocks", *["length"] * clocks], f"the checkpoint {name}")
-            yield _of_checkpoint(name, sizes.get("length"), clocks)
+            _require_allowed(options, [], f"the checkpoint {name}")
+            yield _of_checkpoint(name)
         else:
-            _require_allowed(options, ["clocks", "length", "heads", "head_dim"], name)
-            yield _of_label(name, Shape(**sizes), clocks)
+            _require_allowed(options, ["length", "heads", "head_dim"], name)
+            yield _of_label(name, Shape(**sizes))
 
 
 def is_checkpoint(name: str) -> bool:
@@ -100,35 +96,25 @@ def _of_study(path: Path, encoding: Sequence[str]) -> Iterator[Subject]:
         yield Subject(label, about, [*trained.words(about)], [*trained.biases(run, trial)])
 
 
-def _of_checkpoint(name: str, length: int | None, clocks: bool) -> Subject:
+def _of_checkpoint(name: str) -> Subject:
     from longitude.checkpoints.declared import raw_config
     from longitude.drawings import checkpoint
 
     config = checkpoint.read(name)
     about = checkpoint.facts(name, config, raw_config(name))
-    drawings = [*checkpoint.clocks(config, length)] if clocks else checkpoint.drawings(config)
-    return Subject(name, about, [*checkpoint.words(about)], drawings)
+    return Subject(name, about, [*checkpoint.words(about)], checkpoint.drawings(config))
 
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
-def _of_label(label: str, shape: Shape, clocks: bool) -> Subject:
-    from longitude.drawings import encodings, mixers, rotations
+def _of_label(label: str, shape: Shape) -> Subject:
+    from longitude.drawings import encodings, mixers
     from longitude.drawings.build import built
 
     made = built(label, shape)
     about = facts(made)
-    facts_in_words = [*in_words(about)]
-    if clocks:
-        windows = [getattr(getattr(part.module, "attention", part.module), "size", None) for part in made.mixers]
-        parts = [] if windows and all(windows) else made.encodings  # in a window no offset grows with the length
-        dials = [dial for part in parts for dial in rotations.clocks(part.module, made.shape)]
-        if not dials:
-            expected = "a rotary encoding without a window, such as rope"
-            raise UsageError("--clocks", expected, label, "leave it out")
-        return Subject(label, about, facts_in_words, dials)
     drawings = [] if made.encoding is None else encodings.drawings(made.encoding, made.shape)
     drawings += [drawing for part in made.mixers for drawing in mixers.drawings(part.module, made.shape)]
-    return Subject(label, about, facts_in_words, drawings, [*in_words(about, brief=True)])
+    return Subject(label, about, [*in_words(about)], drawings, [*in_words(about, brief=True)])
 
 
 def facts(made: Built) -> Facts:

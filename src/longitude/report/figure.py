@@ -24,7 +24,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, '
 INK, GREY, GRID = "#1d2733", "#5b6673", "#e4e8ec"
 EDGE, PAPER = "#b6bec7", "#ffffff"
 RED = "#c1121f"
-"""The end of a scale from PAPER on: high losses, unseen angles."""
+"""The end of a scale from PAPER on: high losses."""
 DARK = {
     **dict(zip(COLORS, ("#4aa8e8", "#f0813c", "#2fc797", "#dd8fbd", "#e0ab3c", "#8ccbf2", "#a9b1b9"), strict=True)),
     **dict(zip(ORDERED, DARK_ORDERED, strict=True)),

@@ -27,13 +27,8 @@ function endsOf(spec, channel) {
 function fitted(spec, width) {
   if (width < 480 && spec.layer) spec.layer = spec.layer.filter((layer) => !layer.name?.startsWith("ends-")); // the legend has them
   const panels = (spec.concat ?? []).filter((panel) => typeof panel.width === "number");
-  const { panel: size, dials, size: high } = spec.usermeta ?? {};
+  const size = spec.usermeta?.panel;
   if (size) return void (spec.columns = Math.max(1, Math.round(width / size))); // panels of letters do not stretch
-  if (dials) {
-    const columns = spec.params.find((param) => param.name === "columns");
-    columns.value = width < 500 ? 8 : 16;
-    spec.height = high * Math.ceil(dials / columns.value);
-  }
   if (panels.length && width < 640) spec.columns = 1;
   for (const panel of panels) {
     panel.width = Math.max(200, Math.floor(width / (spec.columns ?? 1)) - 90);
