@@ -50,7 +50,7 @@ def test_turns_and_border_of_llama(saved):
     assert found["trained at"] == "8192 tokens; 131072 are declared"
     assert found["border"] == "pairs 35 to 63 never finished one: 45% of them"
     names = [each.name for each in checkpoint.drawings(config)]
-    assert names == ["wavelengths", "slowed"]
+    assert names == ["wavelengths"]
 
 
 def test_what_longer_contexts_do_under_each_scheme(saved):
@@ -79,7 +79,6 @@ def test_layers_with_windows_and_rotations_of_their_own(saved):
     assert full["base"] == 1_000_000 and near["base"] == 10_000
     assert near["turns"][0] == pytest.approx(512 / (2 * math.pi)) and near["longer"] == []
     assert "5 of sliding_attention over 512 tokens" in words(path, config)["layers"]
-    assert "slowed-full_attention" in [each.name for each in checkpoint.drawings(config)]
 
 
 def test_a_checkpoint_in_the_terminal(command, saved):

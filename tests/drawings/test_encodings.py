@@ -79,29 +79,6 @@ def test_wavelengths_of_rope():
     assert [*lines("rope:proportion=0.5", "wavelengths")["no scaling"]] == [0, 1, 2, 3]  # the others do not rotate
 
 
-def test_what_each_scheme_does_to_the_pairs():
-    """Chen et al.: all by s. bloc97: base s^(d/(d-2)). Peng et al.: ramps over pairs from 32 rotations to 1."""
-    found, original, s = lines("rope", "slowed"), 64, 4
-
-    def ramp(k: float) -> float:
-        low, high = (16 * math.log(original / (2 * math.pi * r)) / (2 * math.log(10_000)) for r in (32, 1))
-        low, high = max(math.floor(low), 0), min(math.ceil(high), 15)
-        return min(1, max(0, (k - low) / (high - low)))
-
-    def llama3(k: float) -> float:
-        smooth = min(1, max(0, (original * THETA[int(k)] / (2 * math.pi) - 1) / (4 - 1)))
-        return 1 / (smooth + (1 - smooth) / s)
-
-    near(found["linear"], lambda k: s)
-    near(found["ntk"], lambda k: s ** (2 * k / 14))
-    near(found["dynamic"], lambda k: (s * 4 - (s - 1)) ** (2 * k / 14))
-    near(found["ntk-by-parts and yarn"], lambda k: 1 / (1 - ramp(k) + ramp(k) / s))
-    near(found["llama3"], llama3)
-    assert drawn("rope", "slowed").marks == {
-        "first pair without a full rotation": sum(64 * t >= 2 * math.pi for t in THETA)
-    }
-
-
 def test_a_scheme_is_drawn_before_and_after():
     label = "rope:scaling=linear,factor=8"
     found = lines(label, "wavelengths")
@@ -109,7 +86,8 @@ def test_a_scheme_is_drawn_before_and_after():
     near(found["its own linear"], lambda k: 16 * math.pi / THETA[int(k)])
     assert drawn(label, "wavelengths").levels == {"training length": 64}
     follows = "rope:scaling=dynamic,factor=2,original_max_length=32,follow=sequence"
-    near(lines(follows, "slowed")["its own dynamic"], lambda k: (2 * 128 / 32 - 1) ** (2 * k / 14))
+    slower = lines(follows, "wavelengths")["its own dynamic"]
+    near(slower, lambda k: 2 * math.pi / THETA[int(k)] * (2 * 128 / 32 - 1) ** (2 * k / 14))
     assert drawn(follows, "wavelengths").levels == {"training length": 32}
 
 

@@ -15,7 +15,7 @@ from longitude.checkpoints.positions import alibi_of, has_alibi, table_of
 from longitude.checkpoints.unread import unread_sentence
 from longitude.drawings.build import Shape
 from longitude.drawings.drawing import Drawing, side_by_side
-from longitude.drawings.rotations import ALL, Rotation, slowed, wavelengths
+from longitude.drawings.rotations import ALL, Rotation, wavelengths
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi, T5Bias
@@ -242,12 +242,12 @@ def _longer(rows: list[dict[str, Any]], trained: int) -> Iterator[str]:
 
 # ---- drawings --------------------------------------------------------------------------------------------------------
 def drawings(config: Any) -> list[Drawing]:
-    """Drawings of each rotation: wavelengths, and what schemes do to them. Without one, those of the encodings."""
+    """The wavelengths of all rotations. Without one, the drawings of the encodings."""
     from longitude.drawings import encodings as drawn
 
     (rotating, _), length = rotations(config), trained_length(config) or 1024
     if rotating:
-        return [wavelengths(rotating), *(slowed(rotation) for rotation in rotating if rotation.window is None)]
+        return [wavelengths(rotating)]
     if not (modules := encodings(config)):
         return []
     heads = heads_of(config)

@@ -120,11 +120,9 @@ def schemes(factor: float, original: int) -> dict[str, Scaling]:
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def pairs_of(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """The wavelengths of an encoding's pairs, and how much schemes slow them down, if it supports schemes."""
+    """The wavelengths of an encoding's pairs."""
     if (rotation := rotation_of(encoding, shape.length)) is not None:
         yield wavelengths([rotation])
-        if rotation.schemes or (type(encoding) is Rotary and len(rotation.plain) > 1):
-            yield slowed(rotation)
 
 
 def wavelengths(rotations: Sequence[Rotation]) -> Lines:
@@ -149,40 +147,10 @@ def wavelengths(rotations: Sequence[Rotation]) -> Lines:
     )
 
 
-def slowed(rotation: Rotation) -> Lines:
-    """How many times slower its own scheme, and each that a factor decides, make each pair."""
-    length, pairs = FACTOR * rotation.trained, np.arange(len(rotation.plain))
-    drawn = {**rotation.schemes, **schemes(FACTOR, rotation.trained)}
-    after = {name: rotation.after(scheme, length) for name, scheme in drawn.items()}
-    lines = {name: (pairs, (rotation.plain / theta).double().numpy()) for name, theta in after.items()}
-    turning = int((rotation.turns >= 1).sum())
-    which = "" if rotation.layers == ALL else f" ({rotation.layers})"
-    left_out = ", ".join(name for name in SCHEMES if name not in {scheme.name for scheme in drawn.values()})
-    return Lines(
-        name="slowed" if rotation.layers == ALL else f"slowed-{rotation.layers}",
-        title=f"How many times slower each pair rotates, by scheme{which}",
-        caption=f"Frequencies before over those after, at {length} tokens, {FACTOR} times the training length. Pairs from "
-        f"{turning} on never finished a rotation in training: only slower ones stay within angles that were trained. "
-        f"Not drawn, because a factor alone does not decide them: {left_out}.",
-        x="rotary pair",
-        y="times slower",
-        lines=grouped(lines),
-        marks={"first pair without a full rotation": turning} if turning < len(pairs) else {},
-    )
-
-
 def _followed(rotations: Sequence[Rotation]) -> str:
     """A sentence for schemes whose frequencies depend on the length of the text."""
     follow = [r for r in rotations if isinstance(r.rope.scaling, Follows) and r.rope.scaling.follow != "declared"]
     return f" At {FACTOR * follow[0].trained} tokens, which the scheme follows." if follow else ""
-
-
-def grouped(lines: dict[str, Line]) -> dict[str, Line]:
-    """Merge equal curves under one name."""
-    names: dict[bytes, list[str]] = {}
-    for name, (_, y) in lines.items():
-        names.setdefault(y.tobytes(), []).append(name)
-    return {" and ".join(same): lines[same[0]] for same in names.values()}
 
 
 def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
