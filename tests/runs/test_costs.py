@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longitude.runs import costs
-from longitude.runs.costs import TRAINING, WORDS, flops_per_second, forward_flops, smaller
+from longitude.runs.costs import WORDS, flops_per_second, forward_flops, smaller
 from tests.support import refused
 
 TINY = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16}
@@ -44,14 +44,13 @@ def test_flops_of_llama_3_8b() -> None:
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "smollm3", "gpt_neox", "qwen3", "mistral"])
 def test_counted_and_run_are_the_same_model(kind, monkeypatch) -> None:
-    """The rate is what a pass counts over its seconds; a training step is three of them, the optimizer's work in its time."""
+    """The rate is what a pass counts over its seconds."""
     model = outline(kind, **TINY)
     calls = []
     monkeypatch.setattr(costs, "_seconds", lambda step, times: (calls.append(step()), 2.0)[1])
     want = 3 * forward_flops(model).of(32) / 2
     assert flops_per_second(model, 32, rows=3) == pytest.approx(want)
-    assert flops_per_second(model, 32, rows=3, training=True) == pytest.approx(TRAINING * want)
-    assert len(calls) == 2
+    assert len(calls) == 1
 
 
 def test_of_a_large_model_a_few_layers_are_run(monkeypatch) -> None:
@@ -96,10 +95,9 @@ def test_flops_of_experts() -> None:
     assert model.config._experts_implementation == before
 
 
-@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_layer_larger_than_memory_is_not_built(training, monkeypatch) -> None:
+def test_a_layer_larger_than_memory_is_not_built(monkeypatch) -> None:
     """The experts of one layer may be: nothing is timed, and the plan says why."""
     model = outline("llama", **TINY)
     monkeypatch.setattr(costs, "available_memory", lambda device: 10**6)
     with refused("GiB"):
-        flops_per_second(model, 32, training=training)
+        flops_per_second(model, 32)

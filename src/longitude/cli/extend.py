@@ -46,8 +46,6 @@ class ExtendOptions:
         learning_rate: With --fine-tune: after 5% of the steps, in which it rises.
         gradient_checkpointing: With --fine-tune: less memory, a third more time.
         dry_run: Print what would change, and write nothing.
-        plan: Write nothing; print tokens, FLOPs, memory and time of each part, on this machine and on one H100, from
-            config.json and a few layers that are run here.
         for_: Write nothing; print the line by which this engine serves the original weights at the new length. A config.json is
             enough, and --method is yarn by default.
     """
@@ -71,7 +69,6 @@ class ExtendOptions:
     learning_rate: Annotated[float, Within(above=0)] = 2e-5
     gradient_checkpointing: bool = False
     dry_run: bool = False
-    plan: bool = False
     for_: Literal["vllm", "sglang", "llama.cpp", "transformers", "mlx"] | None = None
 
     def check(self) -> None:
@@ -116,7 +113,7 @@ GROUPS = {
     "method": "to method factor base original budget seed",
     "evaluation": "text cost_minutes no_measure",
     "training": "fine_tune steps lora positions window batch learning_rate gradient_checkpointing",
-    "execution": "dry_run plan for_",
+    "execution": "dry_run for_",
 }
 EXAMPLES = """  longitude extend models/llama --to 1024 --method yarn --out models/llama-yarn
   longitude extend models/llama/config.json --to 131072 --for vllm"""
@@ -146,8 +143,6 @@ def extend(
         raise UsageError("--method all", "no --out", f"--out {out}", COMPARES)
     if config.method == ALL:
         return _compare(model, config, json)
-    if config.plan:
-        return _print_costs(model, config, json)
     if out is None and not config.dry_run:
         out = place_of(model, config)
     if out is not None:
@@ -179,7 +174,6 @@ def _print_line(model: str, config: ExtendOptions, out: Path | None, json: bool)
 
 def _compare(model: str, config: ExtendOptions, json: bool) -> int:
     """Compare the methods on a checkpoint. The results are kept beside the default place until all are there."""
-    from longitude.cli.shared import print_costs
     from longitude.extend import compare, show
     from longitude.extend.units import working
     from longitude.report.table import show as display
@@ -190,9 +184,6 @@ def _compare(model: str, config: ExtendOptions, json: bool) -> int:
     with Progress() as bar:
         bar.update("reading the checkpoint", 0)
         chosen = compare.candidates(model, config.to, config.factor, config.original)
-        if config.plan:
-            cost = compare.cost_of(chosen, minutes)
-            return print_costs([cost], json, *filter(None, [cost.reason]))
         with working(place_of(model, config)) as store:
             how: dict[str, Any] = {"text": config.text, "minutes": minutes}
             comparison = compare.compare(chosen, store, **how, on_progress=bar.update, on_note=bar.note)
@@ -245,21 +236,6 @@ def _tuning(config: ExtendOptions) -> dict[str, Any]:
     """Options of `fine_tune`."""
     names = ("steps", "lora", "positions", "batch", "learning_rate", "gradient_checkpointing", "seed")
     return {"text": str(config.fine_tune), "length": config.window, **config.chosen(*names)}
-
-
-def _print_costs(model: str, config: ExtendOptions, json: bool) -> int:
-    """Print the estimated costs of the extension."""
-    from longitude.cli.shared import print_costs
-    from longitude.extend.extend import costs
-    from longitude.extend.plan import Target
-    from longitude.runs.terminal import Progress
-
-    target = None if config.to is None else Target(**config.chosen(*TARGET))
-    tuning = None if config.fine_tune is None else _tuning(config)
-    minutes = None if config.no_measure else config.cost_minutes
-    with Progress() as bar:
-        parts = costs(model, target, tuning, config.budget, minutes, bar.note)
-    return print_costs(parts, json, *([] if parts else ["nothing is measured, searched or trained: files are copied"]))
 
 
 def place_of(model: str, config: ExtendOptions) -> Path:

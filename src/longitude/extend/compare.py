@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,9 @@ from longitude.extend.short_contexts import (
     Sample,
     Sums,
     inputs_of,
-    reading,
-    sample_within,
 )
 from longitude.measure.documents import bos_of, documents_of
 from longitude.positions.scaling.base import METHODS, SCHEMES
-from longitude.runs.costs import Cost
 from longitude.runs.store import Store, Unit
 from longitude.statistics.documents import Interval, interval, paired_difference
 
@@ -205,14 +202,6 @@ def candidates(model: str | Path, to: int, factor: float | None = None, original
     numbers = {"--factor": factor, "--original": original}
     options = [word for name, value in numbers.items() if value is not None for word in (name, f"{value:g}")]
     return Candidates(source, trained, to, options, configs)
-
-
-def cost_of(chosen: Candidates, minutes: float = MINUTES) -> Cost:
-    """The cost of a comparison, by timing a few layers of the model; its reason says why `compare` would raise an error."""
-    source, length, models = chosen.source, chosen.length, len(chosen.fitting)
-    sample = sample_within(source, length, minutes, models, shortest=length, fewest=1)
-    cost, refused = reading(source, length, models * sample.tokens, sample.seconds), too_slow(chosen, sample, minutes)
-    return cost if refused is None else replace(cost, reason=f"without --plan this is refused: {refused}")
 
 
 def too_slow(chosen: Candidates, sample: Sample, minutes: float) -> UsageError | None:

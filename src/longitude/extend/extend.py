@@ -14,29 +14,15 @@ from typing import Any
 from longitude.checkpoints.declared import of_full_attention
 from longitude.checkpoints.load import Source, open_source, ropes_of
 from longitude.errors import UsageError
-from longitude.extend.fine_tune import Training, fine_tune, window_of
+from longitude.extend.fine_tune import Training, fine_tune
 from longitude.extend.plan import ROTATED_VALUES, ExtendPlan, Target, original_length, pairs_of, plan_extension
 from longitude.extend.search import SearchResult, search, windows_of
 from longitude.extend.serve import FILE, page
-from longitude.extend.short_contexts import (
-    BATCH,
-    MINUTES,
-    CostMeasurement,
-    Progress,
-    ShortContextLoss,
-    memory_within,
-    rate_of,
-    reading,
-    sample_within,
-)
+from longitude.extend.short_contexts import MINUTES, CostMeasurement, Progress, ShortContextLoss
 from longitude.extend.units import working
 from longitude.extend.weights import write_checkpoint
-from longitude.runs.costs import TRAINING, Cost, estimate, forward_flops, training_memory
 from longitude.runs.files import place
 from longitude.runs.store import Store, Unit
-
-RECOMPUTED = 4 / 3
-"""Work of a training step with gradient checkpointing relative to one without: each layer runs forward twice."""
 
 
 @dataclass
@@ -217,57 +203,3 @@ def _search(
         on_progress=searching,
         on_note=on_note,
     )
-
-
-# ---- what it takes ---------------------------------------------------------------------------------------------------
-def costs(
-    model: str,
-    target: Target | None,
-    tuning: Mapping[str, Any] | None,
-    budget: float,
-    minutes: float | None,
-    on_progress: Callable[[str], object] = lambda what: None,
-) -> list[Cost]:
-    """Estimate the costs of the parts of an extension by timing a few layers of the model. Needs only config.json.
-
-    Low-rank training (LoRA) counts as training of all weights: its steps take up to a third less.
-
-    Args:
-        model: Folder or name of the checkpoint.
-        target: The extension; None: the model is only trained.
-        tuning: Options of `fine_tune`: steps, batch, length, positions and gradient_checkpointing; None: no training.
-        budget: Minutes of a search.
-        minutes: Approximate time for measuring the cost on short contexts; None: it is not measured.
-        on_progress: Called before each timing with a description.
-
-    Raises:
-        ValueError: For lengths that `extend` does not support, and for a class that cannot be timed or has unknown FLOPs.
-    """
-    source = open_source(model)
-    original = (source.declared or 1) if target is None else original_length(source, target)
-    estimates = []
-    if minutes is not None:
-        on_progress(f"timing a few layers of {model} for the measured cost")
-        sample = sample_within(source, original, minutes)
-        estimates.append(reading(source, sample.length, 2 * sample.tokens, sample.seconds))
-    if target is not None and target.searched and target.to > original:
-        on_progress(f"timing windows of {target.to} tokens for the search")
-        rate = rate_of(source, target.to, max(1, BATCH // target.to), dtype=source.dtype)
-        flops = forward_flops(source.skeleton)
-        windows = max(1, round(60 * budget * rate / flops.of(target.to)))
-        memory = memory_within(source, target.to)
-        estimates.append(estimate(source.name, "searching", flops, target.to, windows, memory, rate))
-    if tuning is not None:
-        batch, length, recomputes = tuning["batch"], tuning["length"], tuning["gradient_checkpointing"]
-        if target is None:
-            length = window_of(source.config, length, tuning["positions"])[0]
-        elif length is None:  # the checkpoint that says so is not written yet
-            short = tuning["positions"] != "contiguous" or target.method == "drope"
-            length = original if short else target.to
-        on_progress(f"timing a training step of {batch} windows of {length} tokens")
-        rate, flops = rate_of(source, length, batch, training=True), forward_flops(source.skeleton)
-        memory = training_memory(source.skeleton, source.config, batch, length, recomputes)
-        passes = TRAINING * (RECOMPUTED if recomputes else 1)
-        windows = tuning["steps"] * batch
-        estimates.append(estimate(source.name, "training", flops, length, windows, memory, rate, passes))
-    return estimates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from longitude.measure.sources import read_text
 from longitude.measure.text import DocumentLosses, losses_by_length
 from longitude.measure.windows import LOGITS, Bounded, Resumable
 from longitude.positions.config_keys import FULL
-from longitude.runs.costs import Cost, Memory, estimate, flops_per_second, forward_flops, forward_memory
+from longitude.runs.costs import Memory, flops_per_second, forward_flops, forward_memory
 from longitude.runs.machine import available_memory, device_of, require_memory
 from longitude.runs.quiet import quiet
 from longitude.runs.store import Store, Unit
@@ -107,7 +107,8 @@ def sample_within(
     """Windows of `length` tokens, or shorter ones if `fewest` of these take the models longer than `minutes`."""
     try:
         flops = forward_flops(source.skeleton)
-        rate = rate_of(source, min(length, TIMED), dtype=source.dtype, times=2)
+        width = min(length, TIMED, last_position(source.skeleton) or TIMED)
+        rate = flops_per_second(source.skeleton, width, dtype=source.dtype, times=2)
     except ValueError:
         length = min(length, max(shortest, TIMED))
         return Sample(length, fewest * length, None)
@@ -125,19 +126,6 @@ def memory_within(source: Source, length: int) -> Memory:
     """Memory of a batch of windows of `length` tokens."""
     dim, rows = head_dim_of(source.config, FULL), max(1, BATCH // length)
     return forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
-
-
-def rate_of(source: Source, length: int, rows: int = 1, **how: Any) -> float:
-    """FLOP/s of this machine on windows of `length` tokens, or of as many as the model has positions for."""
-    width = min(length, last_position(source.skeleton) or length)
-    return flops_per_second(source.skeleton, width, rows, **how)
-
-
-def reading(source: Source, length: int, tokens: int, seconds: float | None) -> Cost:
-    """The cost of evaluating this number of tokens in windows of `length`; seconds: of all of it, if known."""
-    flops, windows = forward_flops(source.skeleton), max(1, round(tokens / length))
-    cost = estimate(source.name, "measuring", flops, length, windows, memory_within(source, length), None)
-    return replace(cost, seconds=seconds)
 
 
 def inputs_of(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:

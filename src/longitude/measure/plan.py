@@ -36,7 +36,7 @@ from longitude.measure.text import targets_of
 from longitude.measure.transport import address
 from longitude.measure.windows import LOGITS, follows_length, plan_windows
 from longitude.positions.config_keys import FULL
-from longitude.runs.costs import WIDEST, Cost, Memory, estimate, flops_per_second, forward_flops, forward_memory
+from longitude.runs.costs import H100, WIDEST, Cost, Memory, flops_per_second, forward_flops, forward_memory
 from longitude.runs.machine import available_memory, device_of, require_memory
 from longitude.runs.store import Unit
 
@@ -373,10 +373,22 @@ def costs(
             rate = flops_per_second(outline, width, rows, dtype_of(config, outline))
         except ValueError as error:
             reason = str(error)
-        estimates += [
-            estimate(model, "measuring", flops, length, _windows(config, length), memory, rate, reason=reason)
-            for length in lengths
-        ]
+        for length in lengths:
+            windows = _windows(config, length)
+            work = windows * flops.of(length)
+            estimates.append(
+                Cost(
+                    model=model,
+                    part="measuring",
+                    length=length,
+                    tokens=round(windows * length),
+                    flops=work,
+                    memory=memory,
+                    seconds=None if rate is None else work / rate,
+                    h100_seconds=work / H100,
+                    reason=reason,
+                )
+            )
     return estimates
 
 

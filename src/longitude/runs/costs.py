@@ -68,7 +68,7 @@ class Cost:
 
     Attributes:
         model: A folder, a name or a label.
-        part: "training", "measuring", "searching".
+        part: "training" or "measuring".
         parameters: Number of parameters of the model.
         steps: Steps of its training.
         length: Length of windows and prompts, in tokens.
@@ -111,32 +111,6 @@ class Flops:
     def of(self, length: int) -> float:
         """FLOPs of a window of `length` tokens."""
         return self.per_token * length + self.per_pair * length * (length + 1) / 2
-
-
-def estimate(
-    model: str,
-    part: str,
-    flops: Flops,
-    length: int,
-    windows: float,
-    memory: Memory,
-    rate: float | None,
-    passes: float = 1,
-    reason: str = "",
-) -> Cost:
-    """The cost of `passes` forward passes over each of `windows` windows; rate: FLOP/s of this machine, if known."""
-    work = windows * passes * flops.of(length)
-    return Cost(
-        model=model,
-        part=part,
-        length=length,
-        tokens=round(windows * length),
-        flops=work,
-        memory=memory,
-        seconds=None if rate is None else work / rate,
-        h100_seconds=work / H100,
-        reason=reason,
-    )
 
 
 # ---- FLOPs -----------------------------------------------------------------------------------------------------------
@@ -192,7 +166,6 @@ def flops_per_second(
     length: int,
     rows: int = 1,
     dtype: torch.dtype = torch.float32,
-    training: bool = False,
     times: int = 5,
 ) -> float:
     """FLOP/s of this machine for a model under the current load, on windows of `length` random tokens.
@@ -208,32 +181,23 @@ def flops_per_second(
         with quiet(), torch.device("meta"):
             skeleton = type(outline)(copy.deepcopy(config))
             counted = forward_flops(skeleton)
-        if training:
-            needs = training_memory(skeleton, text, rows, width, False)
-        else:  # built in float32, whatever it is cast to
-            logits = width * rows * text.vocab_size
-            needs = forward_memory(skeleton, 0, torch.float32, width, rows, chunk=width, logits=logits)
+        # built in float32, whatever it is cast to
+        logits = width * rows * text.vocab_size
+        needs = forward_memory(skeleton, 0, torch.float32, width, rows, chunk=width, logits=logits)
         free = min(map(available_memory, {"cpu", device}))
         require_memory(needs.total, free, "its smallest part takes", "take a machine with more")
         with quiet():
-            model = type(outline)(config).to(device, torch.float32 if training else dtype).train(training)
+            model = type(outline)(config).to(device, dtype).eval()
     except Exception as error:
         name = type(outline).__name__
         raise ValueError(f"{name}: no part of it can be run to time it ({one_line_of(error)})") from error
     ids = torch.randint(0, text.vocab_size, (rows, width), device=device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6) if training else None
 
+    @torch.inference_mode()
     def step() -> None:
-        if optimizer is None:
-            with torch.inference_mode():
-                model(input_ids=ids, use_cache=False)
-        else:
-            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        model(input_ids=ids, use_cache=False)
 
-    passes = TRAINING if training else 1
-    return passes * rows * counted.of(width) / _seconds(step, times)
+    return rows * counted.of(width) / _seconds(step, times)
 
 
 def smaller(outline: Any) -> Any:
