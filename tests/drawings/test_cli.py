@@ -47,7 +47,7 @@ def test_files(command, tmp_path):
     assert code == 0 and 'shape-rendering="crispEdges" class="mark-rect' in (tmp_path / "table.svg").read_text()
     root = ET.parse(tmp_path / "rope.svg").getroot()
     words = {each.tag.rpartition("}")[2]: each.text for each in root[:2]}
-    assert root.get("role") == "img" and "full rotation" in words["title"] and "yarn from 1 at 0" in words["desc"]
+    assert root.get("role") == "img" and "full rotation" in words["title"] and "no scaling from " in words["desc"]
     page = (tmp_path / "rope.html").read_text()
     assert "the numbers</summary>" in page and "http-equiv" in page
 
