@@ -26,7 +26,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test quick near test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-decode gpu properties numbers claims verdicts calibration api freeze-api notebooks laws docs dist dist-test clean new-torch native
+.PHONY: help install study report checkpoint test quick test-elsewhere test-all sceptic conformance ecosystem check lint types format bench bench-decode gpu properties numbers claims verdicts calibration api freeze-api notebooks laws docs dist dist-test clean new-torch native
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -50,10 +50,6 @@ test: check quick ## lint, types, import contracts, and the quick tier of the te
 
 quick: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
-
-near: $(VENV)/test.stamp ## the quick tests that your changes can break; SINCE=COMMIT: changes since then (main, or HEAD on main)
-	@$(BIN)/python .ci/near.py $(SINCE) > $(VENV)/near.txt
-	@test -s $(VENV)/near.txt && $(BIN)/python -m pytest -m "not slow" @$(VENV)/near.txt $(PYTEST_ARGS) || echo "no test reads what you changed"
 
 test-elsewhere: $(VENV)/test.stamp ## the quick tests on one core, with other threads and instructions, busy, without C kernels, shuffled, twice
 	$(BIN)/python tests/elsewhere.py $(ARGS)

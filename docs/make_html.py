@@ -92,7 +92,7 @@ def dark_pictures(app: Any, doctree: Any) -> None:
         twin = image.deepcopy()
         twin["uri"] = image["uri"].removesuffix(".svg") + ".dark.svg"
         for each, when in ((image, "only-light"), (twin, "only-dark")):
-            each["classes"] = [*each.get("classes", []), when]
+            each["classes"], each["loading"] = [*each.get("classes", []), when], "lazy"
         wide.insert(2, twin)
         image.parent[place : place + 1] = wide
 

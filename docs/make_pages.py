@@ -13,6 +13,7 @@ from typing import Any
 import altair as alt
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+import make_cards
 import make_gallery
 import make_laws
 from claims.base import list_claims
@@ -52,6 +53,7 @@ def pages(source: Path) -> Iterator[tuple[str, str]]:
         for name in registry:
             text = template.render(**about(kind, name, registry[name], source))
             yield f"{kind}s/{name}", re.sub(r"\n{3,}", "\n\n", text)
+    yield "find-your-model", make_cards.page(source, environment)
     yield "gallery", make_gallery.page({name: shown(label_of(name, ENCODINGS[name])).drawings for name in ENCODINGS})
 
 

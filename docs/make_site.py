@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SOURCE, SITE = ROOT / "build" / "docs-source", ROOT / "build" / "docs"
 SECTIONS = {
+    "find-your-model": [],
     "start": ["README", "install"],
     "concepts": ["concepts/*"],
     "choose": [],
@@ -37,6 +38,7 @@ SECTIONS = {
 }  # fmt: skip
 """Pages of the first level -> those below them. One that nobody wrote lists those below it."""
 SHORT = {
+    "find-your-model": "Models",
     "start": "Start",
     "choose": "Choose",
     "api": "API",

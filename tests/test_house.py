@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-import runpy
 import sys
 from pathlib import Path
 
@@ -106,10 +105,3 @@ def test_data_from_outside_is_never_unpickled() -> None:
     ways = re.compile(r"torch\.load\(|trust_remote_code\s*=\s*True|weights_only\s*=\s*False")
     assert [f.name for f in PACKAGE.rglob("*.py") if ways.search(f.read_text())] == []
 
-
-@pytest.mark.slow
-def test_make_near_follows_stubs_and_what_a_conftest_imports() -> None:
-    near = runpy.run_path(str(ROOT / ".ci" / "near.py"))["near"]
-    assert "tests/study/test_tables.py" in near(["src/longitude/study/losses.py"])
-    assert "tests/measure/test_windows.py" in near(["src/longitude/measure/text.py"])
-    assert near(["docs/choose.md"]) == []

@@ -1,0 +1,84 @@
+"""The page of models: a card of every released file that transformers has a class for, and the commands for it."""
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from longitude.checkpoints.declared import declared_length, text_part
+from longitude.checkpoints.load import Source, built_without_weights, config_of
+from longitude.drawings.card import write
+from longitude.extend.plan import FARTHEST, Target, plan_extension
+
+HERE = Path(__file__).parent
+RELEASED = HERE.parent / "tests" / "checkpoints" / "released.json"
+FACTOR = 4
+"""Of the longer length over the declared one."""
+METHODS = ("yarn", "linear")
+"""The first that a model can be extended by stands on the page."""
+WORDS = re.compile(r"<desc[^>]*>(.*?)</desc>", re.DOTALL)
+
+
+class Model(NamedTuple):
+    """folder: of its config.json; words: those of its card; extend: the command, or None; refusal: why there is none."""
+
+    name: str
+    folder: str
+    released: str
+    kind: str
+    words: str
+    extend: str | None
+    refusal: str | None
+
+    @property
+    def year(self) -> str:
+        return self.released[:4]
+
+
+def page(source: Path, environment: Environment) -> str:
+    """The page; its files are written to the source of the site, and one that is there is drawn again if its config changed."""
+    rows = sorted(models(source), key=lambda model: model.released, reverse=True)
+    return environment.get_template("find-your-model.md.j2").render(models=rows, factor=FACTOR)
+
+
+def models(source: Path) -> Iterator[Model]:
+    """Those whose class transformers has."""
+    for name, row in json.loads(RELEASED.read_text(encoding="utf-8")).items():
+        kind = row["config"].get("model_type")
+        if kind not in CONFIG_MAPPING:
+            continue
+        folder = re.sub(r"[^\w.]+", "-", name)
+        file, text = source / "cards" / folder / "config.json", json.dumps(row["config"], indent=1)
+        picture = file.parents[1] / f"{folder}.svg"
+        if not picture.exists() or file.read_text(encoding="utf-8") != text:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            write(str(file), picture)
+        [words] = WORDS.findall(picture.read_text(encoding="utf-8"))
+        yield Model(name, folder, row["released"], kind, html.unescape(words), *extension(folder, file))
+
+
+def extension(name: str, file: Path) -> tuple[str | None, str | None]:
+    """(the command that makes a model FACTOR times as long, None) if its plan can be made, else (None, the reason)."""
+    config, raw = config_of(file), json.loads(file.read_text(encoding="utf-8"))
+    if type(config) not in AutoModelForCausalLM._model_mapping:  # the part of a model of images that was published alone
+        whole = raw["model_type"].removesuffix("_text")
+        raw = {"model_type": whole, "text_config": raw} if whole != raw["model_type"] else raw
+        config = CONFIG_MAPPING[whole].from_dict(raw)
+    text, refusals = text_part(config), list[str]()
+    for method in METHODS:
+        to = min(FACTOR * (declared_length(text) or 0), FARTHEST)
+        try:
+            inner = raw.get("text_config", raw)
+            source = Source(name, Path(name), raw, inner, text, built_without_weights(name, config))
+            plan_extension(source, Target(to=to, method=method), must_fit=False)
+        except ValueError as refusal:
+            refusals.append(str(refusal).removeprefix(f"{name}: "))
+        else:
+            return f"longitude extend {name} --to {to} --method {method} --out {name}-{to}", None
+    return None, refusals[0]
