@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import Environment
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -66,7 +66,9 @@ def models(source: Path) -> Iterator[Model]:
 def extension(name: str, file: Path) -> tuple[str | None, str | None]:
     """(the command that makes a model FACTOR times as long, None) if its plan can be made, else (None, the reason)."""
     config, raw = config_of(file), json.loads(file.read_text(encoding="utf-8"))
-    if type(config) not in AutoModelForCausalLM._model_mapping:  # the part of a model of images that was published alone
+    if (
+        type(config) not in AutoModelForCausalLM._model_mapping
+    ):  # the part of a model of images that was published alone
         whole = raw["model_type"].removesuffix("_text")
         raw = {"model_type": whole, "text_config": raw} if whole != raw["model_type"] else raw
         config = CONFIG_MAPPING[whole].from_dict(raw)

@@ -104,4 +104,3 @@ def test_data_from_outside_is_never_unpickled() -> None:
     """ruff refuses pickle; these are the ways to it that ruff does not know."""
     ways = re.compile(r"torch\.load\(|trust_remote_code\s*=\s*True|weights_only\s*=\s*False")
     assert [f.name for f in PACKAGE.rglob("*.py") if ways.search(f.read_text())] == []
-

@@ -161,7 +161,12 @@ PUBLISHED: dict[str, Config] = {
     ),
     "Kimi K2": KIMI_K2,
     "Kimi K2 by its own name": KIMI_K2 | {"model_type": "kimi_k2"},
-    "Kimi Linear 48B": latent("kimi_linear", 32, 27, 1048576, 10000.0, q_lora_rank=None, mla_use_nope=True),
+    "Kimi Linear 48B": latent(
+        "kimi_linear", 32, 27, 1048576, 10000.0, q_lora_rank=None, mla_use_nope=True, linear_attn_config={
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4,
+            "kda_layers": [n for n in range(1, 28) if n not in (4, 8, 12, 16, 20, 24, 27)],
+        },
+    ),
     "GLM-4 9B": of("glm", 32, 40, 131072, 10000.0, head_dim=128, num_key_value_heads=2, partial_rotary_factor=0.5),
     # ---- others that rotate ----
     "gpt-oss 20B": of(
@@ -199,7 +204,10 @@ PUBLISHED: dict[str, Config] = {
         "exaone4", 40, 64, 131072, 1000000, head_dim=128, num_key_value_heads=8, layer_types=THREE_WINDOWS * 16, **WINDOW,
         **llama3(16.0),
     ),
-    "Nemotron-H 8B": of("nemotron_h", 32, 52, 8192, head_dim=128, num_key_value_heads=8, rope_theta=10000),
+    "Nemotron-H 8B": of(
+        "nemotron_h", 32, 52, 8192, head_dim=128, num_key_value_heads=8, rope_theta=10000,
+        hybrid_override_pattern="M-M-M-M*-" + "M-M-M-M-M*-" * 3 + "M-M-M-M-M-",
+    ),
     "Bamba 9B": of(
         "bamba", 32, 32, 4096, 10000.0, num_key_value_heads=8, partial_rotary_factor=0.5, attn_layer_indices=[9, 18, 27],
     ),

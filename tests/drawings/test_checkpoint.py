@@ -1,13 +1,16 @@
 """What `longitude show config.json` says, against formulas of the papers; configs of transformers' own classes."""
 
+import copy
 import json
 import math
 import re
 
+import numpy as np
 import pytest
 import transformers
 
 from longitude.drawings import checkpoint
+from tests.checkpoints.published import PUBLISHED, RELEASED
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -47,7 +50,7 @@ def test_turns_and_border_of_llama(saved):
     assert rotation["turns"] == pytest.approx(turns, rel=1e-12)
     assert rotation["turned"] == sum(turn >= 1 for turn in turns) == 35
     found = words(path, config)
-    assert found["trained at"] == "8192 tokens; 131072 are declared"
+    assert found["length"] == "131,072 tokens declared, 8,192 before scaling"
     assert found["border"] == "pairs 35 to 63 never finished one: 45% of them"
     names = [each.name for each in checkpoint.drawings(config)]
     assert names == ["wavelengths"]
@@ -104,3 +107,56 @@ def test_a_rotation_that_no_layer_has_is_not_shown():
     """DeepSeek V4's class declares "main" for layers with a window alone; its default has none."""
     config = transformers.AutoConfig.for_model("deepseek_v4", num_hidden_layers=2, n_routed_experts=4)
     assert [rotation["layers"] for rotation in checkpoint.facts("here", config)["rotations"]] == ["compress"]
+
+
+def turns_of(base, width, length, slower=1.0):
+    return [length * base ** (-2 * k / width) / slower / (2 * math.pi) for k in range(width // 2)]
+
+
+@pytest.mark.parametrize("name", ["Gemma 3 27B, full file", "Hy-MT2 7B", "Phi-3.5 mini"])
+def test_frequencies_of_training_are_those_of_a_scheme_that_names_no_length_before_it(name):
+    """Linear's divide, alpha's raise the base, and longrope's short factors hold up to its original length."""
+    raw = RELEASED[name]
+    about = checkpoint.facts(name, transformers.AutoConfig.for_model(**copy.deepcopy(raw)), raw)
+    *_, rotation = sorted(about["rotations"], key=lambda rotation: rotation["layers"] == "full_attention")
+    want = {
+        "Gemma 3 27B, full file": lambda: turns_of(1e6, 128, 131_072, 8.0),
+        "Hy-MT2 7B": lambda: turns_of(1e4 * 1000 ** (128 / 126), 128, 262_144),
+        "Phi-3.5 mini": lambda: np.divide(turns_of(1e4, 96, 4096), raw["rope_scaling"]["short_factor"]),
+    }[name]()
+    assert rotation["turns"] == pytest.approx(list(want), rel=1e-6)
+    assert any(row["unseen"] for row in rotation["longer"]) and rotation["turned"] < len(want)
+
+
+def test_layers_with_a_window_turn_within_it():
+    """gpt-oss: one rotation, windows of 128 in every second layer; the declared length is among the longer ones."""
+    about = checkpoint.facts("here", transformers.AutoConfig.for_model(**copy.deepcopy(PUBLISHED["gpt-oss 20B"])))
+    near, full = about["rotations"]
+    assert near["turns"] == pytest.approx(turns_of(150_000, 64, 128)) and not near["longer"]
+    assert full["turns"] == pytest.approx(turns_of(150_000, 64, 4096))
+    assert {row["factor"] for row in full["longer"]} == {2, 4, 32}
+
+
+def test_a_window_of_the_trained_length_bounds_every_offset():
+    config = transformers.MistralConfig(max_position_embeddings=64, sliding_window=64, **FEW)
+    [rotation] = checkpoint.facts("here", config)["rotations"]
+    assert rotation["longer"] == [] and rotation["turns"][0] == pytest.approx(64 / (2 * math.pi))
+    wider = transformers.MistralConfig(max_position_embeddings=64, sliding_window=96, head_dim=8, **FEW)
+    [rotation] = checkpoint.facts("here", wider)["rotations"]
+    assert {row["unseen"] for row in rotation["longer"] if row["scheme"] == "linear" and row["factor"] == 2} == {0.0}
+    assert {row["unseen"] for row in rotation["longer"] if row["scheme"] == "no scaling"} == {0.5}
+    assert {row["unseen"] for row in rotation["longer"] if row["scheme"] == "linear" and row["factor"] == 8} == {0.0}
+
+
+def test_a_class_that_rotates_otherwise_in_longer_texts_has_no_share_of_new_angles():
+    raw = RELEASED["Phi-3.5 MoE, whole lists"]
+    about = checkpoint.facts("here", transformers.AutoConfig.for_model(**copy.deepcopy(raw)), raw)
+    assert [rotation["longer"] for rotation in about["rotations"]] == [[]] and about["notes"]
+
+
+def test_a_default_of_the_class_is_not_called_declared():
+    raw = {"model_type": "llama", "num_hidden_layers": 2}
+    about = checkpoint.facts("here", transformers.AutoConfig.for_model(**raw), raw)
+    assert about["default_length"] and "declared" not in dict(checkpoint.words(about))["length"]
+    about = checkpoint.facts("here", transformers.AutoConfig.for_model(**raw), raw | {"max_position_embeddings": 2048})
+    assert not about["default_length"]

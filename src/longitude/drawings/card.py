@@ -1,17 +1,17 @@
 """A model on one picture: what its config.json declares about position, and what its class computes; no weights are read."""
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import repeat
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import vl_convert
 
-from longitude.checkpoints.declared import raw_config
-from longitude.drawings.checkpoint import facts, kinds_of, positions_of, read
+from longitude.checkpoints.declared import declared_length, raw_config
+from longitude.drawings.checkpoint import facts, kinds_of, length_of, positions_of, read
 from longitude.drawings.rotations import PLAIN
 from longitude.positions.config_keys import FULL, WINDOWED
 from longitude.report.figure import COLORS, DARK, FONT, GREY, GRID, INK, PAPER
@@ -49,6 +49,8 @@ def card(path: str) -> dict[str, Any]:
     for label, (filling, high) in (layers := [*_layers(config, about["kind"])]):
         free = (mark for mark in zip((filling, *SPARE), repeat(high)) if mark not in marks.values())
         marks.setdefault(label, next(free, (SPARE[-1], high)))
+    for rotation in about["rotations"]:
+        rotation["layers"] = rotation["layers"].replace("_", " ")
     package = type(config).__module__.partition(".")[0]
     version = getattr(import_module(package), "__version__", "")  # a plugin's class may have none
     says = f"Declared by the file, computed by the class of {package} {version}".rstrip()
@@ -61,7 +63,7 @@ def card(path: str) -> dict[str, Any]:
         "rotations": [_rotation(rotation, about, config) for rotation in about["rotations"]],
         "rows": [*_rows(about)],
         "longer": sorted(_longer(about["rotations"]), key=lambda longer: -longer[1][-1][1]),
-        "says": [says, *(fitted(f"Note: {note}", 656, 18, more) for note in about["notes"][:1])],
+        "says": [says, *(line for note in about["notes"][:1] for line in lines_of(f"Note: {note}", 656, 18, 2, more))],
     }
 
 
@@ -80,7 +82,8 @@ def _layers(config: Any, kinds: Sequence[str]) -> Iterator[tuple[str, Mark]]:
         return
     for (kind, window), layer in zip(kinds_of(config), positions_of(config) or repeat(None), strict=False):
         if layer is not None and layer.attends:
-            yield _attending(layer.encoding, kind, window)
+            whole = window is not None and window >= (declared_length(config) or math.inf)
+            yield _attending(layer.encoding, FULL if whole else kind, None if whole else window)
         elif layer is not None or kind in STATES:
             yield STATES.get(kind, f"no attention ({kind})"), ("state", True)
         else:
@@ -106,18 +109,12 @@ def _rotation(rotation: dict[str, Any], about: dict[str, Any], config: Any) -> t
 
 
 def _rows(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    trained, declared, turning = about["trained"], about["declared"], about["rotations"]
-    lengths = [f"{declared:,} tokens declared"] if declared else []
-    lengths += [f"trained at {trained:,}"] if trained != declared else ["none shorter"] * bool(trained)
-    yield "length", ", ".join(lengths) or "not known: the file declares none"
-    scales, scores = list[str](), list[str]()
-    for rotation in turning:
-        where, scheme = f" in {rotation['layers']}" * (len(turning) > 1), rotation["scheme"] or {}
-        factor = f", factor {scheme['factor']:g}" if scheme.get("factor") else ""
-        scales += [f"{scheme['name']}{factor}{where}"] if scheme else []
-        times = rotation["attention_factor"] ** 2 * rotation["softmax_factor"]
-        scores += [f"times {times:.4g}{where}"] * (times != 1)
-    scores += [f"queries: {PAPERS.get(spec['name'], spec['name'])}" for spec in about["temperature"]]
+    turning = about["rotations"]
+    yield "length", length_of(about)
+    scales = _by_layers(turning, _scheme)
+    scores = _by_layers(turning, _times)
+    for key, where in (("temperature", ""), ("unrotated_temperature", " in layers without position")):
+        scores += [f"queries: {PAPERS.get(spec['name'], spec['name'])}{where}" for spec in about[key]]
     scores += [f"learned sinks in {about['sinks']} layers"] * bool(about["sinks"])
     for head, texts in (("scaling", scales or [PLAIN] * bool(turning)), ("scores", scores)):
         yield from [(head, "; ".join(texts))] * bool(texts)
@@ -126,7 +123,27 @@ def _rows(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if turning and all(rotation["window"] for rotation in turning):
         yield "longer", "offsets stay within the window: no angle is new"
     if about["kind"] == ["learned"]:
-        yield "longer", f"positions {f'from {declared:,} on' if declared else 'past the end'} do not exist"
+        yield "longer", f"positions {f'from {end:,} on' if (end := about['declared']) else 'past the end'} do not exist"
+
+
+def _by_layers(turning: Sequence[dict[str, Any]], text_of: Callable[[dict[str, Any]], str]) -> list[str]:
+    """The texts of rotations, each with its layers unless all have one text; without empty ones."""
+    texts = [text_of(rotation) for rotation in turning]
+    if len({*texts}) == 1:
+        return [*filter(None, texts[:1])]
+    return [f"{text} in {rotation['layers']}" for text, rotation in zip(texts, turning, strict=True) if text]
+
+
+def _scheme(rotation: dict[str, Any]) -> str:
+    scheme = rotation["scheme"] or {"name": ""}
+    return scheme["name"] + (f", factor {scheme['factor']:g}" if scheme.get("factor") else "")
+
+
+def _times(rotation: dict[str, Any]) -> str:
+    """By what scores are multiplied, or the part of them that rotates."""
+    factor = rotation["attention_factor"] ** 2
+    part = "rotated part " * (factor != 1 and 2 * rotation["pairs"] < rotation["head_dim"])
+    return f"{part}× {factor * rotation['softmax_factor']:.4g}" * (factor * rotation["softmax_factor"] != 1)
 
 
 def _longer(turning: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[tuple[int, float]]]]:
@@ -135,7 +152,8 @@ def _longer(turning: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[tuple
         where, scheme = f" in {rotation['layers']}" * (len(turning) > 1), (rotation["scheme"] or {}).get("name")
         shown = f"its own {scheme}" if scheme else PLAIN
         if shares := [(row["factor"], row["unseen"]) for row in rotation["longer"] if row["scheme"] == shown]:
-            yield f"pairs at new angles{where}, {f'with {scheme}' if scheme else PLAIN}", shares
+            trained = f"{turning[0]['trained']:,}"
+            yield f"new angles past {trained}{where}, {f'with {scheme}' if scheme else PLAIN}", shares
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
@@ -155,10 +173,14 @@ def fitted(text: str, width: float, size: float = 20, end: str = "") -> str:
     return f"{text}…{end}"
 
 
-def lines_of(text: str, width: float) -> list[str]:
-    """A text as three lines of a width at most."""
-    lines = wrap(fitted(text, 3 * width), int(width / 11.6), max_lines=3, placeholder="…")
-    return [fitted(line, width) for line in lines]
+def lines_of(text: str, width: float, size: float = 20, most: int = 3, end: str = "") -> list[str]:
+    """A text as lines of a width; what does not fit into the last one is cut, and `end` stands after it."""
+    lines, rest = list[str](), fitted(text, math.inf).split()
+    while rest and len(lines) < most - 1:
+        fit = next(n for n in range(len(rest), 0, -1) if n == 1 or width_of(" ".join(rest[:n]), size) <= width)
+        lines.append(fitted(" ".join(rest[:fit]), width, size))
+        rest = rest[fit:]
+    return [*lines, fitted(" ".join(rest), width, size, end)] if rest else lines
 
 
 def write(path: str, out: Path) -> str:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import repeat
 from typing import Any
 from warnings import catch_warnings
 
@@ -19,7 +20,7 @@ from longitude.drawings.rotations import ALL, Rotation, wavelengths
 from longitude.hf.stock import heads_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.bias import ALiBi, T5Bias
-from longitude.positions.config_keys import WINDOWED
+from longitude.positions.config_keys import LENGTHS, WINDOWED
 from longitude.positions.layers import LayerPositions
 from longitude.report.table import plain
 from longitude.report.wording import brief
@@ -54,9 +55,11 @@ def rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
     if length is None:
         why = f"expected a length that the model was trained at, got a {config.model_type} config without one"
         return [], {ALL: why}
-    rotating_types, layers = [], kinds_of(config)
+    rotating_types = []
     try:
-        turning = {layer.label for layer in reading(config).layers or () if layer is not None}
+        layers = enumerate(reading(config).layers or ())
+        labels = {n: layer.label for n, layer in layers if layer is not None}
+        turning = {*labels.values()}
         understood = {
             name: (rope, head_dim_of(config, name))
             for name, rope in ropes(config).items()
@@ -65,11 +68,13 @@ def rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
     except ValueError as error:
         return [], {ALL: str(error)}
     for name, (rope, head_dim) in understood.items():
+        types: dict[int | None, str] = {}  # of its layers, by their windows
+        for n, ((kind, window), rotates) in enumerate(zip(kinds_of(config), rope.rotates or repeat(True))):
+            if rotates and name in (None, labels.get(n) or kind):
+                types.setdefault(window, kind)
         which = (name or ALL) if rope.rotates is None else "layers that rotate"
-        rotating = [True] * len(layers) if rope.rotates is None else rope.rotates
-        windows = {window for (kind, window), yes in zip(layers, rotating) if yes and name in (None, kind)}
-        longest = max((window or length for window in windows), default=length)
-        rotating_types.append(Rotation(which, rope, head_dim, length, longest if longest < length else None))
+        for window, kind in (types or {None: which}).items():
+            rotating_types.append(Rotation(kind if len(types) > 1 else which, rope, head_dim, length, window))
     return rotating_types, {}
 
 
@@ -99,17 +104,21 @@ def facts(path: str, config: Any, raw: Mapping[str, Any] | None = None) -> dict[
         notes += theirs.notes + theirs.problems()
     if raw is not None:
         notes += [*contradictions(raw, config), *remarks(raw, config), *filter(None, [unread_sentence(raw, config)])]
-    turning, partly = [rotation.rope for rotation in rotating], getattr(config, "qk_nope_head_dim", None) is not None
+    turning = {id(rotation.rope): rotation.rope for rotation in rotating}.values()  # windows split layers of one
+    lengths = {*LENGTHS, config.attribute_map.get(LENGTHS[0])}
+    declared, partly = declared_length(config), getattr(config, "qk_nope_head_dim", None) is not None
     return {
         "label": path,
         "model_type": config.model_type,
         "kind": kinds,
         "trained": trained_length(config),
-        "declared": declared_length(config),
+        "declared": declared,
+        "default_length": raw is not None and lengths.isdisjoint(text_part(raw)),
         "layers": layers_of(config),
-        "rotations": [_of_rotation(rotation, partly) for rotation in rotating],
+        "rotations": [_of_rotation(rotation, partly, declared, theirs) for rotation in rotating],
         "unrotated": sorted({n for rope in turning for n, rotates in enumerate(rope.rotates or ()) if not rotates}),
-        "temperature": [s for rope in turning for s in (rope.temperature, rope.unrotated_temperature) if s],
+        "temperature": [rope.temperature for rope in turning if rope.temperature],
+        "unrotated_temperature": [rope.unrotated_temperature for rope in turning if rope.unrotated_temperature],
         "sinks": sinks,
         "unknown": unknown,
         "notes": [note for note in dict.fromkeys(notes) if not any(note in why for why in unknown.values())],
@@ -134,21 +143,24 @@ def _of_class(config: Any) -> Iterator[str]:
             yield from (note for note in attention_apart(known, layers) if "attends to" in note)
 
 
-def _of_rotation(rotation: Rotation, partly: bool) -> dict[str, Any]:
+def _of_rotation(rotation: Rotation, partly: bool, declared: int | None, theirs: Reading | None) -> dict[str, Any]:
     """partly: whether only a part of each score is rotated, which is then multiplied by softmax_factor too (DeepSeek)."""
     turns, frequencies = rotation.turns, rotation.frequencies(rotation.rope.scaling)
+    factors = (*FACTORS[:-1], max(FACTORS[-1], (declared or 0) // rotation.trained))
+    known = theirs is not None and not theirs.notes  # else its class rotates otherwise in longer texts
     return {
         "layers": rotation.layers,
+        "trained": rotation.trained,
         "base": rotation.rope.base,
         "head_dim": rotation.head_dim,
-        "window": rotation.window,
+        "window": rotation.window if rotation.bounded else None,
         "pairs": len(turns),
         "scheme": None if rotation.rope.scaling is None else rotation.rope.scaling.as_dict(),
         "turns": turns.tolist(),
         "turned": int((turns >= 1).sum()),
         "attention_factor": frequencies.attention_factor,
         "softmax_factor": frequencies.softmax_factor if partly else 1.0,
-        "longer": [effect._asdict() for factor in FACTORS for effect in rotation.stretched(factor)],
+        "longer": [effect._asdict() for factor in factors for effect in rotation.stretched(factor)] if known else [],
     }
 
 
@@ -176,22 +188,27 @@ def layers_of(config: Any) -> dict[str, dict[str, Any]]:
     return {kind: {"layers": n} | ({"window": window} if window else {}) for (kind, window), n in numbers}
 
 
+def length_of(about: dict[str, Any]) -> str:
+    """Its declared length, and that before its scaling."""
+    trained, declared = about["trained"], about["declared"]
+    by = "by the default of its class" if about["default_length"] else "declared"
+    before = f", {trained:,} before scaling" if trained not in (None, declared) else ""
+    return "not known: the file declares none" if declared is None else f"{declared:,} tokens {by}{before}"
+
+
 def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(head, text) of each fact, for readers."""
-    trained: Any = about["trained"]
-    declared = about["declared"]
-    length = "unknown" if trained is None else f"{trained} tokens"
-    more = f"; {declared} are declared" if declared not in (None, trained) else ""
     yield "model", f"{about['model_type']}, positions: {', '.join(about['kind'])}"
-    yield "trained at", length + more
+    yield "length", length_of(about)
     over = {kind: f" over {n['window']} tokens" if "window" in n else "" for kind, n in about["layers"].items()}
     counts = (f"{n['layers']} of {kind}{over[kind]}" for kind, n in about["layers"].items())
     yield "layers", ", ".join(counts) or "unknown"
     if about["unrotated"]:
         yield "without rotation", f"layers {', '.join(map(str, about['unrotated']))}, counted from 0"
-    for spec in about["temperature"]:
-        options = " ".join(f"{k}={v}" for k, v in spec.items() if k != "name")
-        yield "queries", f"multiplied by {spec['name']}, {options}"
+    for key, where in (("temperature", ""), ("unrotated_temperature", " in layers without rotation")):
+        for spec in about[key]:
+            options = " ".join(f"{k}={v}" for k, v in spec.items() if k != "name")
+            yield "queries", f"multiplied by {spec['name']}, {options}{where}"
     if about["sinks"]:
         yield "sinks", f"learned, in {about['sinks']} layers"
     for layers, why in about["unknown"].items():
@@ -201,7 +218,7 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for rotation in about["rotations"]:
         yield from _rotation_in_words(rotation, about["trained"])
     if about["kind"] == ["learned"]:
-        end = f"from {declared} on" if declared else "past the end of its table"
+        end = f"from {about['declared']} on" if about["declared"] else "past the end of its table"
         yield "beyond", f"positions {end} do not exist"
 
 
@@ -230,8 +247,9 @@ def _rotation_in_words(rotation: dict[str, Any], trained: Any) -> Iterator[tuple
 
 def _longer(rows: list[dict[str, Any]], trained: int) -> Iterator[str]:
     """A table: a line for each scaling method."""
-    lines = [["", *("" for _ in FACTORS), "longest", "adjacent", "scaling of"]]
-    lines += [["", *(str(factor * trained) for factor in FACTORS), "wave", "positions", "cos and sin"]]
+    lengths = [str(factor * trained) for factor in dict.fromkeys(row["factor"] for row in rows)]
+    lines = [["", *("" for _ in lengths), "longest", "adjacent", "scaling of"]]
+    lines += [["", *lengths, "wave", "positions", "cos and sin"]]
     for scheme in dict.fromkeys(row["scheme"] for row in rows):
         *_, last = effects = [row for row in rows if row["scheme"] == scheme]
         shares = [f"{row['unseen']:.0%}" for row in effects]

@@ -52,13 +52,26 @@ class Stretched(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """The rotation of a type of layers, the length that its weights were trained at, and their window if that is shorter."""
+    """The rotation of some layers.
+
+    Attributes:
+        layers: Their type.
+        rope: Its parameters.
+        head_dim: Dimensions of a head.
+        trained: Length that the weights were trained at, as far as the config says.
+        window: Number of tokens that each of the layers sees at most; None if one of them sees all.
+    """
 
     layers: str
     rope: RopeConfig
     head_dim: int
     trained: int
     window: int | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether no offset is longer in a longer text than in training."""
+        return self.window is not None and self.window <= self.trained
 
     def frequencies(self, scaling: Scaling | None, length: int | None = None) -> Frequencies:
         return frequencies_of(self.rope._replace(scaling=scaling, sections=None), self.head_dim, length)
@@ -75,9 +88,16 @@ class Rotation(NamedTuple):
         return self.frequencies(scaling, length if follows else None).inverse[: len(self.plain)]
 
     @property
+    def seen(self) -> Tensor:
+        """Frequencies of the same pairs in training: before its own scheme, if that names the length before it."""
+        scheme = self.rope.scaling
+        before = hasattr(scheme, "original_max_length") and getattr(scheme, "follow", "declared") == "declared"
+        return self.plain if before else self.after(scheme, self.trained)
+
+    @property
     def turns(self) -> Tensor:
-        """Full rotations of each pair within the offsets of training, before any scheme."""
-        return (self.window or self.trained) * self.plain / (2 * math.pi)
+        """Full rotations of each pair within the offsets of training."""
+        return min(self.window or self.trained, self.trained) * self.seen / (2 * math.pi)
 
     @property
     def schemes(self) -> dict[str, Scaling]:
@@ -85,13 +105,14 @@ class Rotation(NamedTuple):
         return {} if self.rope.scaling is None else {f"its own {self.rope.scaling.name}": self.rope.scaling}
 
     def stretched(self, factor: int) -> list[Stretched]:
-        """Effects of no scheme, its own, and every one defined by a factor; empty for a window, whose offsets do not grow."""
-        if self.window is not None:
+        """Effects of no scheme, its own, and every one defined by a factor; empty where offsets do not grow."""
+        if self.bounded:
             return []
-        before, effects = self.plain, []
+        before, effects = self.seen, []
+        longest = min(self.window or math.inf, factor * self.trained) / self.trained
         for name, scheme in {PLAIN: None, **self.schemes, **schemes(factor, self.trained)}.items():
             after, temperature = self.after(scheme, factor * self.trained), self.frequencies(scheme).attention_factor
-            unseen = float(((self.turns < 1) & (factor * after > before * (1 + NEW))).double().mean())
+            unseen = float(((self.turns < 1) & (longest * after > before * (1 + NEW))).double().mean())
             slowest, fastest = 2 * math.pi / float(after[-1]), float(before[0] / after[0])
             effects.append(Stretched(factor, name, unseen, slowest, fastest, temperature))
         return effects
