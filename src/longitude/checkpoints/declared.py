@@ -31,6 +31,7 @@ from longitude.positions.hugging_face import RopeConfig, names_rotation, read_ro
 from longitude.runs.quiet import quiet
 
 Ropes = RopeConfig | dict[str, RopeConfig | None]
+AS_IT_IS = "leave the rotation as it is, and raise max_position_embeddings in config.json"
 
 
 def by_type(ropes: Ropes) -> dict[str | None, RopeConfig | None]:
@@ -270,8 +271,7 @@ def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> Ro
             "rope_parameters",
             "layers of full attention that rotate their keys",
             f"rotations of {' and '.join(layer for layer, rope in ropes.items() if rope is not None) or 'none'} alone",
-            "distances within a window do not grow with the text: leave the rotation as it is, and raise "
-            "max_position_embeddings in config.json",
+            f"distances within a window do not grow with the text: {AS_IT_IS}",
         )
     if len({rope.scaling for rope in full.values()}) > 1:
         raise UsageError("", "one scheme for the layers of full attention", f"several: {', '.join(full)}")

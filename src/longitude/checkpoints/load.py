@@ -260,7 +260,7 @@ def open_source(model: str) -> Source:
     config = config_of(model)
     folder = local_folder(model) or fetched(model)
     json = read_json(folder / "config.json", links=True)
-    require_causal(model, config)
+    require_causal(model, config, images=True)
     text = config.get_text_config(decoder=True)
     inner = json if text is config else json.get("text_config", json)
     skeleton = built_without_weights(model, config)

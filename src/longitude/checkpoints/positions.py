@@ -14,7 +14,8 @@ from longitude.positions.bias import alibi_slopes
 
 TABLE = re.compile(r"(^|\.)(wpe|pos(ition)?s?_?emb\w*|embed_positions)$")
 """Names of learned tables of positions in models."""
-VISION = re.compile(r"(^|\.)(visual|vision\w*)\.")
+TOWER = re.compile(r"(^|\.)(visual|vision\w*|audio\w*)\.")
+"""Modules of images and sound, whose positions are not those of tokens."""
 
 Kind = Literal["rotary", "learned", "alibi"]
 
@@ -32,9 +33,14 @@ def has_frequencies(module: nn.Module) -> bool:
     return any(buffer.endswith("inv_freq") for buffer, _ in module.named_buffers(recurse=False))
 
 
+def text_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(name, module) of every module of the text model."""
+    return ((name, module) for name, module in model.named_modules() if not TOWER.search(f"{name}."))
+
+
 def rotary_modules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """(parent, name, module) of every module that has frequencies and the config that they come from."""
-    for parent in model.modules():
+    for _, parent in text_modules(model):
         for name, module in parent.named_children():
             if has_frequencies(module) and getattr(getattr(module, "config", None), "rope_parameters", None):
                 yield parent, name, module
@@ -47,7 +53,7 @@ def rotary_of(model: nn.Module) -> nn.Module | None:
 
 def table_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
     """(name, module) of its learned table of positions, if it has one."""
-    for name, module in model.named_modules():
+    for name, module in text_modules(model):
         if isinstance(module, nn.Embedding) and "Sinusoidal" not in type(module).__name__ and TABLE.search(name):
             return name, module
     return None
@@ -55,9 +61,7 @@ def table_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
 
 def last_position(model: Any) -> int | None:
     """Number of positions in a model's table of absolute positions, in tokens; None if it has no such table."""
-    for name, module in model.named_modules():
-        if VISION.search(name):  # tables of an image's patches
-            continue
+    for name, module in text_modules(model):
         if isinstance(module, nn.Embedding) and TABLE.search(name):
             first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa's begin after that of padding
             longest = getattr(model.config, "max_position_embeddings", None) or module.num_embeddings
@@ -88,7 +92,8 @@ def kind_of(name: str, config: PreTrainedConfig, model: nn.Module) -> Kind:
         return "rotary"
     if table_of(model) is not None:
         return "learned"
-    if hasattr(config, "rotary_dim") or any(map(is_rotary, model.modules())):
+    # keys of GPT-J and RoFormer
+    if {*vars(config)} & {"rotary_dim", "rotary_value"} or any(is_rotary(part) for _, part in text_modules(model)):
         why = "it rotates its queries and keys, but by a formula that its configuration does not describe"
     else:
         why = "it has neither rotary parameters nor a learned table of positions, nor ALiBi"

@@ -135,7 +135,7 @@ def fine_tune(
         if cost_text is not None:
             cost = CostMeasurement(source, cost_text, store, on_progress, minutes, on_note)
             cost.measure_original(source.declared or 1)
-        checkpoint = load(source.folder, dtype=None if lora else torch.float32)
+        checkpoint = load(source.folder, dtype=None if lora else torch.float32, images=True)
         model, config = checkpoint.model, checkpoint.config.get_text_config(decoder=True)
         if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
             raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")

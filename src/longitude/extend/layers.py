@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 from warnings import catch_warnings
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
-from longitude.checkpoints.compare import difference, frequencies_of
+from longitude.checkpoints.compare import difference, frequencies_of, read
 from longitude.checkpoints.config import positions_of_layers
-from longitude.checkpoints.declared import Ropes
+from longitude.checkpoints.declared import AS_IT_IS, Ropes, by_type
 from longitude.checkpoints.load import Source
-from longitude.checkpoints.observed import RotaryTables, observe
+from longitude.checkpoints.observed import RotaryTables, auto_class_of, observe
 from longitude.positions.config_keys import SUMMARIZED
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling.base import Frequencies
@@ -53,21 +54,25 @@ class Layers:
         try:
             with catch_warnings(action="ignore"):  # of keys that are not understood, as notes say
                 positions = positions_of_layers(source.config, "half")
-            tables = tables_of(source.config)
+            seen, tables = observe(source.config), tables_of(source.config)
         except NotUnderstood as error:
             raise NotUnderstood(f"{source.name}: {error}; it is not extended", error.keys) from error
         kinds = dict(enumerate(getattr(source.config, "layer_types", None) or ()))
         windows = {
             layer: size
             for layer, at in enumerate(positions)
-            if (size := at.window or at.chunk) and kinds.get(layer) not in SUMMARIZED
+            if (size := at.window or at.chunk)
+            and kinds.get(layer) not in SUMMARIZED
+            and seen[layer].not_as(at._replace(window=None, chunk=None), size + 1)  # Moshi's class applies none
         }
         layers = cls(source, ropes, original, tables, windows)
         if not layers.growing:
+            remedy = "raise the window in config.json first, or leave the rotation as it is"
+            if still := [n for n, layer in enumerate(seen) if layer.attends and not layer.tables]:
+                remedy = f"{seen[still[0]].kind} rotates nothing in layers that see more ({listed(still)}): {AS_IT_IS}"
             raise ValueError(
                 f"{source.name}: every layer that rotates attends to {max(windows.values())} tokens at most, and training had "
-                f"{original}: no distance grows with the text, and another rotation only costs; raise the window in config.json "
-                f"first, or leave the rotation as it is"
+                f"{original}: no distance grows with the text, and another rotation only costs; {remedy}"
             )
         return layers
 
@@ -118,6 +123,8 @@ class Layers:
             raise NotAsMeant(str(error)) from error
         if places_of(after) != places_of(self.tables):
             raise NotAsMeant("other layers rotate than before")
+        if (axes := axes_of(meant)) and axes_of(read(config).ropes) != axes:
+            raise NotAsMeant("pairs would follow other axes of positions")
         self.require_same_scales(config)
         lengths = (self.original, length)
         factors = [self.require_layer(layer, after[layer], meant, at) for layer in after for at in lengths]
@@ -126,7 +133,7 @@ class Layers:
     def require_same_scales(self, config: PreTrainedConfig) -> None:
         """Raise NotAsMeant unless the scores of every layer are multiplied by the same scale as before."""
         with quiet(), torch.device("meta"):
-            after = scales_of(AutoModelForCausalLM.from_config(config))
+            after = scales_of(auto_class_of(config).from_config(config))
         for name, scale in scales_of(self.source.skeleton).items():
             if not math.isclose(after.get(name, math.nan), scale, rel_tol=1e-6):
                 raise NotAsMeant(f"{name} would multiply scores by {after.get(name)} instead of {scale:.6g}")
@@ -156,6 +163,11 @@ def tables_of(config: PreTrainedConfig) -> dict[int, list[RotaryTables]]:
 
 def places_of(tables: dict[int, list[RotaryTables]]) -> list[tuple[int, str | None]]:
     return [(layer, table.label) for layer, of_layer in tables.items() for table in of_layer]
+
+
+def axes_of(ropes: Ropes) -> set[tuple[Any, bool]]:
+    """(mrope_section, mrope_interleaved) of the rotations by several axes of positions."""
+    return {(rope.sections, rope.interleaved) for rope in by_type(ropes).values() if rope and rope.sections}
 
 
 def frequencies_in(table: RotaryTables, length: int) -> Frequencies:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import Ropes, decoded, of_full_attention
 from longitude.checkpoints.lint import COVERAGE, contradictions
 from longitude.checkpoints.load import Source, differences, in_one_line, require_fit, require_shards, ropes_of
+from longitude.checkpoints.observed import auto_class_of
 from longitude.checkpoints.unread import unread_sentence
 from longitude.errors import UsageError, Within, check_bounds
 from longitude.extend.factors import RotaryPairs, with_ropes, with_scheme, writable
@@ -127,7 +128,7 @@ class ExtendPlan:
                 torch.device("meta"),
                 in_one_line(f"{self.source.name}: transformers builds no model of what is written"),
             ):
-                skeleton = AutoModelForCausalLM.from_config(config)
+                skeleton = auto_class_of(config).from_config(config)
             require_shards(folder)
             require_fit(self.source.name, folder, skeleton)
         try:

@@ -172,7 +172,7 @@ class CostMeasurement:
     def load(self, folder: Path | None = None) -> Checkpoint:
         """The model in a folder, or the original, on the device."""
         with quiet():
-            return load(folder or self.source.folder, device=device_of())
+            return load(folder or self.source.folder, device=device_of(), images=True)
 
     def excerpts(self, tokenizer, length: int, tokens: int | None = None) -> Documents:
         """One or more windows of `length` tokens of each document. ValueError for a text that is too short."""
