@@ -6,6 +6,7 @@ python docs/make_families.py llama gemma3_text   # these alone, printed
 A law that fails stands on the page only if EXPLAINED says what the class does, and a test shows it in unmodified transformers.
 """
 
+import re
 import sys
 import warnings
 from contextlib import suppress
@@ -65,6 +66,7 @@ OPTIONS = {
 }  # fmt: skip
 """Of those families that have them."""
 UNSET = {"max_position_embeddings": None}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 LATENT = {"head_dim": 8, "num_key_value_heads": 4}
 OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys("apertus apertus1p5_text cwm gpt_oss ministral3 recurrent_gemma xlnet".split(), UNSET),
@@ -75,7 +77,7 @@ OWN: dict[str, dict[str, Any]] = {
     ),
     "bamba": {"attn_layer_indices": [2, 5]},
     "codegen": {"rotary_dim": 8},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {**PLAIN}}},
     "cpmant": {"dim_head": 16, "dim_ff": 64, "prompt_length": 4},
     "dbrx": {
         "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 1e4},
@@ -132,7 +134,7 @@ VISION = {
 }  # fmt: skip
 """Of families with images; their text model has the shape of the others."""
 AUDIO = {"out_hidden_size": 64, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
-MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}}
+MROPE = {"rope_parameters": PLAIN | {"mrope_section": [2, 3, 3]}}
 INTERLEAVED = {"rope_parameters": MROPE["rope_parameters"] | {"mrope_section": [3, 3, 2], "mrope_interleaved": True}}
 OWN_TEXT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), MROPE),
@@ -147,15 +149,15 @@ OWN_TEXT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def toy(family: str) -> Any:
-    """A random model of a family, small in every way that its config has."""
+def toy(family: str, **changes: Any) -> Any:
+    """A random model of a family, small in every way that its config has; changes: options of its text model."""
     default = AutoConfig.for_model(family)
     torch.manual_seed(0)
     if family not in IMAGES:
         return AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(family, **shape_of(default, OWN.get(family, {})))
+            AutoConfig.for_model(family, **shape_of(default, OWN.get(family, {})) | changes)
         ).eval()
-    text = shape_of(default.text_config, OWN_TEXT.get(family, {}))
+    text = shape_of(default.text_config, OWN_TEXT.get(family, {})) | changes
     vision = {key: value for key, value in VISION.items() if key in default.vision_config.to_dict()}
     vision |= {"hidden_size": 64} if family == "qwen2_vl" else {}  # what others call out_hidden_size
     audio = {} if getattr(default, "audio_config", None) is None else {"audio_config": AUDIO}
@@ -201,20 +203,24 @@ EXPLAINED = {
 """Law -> families that break it, and what their classes do; each is shown in unmodified transformers by a test."""
 
 
+CHANGED: dict[str, dict[str, Any]] = {
+    "beam": {"rope_parameters": {kind: {**PLAIN} for kind in ("full_attention", "sliding_attention")}},
+    "cohere2_moe": {"first_k_dense_replace": 1}, "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 6},
+    "ministral": {"layer_types": ["sliding_attention", "full_attention"] * 3},
+    "mistral": {"sliding_window": None}, "phi3": {"original_max_position_embeddings": 64},
+    "muse_glimmer": {"layer_rope_theta": [1e4] * 6}, "muse_spark": {"layer_rope_theta": [5e5] * 6},
+}  # fmt: skip
+"""Options with which layers without a window rotate, for classes that have them, and a training length as short as a toy's."""
 REFUSED = {
-    "learned table of positions": "a learned table of positions: no frequencies to scale",
-    "every layer that rotates": "every layer that rotates has a window shorter than the training length",
-    "was extended already": "its default config is extended already: `--original` replaces the scaling",
-    "ALiBi biases": "ALiBi: nothing needs scaling",
-    "neither rotary": "neither rotary parameters, nor a learned table, nor ALiBi is found",
-    "formula that its configuration": "its config does not describe its rotation",
-    "expected a causal language model": "a model of text and images",
-    "expected p-RoPE alone": "p-RoPE: `--method linear` alone",
-    "short_mscale field": "its class requires a `short_mscale`, which YaRN does not have",
-    "a factor below one": "its config has a training length of its own, which is longer than this toy",
-    "expected layers of full attention": "its layers of full attention do not rotate",
+    "neither rotary": "neither rotation nor a learned table nor ALiBi",
+    "learned table of positions": "a learned table of positions",
+    "ALiBi biases": "ALiBi",
+    "formula that its configuration": "a rotation that config.json does not describe",
+    "frequencies among its weights": "frequencies that are weights",
+    "rotates nothing in layers that see more": "no rotation in layers of full attention",
+    "raise the window": "a window in every layer of attention",
 }
-"""Part of a refusal of `extend` -> the reason on the page; others stand there as they are."""
+"""Part of a refusal of `extend` -> the reason of the class in the matrix and on the page."""
 
 
 def explained() -> dict[tuple[str, str], str]:
@@ -228,14 +234,10 @@ def explained() -> dict[tuple[str, str], str]:
 
 
 class Positions(NamedTuple):
-    """What `show` reads of a family's positions, and what `extend` makes of a checkpoint: "written", or why it is refused."""
+    """What `show` reads of a family's positions, and what `extend` makes of a checkpoint."""
 
     read: str
     extended: str
-
-
-def positions_of(model: Any) -> Positions:
-    return Positions(read_as(model), extended(model))
 
 
 def read_as(model: Any) -> str:
@@ -249,31 +251,36 @@ def read_as(model: Any) -> str:
     return "not understood" if last_position(model) is None else "learned table"
 
 
-def extended(model: Any) -> str:
-    """Result of `extend` to four times the length by YaRN; it builds the class of the new config and records its frequencies."""
-    declared = declared_length(model.config.get_text_config(decoder=True))
+def extended(family: str) -> str:
+    """Result of `extend` to four times the length: "written", by the first method that fits, or the reason of the class."""
+    changes, reasons = CHANGED.get(family, {}), []
+    model = toy(family, **changes)
+    for method in ("yarn", "linear", "ntk"):
+        if (reason := refusal(model, method)) is None:
+            return "written" + f" by {method}" * (method != "yarn") + f" with {' and '.join(changes)}" * bool(changes)
+        reasons.append(reason)
+    return next(text for sign, text in REFUSED.items() if sign in reasons[0])
+
+
+def refusal(model: Any, method: str, original: int | None = None) -> str | None:
+    """Why `extend` does not write it; None if it does. A scheme that its default config has is replaced."""
+    length = declared_length(model.config.get_text_config(decoder=True))
     with TemporaryDirectory() as folder:
         source, out = Path(folder) / "model", Path(folder) / "longer"
         model.save_pretrained(source)
         try:
-            extend(source, out, to=4 * (declared or 64), method="yarn", original=None if declared else 64, text=None)
-        except ValueError as refusal:
-            why = str(refusal).replace(str(source), "it").removeprefix("it: ").partition("; ")
-            known = (text for sign, text in REFUSED.items() if sign in str(refusal))
-            return next(known, why[0].replace(f"a {model.config.model_type} model", "it"))
-        return "written" if out.exists() else REFUSED["ALiBi biases"]
+            before = original or (None if length else 64)
+            extend(source, out, to=4 * (length or 64), method=method, original=before, text=None)
+        except ValueError as error:
+            known = re.search(r"pass --original (\d+)", str(error))
+            return refusal(model, method, int(known[1])) if known else str(error)
+    return None
 
 
 def page(results_of: dict[str, dict[str, Result]], positions: dict[str, Positions]) -> str:
     """A table of what fails, what is not tried, and how many are read and extended."""
-    broken = [
-        (family, result)
-        for family, results in results_of.items()
-        for result in results.values()
-        if result.status == "failed"
-    ]
+    broken = failed(results_of)
     failing = {family for family, _ in broken}
-    reasons = explained()
     lines = [
         "# Families",
         "",
@@ -290,7 +297,7 @@ def page(results_of: dict[str, dict[str, Result]], positions: dict[str, Position
     ]
     for family, result in broken:
         measured = "raises" if result.measured is None else f"{result.measured:.2g}"
-        reason = reasons.get((family, result.law), result.reason)
+        reason = explained().get((family, result.law), result.reason)
         lines.append(f"| `{family}` | `{result.law}` | {measured} | {result.threshold:.2g} | {reason} |")
     chosen = [family for family, results in results_of.items() if "equal scores" in results["cached_decoding"].reason]
     lines += [
@@ -314,8 +321,10 @@ def page(results_of: dict[str, dict[str, Result]], positions: dict[str, Position
 
 def of_positions(positions: dict[str, Positions]) -> list[str]:
     """The section of what is read and extended."""
-    written = sum(position.extended == "written" for position in positions.values())
     unread = [f"`{family}`" for family, position in positions.items() if position.read == "not understood"]
+    results = [position.extended for position in positions.values()]
+    names = {what: [f"`{family}`" for family, of in positions.items() if of.extended == what] for what in results}
+    written = sum(what.startswith("written") for what in results)
     return [
         "",
         "## Read and extended",
@@ -323,8 +332,15 @@ def of_positions(positions: dict[str, Positions]) -> list[str]:
         f"`longitude show` reads the positions of {len(positions) - len(unread)} of {len(positions)} architectures as their "
         f"classes compute them. For the others it prints what it does not understand: {', '.join(unread)}.",
         "",
-        f"`longitude extend --method yarn` writes a checkpoint for {written}, four times as long. It names the reason for the "
-        "others: a learned table, no positions that it knows, or windows in every layer that rotates.",
+        f"`longitude extend` writes a checkpoint, four times as long, for {written}. The method is `yarn` unless a row names "
+        "another. *With* names options that differ from the defaults of the class.",
+        "",
+        "| result, or reason of the class | number | architectures |",
+        "| --- | ---: | --- |",
+        *(
+            f"| {what} | {len(of)} | {', '.join(of) if len(of) < 30 else '[families.csv](families.csv)'} |"
+            for what, of in sorted(names.items(), key=lambda item: (not item[0].startswith("written"), -len(item[1])))
+        ),
     ]
 
 
@@ -332,21 +348,19 @@ def matrix(results_of: dict[str, dict[str, Result]], positions: dict[str, Positi
     """A row for each family: read and extended, and what each law measured, "-" if it does not apply."""
     rows = [["family", "read", "extended", *laws()]]
     for family, results in results_of.items():
-        cells = {
-            result.law: result.status if result.measured is None else f"{result.measured:.2g}"
-            for result in results.values()
-        }
-        cells = {law: "-" if results[law].status == "not applicable" else cell for law, cell in cells.items()}
-        of = positions[family]
-        rows.append(
-            [
-                family,
-                of.read,
-                "written" if of.extended == "written" else "refused",
-                *(cells[law] + "!" * (results[law].status == "failed") for law in laws()),
-            ]
-        )
+        rows.append([family, *positions[family], *(cell(results[law]) for law in laws())])
     return "".join(",".join(row) + "\n" for row in rows)
+
+
+def cell(result: Result) -> str:
+    measured = result.status if result.measured is None else f"{result.measured:.2g}"
+    return "-" if result.status == "not applicable" else measured + "!" * (result.status == "failed")
+
+
+def failed(results_of: dict[str, dict[str, Result]]) -> list[tuple[str, Result]]:
+    """(family, result) of every law that is broken."""
+    every = [(family, result) for family, results in results_of.items() for result in results.values()]
+    return [(family, result) for family, result in every if result.status == "failed"]
 
 
 def main() -> None:
@@ -356,24 +370,17 @@ def main() -> None:
     results_of, positions = {}, {}
     for family in sys.argv[1:] or FAMILIES:
         results_of[family] = check(toy(family))
-        positions[family] = positions_of(toy(family))
-        if sys.argv[1:]:
-            print(f"{family}: {positions[family]}")
+        positions[family] = Positions(read_as(toy(family)), extended(family))
+        print(f"{family}: {positions[family]}")
         for result in results_of[family].values():
             if result.status == "failed" or sys.argv[1:]:
                 print(f"{family}: {result.law} {result.status} {result.measured} {result.reason}", flush=True)
-    broken = {
-        (family, result.law)
-        for family, results in results_of.items()
-        for result in results.values()
-        if result.status == "failed"
-    }
+    broken = {(family, result.law) for family, result in failed(results_of)}
     print(f"{len(results_of)} families, {len(laws())} laws, {len(broken)} broken")
-    if not sys.argv[1:]:
-        MATRIX.write_text(matrix(results_of, positions), encoding="utf-8")
     if unknown := sorted(broken - {*explained()}):
         sys.exit(f"not explained: {unknown}; show it in unmodified transformers, or correct the law")
     if not sys.argv[1:]:
+        MATRIX.write_text(matrix(results_of, positions), encoding="utf-8")
         PAGE.write_text(page(results_of, positions), encoding="utf-8")
 
 

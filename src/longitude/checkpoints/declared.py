@@ -132,9 +132,9 @@ def require_numbers(raw: Mapping[str, Any]) -> None:
         for name, number in numbers_in(key, raw[key]):
             if not math.isfinite(number):
                 raise UsageError("config", f"{name} to be a finite number", repr(number))
-    for key in SIZES:
-        if type(raw.get(key)) is int:  # transformers itself refuses other types
-            check_sizes("config", **{key: raw[key]})
+    # Without a window EXAONE 4 writes a pattern of 0. Transformers itself refuses other types.
+    unread = "sliding_window_pattern" if raw.get("sliding_window", 0) is None else ""
+    check_sizes("config", **{key: raw[key] for key in SIZES if type(raw.get(key)) is int and key != unread})
     layers = raw.get("num_hidden_layers")
     for key in BY_LAYER:
         if isinstance(entries := raw.get(key), list) and entries and type(layers) is int and len(entries) < layers:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 from warnings import catch_warnings
 
-import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from longitude.checkpoints.compare import difference, frequencies_of, read
+from longitude.checkpoints.compare import difference, frequencies_of
 from longitude.checkpoints.config import positions_of_layers
-from longitude.checkpoints.declared import AS_IT_IS, Ropes, by_type
-from longitude.checkpoints.load import Source
-from longitude.checkpoints.observed import RotaryTables, auto_class_of, observe
+from longitude.checkpoints.declared import AS_IT_IS, Ropes
+from longitude.checkpoints.load import Source, built_without_weights
+from longitude.checkpoints.observed import RotaryTables, observe
 from longitude.positions.config_keys import SUMMARIZED
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling.base import Frequencies
-from longitude.runs.quiet import quiet
 
 CLOSE = 2e-5
 """Tolerance: float32 tables of the same formula, in another order of operations, differ by less."""
@@ -122,9 +119,7 @@ class Layers:
         except NotUnderstood as error:
             raise NotAsMeant(str(error)) from error
         if places_of(after) != places_of(self.tables):
-            raise NotAsMeant("other layers rotate than before")
-        if (axes := axes_of(meant)) and axes_of(read(config).ropes) != axes:
-            raise NotAsMeant("pairs would follow other axes of positions")
+            raise NotAsMeant("other layers rotate than before, or pairs follow other axes of positions")
         self.require_same_scales(config)
         lengths = (self.original, length)
         factors = [self.require_layer(layer, after[layer], meant, at) for layer in after for at in lengths]
@@ -132,8 +127,7 @@ class Layers:
 
     def require_same_scales(self, config: PreTrainedConfig) -> None:
         """Raise NotAsMeant unless the scores of every layer are multiplied by the same scale as before."""
-        with quiet(), torch.device("meta"):
-            after = scales_of(auto_class_of(config).from_config(config))
+        after = scales_of(built_without_weights(self.source.name, config))
         for name, scale in scales_of(self.source.skeleton).items():
             if not math.isclose(after.get(name, math.nan), scale, rel_tol=1e-6):
                 raise NotAsMeant(f"{name} would multiply scores by {after.get(name)} instead of {scale:.6g}")
@@ -161,13 +155,10 @@ def tables_of(config: PreTrainedConfig) -> dict[int, list[RotaryTables]]:
     return {number: layer.tables for number, layer in enumerate(observe(config)) if layer.tables}
 
 
-def places_of(tables: dict[int, list[RotaryTables]]) -> list[tuple[int, str | None]]:
-    return [(layer, table.label) for layer, of_layer in tables.items() for table in of_layer]
-
-
-def axes_of(ropes: Ropes) -> set[tuple[Any, bool]]:
-    """(mrope_section, mrope_interleaved) of the rotations by several axes of positions."""
-    return {(rope.sections, rope.interleaved) for rope in by_type(ropes).values() if rope and rope.sections}
+def places_of(tables: dict[int, list[RotaryTables]]) -> list[tuple[int, str | None, list[int] | None]]:
+    """(layer, label, axis of positions that each pair follows) of every table."""
+    every = [(layer, table) for layer, of_layer in tables.items() for table in of_layer]
+    return [(layer, table.label, table.axis_of_pair(table.width // 2)) for layer, table in every]
 
 
 def frequencies_in(table: RotaryTables, length: int) -> Frequencies:

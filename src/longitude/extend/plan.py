@@ -7,15 +7,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import Ropes, decoded, of_full_attention
 from longitude.checkpoints.lint import COVERAGE, contradictions
-from longitude.checkpoints.load import Source, differences, in_one_line, require_fit, require_shards, ropes_of
-from longitude.checkpoints.observed import auto_class_of
+from longitude.checkpoints.load import (
+    Source,
+    built_without_weights,
+    differences,
+    in_one_line,
+    require_fit,
+    require_shards,
+    ropes_of,
+)
 from longitude.checkpoints.unread import unread_sentence
 from longitude.errors import UsageError, Within, check_bounds
 from longitude.extend.factors import RotaryPairs, with_ropes, with_scheme, writable
@@ -123,14 +129,8 @@ class ExtendPlan:
         """ValueError unless a written folder is read as planned: its tensors fit its model, which rotates as planned."""
         config = self.read_config(folder)
         if self.source.quantization is None:
-            with (
-                quiet(),
-                torch.device("meta"),
-                in_one_line(f"{self.source.name}: transformers builds no model of what is written"),
-            ):
-                skeleton = auto_class_of(config).from_config(config)
             require_shards(folder)
-            require_fit(self.source.name, folder, skeleton)
+            require_fit(self.source.name, folder, built_without_weights(self.source.name, config))
         try:
             self.require_rotation(config)
         except NotAsMeant as error:
@@ -148,7 +148,10 @@ class ExtendPlan:
 
     def read_config(self, folder: Path | None = None) -> PreTrainedConfig:
         """Configuration as transformers reads it from a folder; None: from the planned config.json."""
-        with quiet(), in_one_line(f"{self.source.name}: transformers cannot read the new config.json"):
+        with (
+            quiet(),
+            in_one_line(f"{self.source.name}: its class reads no such config.json; try another --method"),
+        ):
             if folder is not None:
                 return AutoConfig.from_pretrained(folder)
             return CONFIG_MAPPING[self.config["model_type"]].from_dict(decoded(self.config))

@@ -18,6 +18,7 @@ from longitude.positions.scaling import DynamicNTK, LongRoPE, NTKByParts, YaRN
 from longitude.positions.scaling.linear import is_unrotated
 from longitude.serving.config import Stops
 from longitude.serving.effective import opened
+from longitude.serving.vllm import FOUR_TIMES
 from longitude.serving.write import started, written
 
 FILE = "serve.md"
@@ -100,6 +101,8 @@ def _if_any(plan: ExtendPlan, line: Line) -> Line:
         return Line(line.engine, "", "none: it has no scheme that follows the length of the text")
     if isinstance(plan.scheme, DynamicNTK) and line.engine == "vLLM":
         return Line(line.engine, "", "none: it leaves the base unchanged for dynamic")
+    if plan.config["model_type"] in FOUR_TIMES and isinstance(plan.scheme, NTKByParts) and line.engine == "vLLM":
+        return Line(line.engine, "", "none: it computes the ramp from 4 times the original length")
     if is_unrotated(plan.scheme) and line.engine in ("vLLM", "SGLang"):
         return Line(line.engine, "", "none: it makes a table of max_position_embeddings times factor rows")
     return line
