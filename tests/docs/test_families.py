@@ -35,6 +35,23 @@ def test_what_check_says_of_a_family_stands_on_the_page(family):
     assert all((family, law) in make_families.explained() for law in broken)
 
 
+def positions() -> dict[str, make_families.Positions]:
+    rows = [line.split(",") for line in make_families.MATRIX.read_text(encoding="utf-8").splitlines()[1:]]
+    return {family: make_families.Positions(*cells[:2]) for family, *cells in rows}
+
+
+@pytest.mark.parametrize("family", make_families.FAMILIES)
+def test_what_extend_makes_of_a_family_stands_in_the_matrix(family):
+    assert make_families.extended(family) == positions()[family].extended
+
+
+def test_the_page_has_the_matrix_and_what_is_written_grows_only():
+    text = make_families.PAGE.read_text(encoding="utf-8")
+    assert text.endswith("\n".join(make_families.of_positions(positions())) + "\n")
+    assert [*positions()] == make_families.FAMILIES
+    assert sum(of.extended.startswith("written") for of in positions().values()) >= 118
+
+
 # ---- the defects, without Longitude --------------------------------------------------------------------------------------
 def made(family: str) -> tuple[Any, Tensor, Tensor]:
     """(the toy model, tokens [1, LENGTH], logits of a whole pass)."""

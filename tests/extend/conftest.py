@@ -16,7 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from longitude.checkpoints.load import byte_tokenizer
+from longitude.checkpoints.observed import auto_class_of
 from longitude.cli import main
+from make_families import MROPE, TOKENS, VISION
 from tests.support import edit_config
 
 LENGTH = 64
@@ -60,6 +62,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mpt": {"vocab_size": 258, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": LENGTH},
     "gptj": NARROW | {"n_positions": LENGTH, "rotary_dim": 8},
     "mamba": WIDE | {"num_hidden_layers": 1},
+    "qwen2_5_vl": {
+        "text_config": LLAMA | MROPE,
+        "vision_config": VISION,
+        **dict(zip(TOKENS, range(250, 254), strict=True)),
+    },
 }
 """By the name that transformers has for a family."""
 
@@ -69,7 +76,7 @@ def saved(kind: str, folder: Path, **changes: Any) -> Path:
     torch.manual_seed(1)
     logging.disable_progress_bar()
     options = AutoConfig.for_model(kind, **deepcopy(CONFIGS[kind]))
-    model = AutoModelForCausalLM.from_config(options)
+    model = auto_class_of(options).from_config(options)
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "q_norm.weight", "k_norm.weight")):
             parameter.data += 0.2 * torch.randn_like(parameter)

@@ -295,12 +295,13 @@ def test_what_transformers_would_rotate_otherwise(save, checkpoint, refused, wri
 
 # ---- output ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-def test_cost_is_measured(checkpoint, write, text, monkeypatch) -> None:
+@pytest.mark.parametrize("kind", ["llama", "qwen2_5_vl"])
+def test_cost_is_measured(kind, checkpoint, write, text, monkeypatch) -> None:
     monkeypatch.setattr("longitude.extend.short_contexts.TOKENS", 512)
     costs = {}
     for method in ("dynamic", "linear"):
         options = ["--to", 4 * LENGTH, "--method", method, "--text", text, "--json"]
-        costs[method] = json.loads(write(checkpoint("llama"), *options, out=method)[1])["cost"][0]
+        costs[method] = json.loads(write(checkpoint(kind), *options, out=method)[1])["cost"][0]
     assert costs["dynamic"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
     linear = costs["linear"]
     assert linear["difference"]["value"] == pytest.approx(linear["extended"]["value"] - linear["original"]["value"])

@@ -7,16 +7,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
 import longitude as lg
 from longitude.checkpoints.config import positions_of_layers
+from longitude.checkpoints.load import open_source
 from longitude.extend import extend
+from longitude.extend.layers import NotAsMeant
+from longitude.extend.plan import Target, plan_extension
 from longitude.positions.scaling.base import Frequencies, Scaling
-from make_families import OPTIONS, OWN, SHAPE
-from tests.checkpoints.families import Measured, measured
+from make_families import OPTIONS, OWN, SHAPE, toy
+from tests.checkpoints.families import _SEEN, NAME, Measured, as_pairs, measured
 from tests.extend.test_extend import RootOfFactor, with_root_of_factor
+from tests.support import edit_config
 
 LENGTH = 64
 PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -132,3 +136,63 @@ def test_a_family(family, method, tmp_path) -> None:
     result = outcome(family, source, tmp_path / "out", method)
     is_refused = family in ("cohere2", "recurrent_gemma") or (family, method) == ("granite_swa", "ntk")
     assert result == ("refused" if is_refused else "written")
+
+
+# ---- models of text and images ---------------------------------------------------------------------------------------
+AXES = {"qwen2_5_vl": [0, 0, 1, 1, 1, 2, 2, 2], "qwen3_vl": [0, 1, 2, 0, 1, 2, 0, 1]}
+"""Time, height or width, which each pair of a head follows."""
+
+
+def yarn(pairs: int, base: float) -> tuple[Tensor, float]:
+    """Frequencies and attention factor, as Peng et al. (2023) define them, in float64."""
+    k = torch.arange(pairs, dtype=torch.float64)
+    fast, slow = (pairs * math.log(LENGTH / (2 * math.pi * turns), base) for turns in (32, 1))
+    ramp = ((k - max(math.floor(fast), 0)) / (math.ceil(slow) - max(math.floor(fast), 0))).clamp(0, 1)
+    return base ** (-k / pairs) * (1 - ramp + ramp / S), 0.1 * math.log(S) + 1
+
+
+def queries(folder: Path, axis: int) -> Tensor:
+    """Pairs of the first layer's queries, complex [heads, 2, pairs], of one token at 0 and at 1 along one axis of positions."""
+    model = AutoModelForImageTextToText.from_pretrained(folder).double().eval()
+    model.set_attn_implementation(NAME)
+    at = torch.zeros(3, 1, 2, dtype=torch.long)
+    at[axis, 0, 1] = 1
+    _SEEN.clear()
+    with torch.no_grad():
+        model(input_ids=torch.full((1, 2), 5), position_ids=at, use_cache=False)
+    return as_pairs(_SEEN[0][1][0], halves=True)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("family", AXES)
+def test_every_axis_of_images_is_extended(family, tmp_path) -> None:
+    """In unmodified transformers, by the published formula; with another mrope_section neither it nor our check holds."""
+    source, out = tmp_path / "model", tmp_path / "out"
+    toy(family).save_pretrained(source)
+    (source / "preprocessor_config.json").write_text("{}")
+    extend(source, out, to=int(S * LENGTH), method="yarn", text=None)
+    frequencies, factor = yarn(8, 1e4)
+
+    def as_published(folder: Path) -> bool:
+        right = []
+        for axis in range(3):
+            before, after = queries(source, axis), queries(folder, axis)
+            angles = (after[:, 1] * after[:, 0].conj()).sum(0).angle().abs()
+            want = frequencies * (torch.tensor(AXES[family]) == axis)
+            right += [
+                torch.allclose(angles, want, rtol=0, atol=1e-6),
+                torch.allclose(after[:, 0], factor * before[:, 0]),
+            ]
+        return all(right)
+
+    assert as_published(out) and (out / "preprocessor_config.json").exists()
+    model = AutoModelForImageTextToText.from_pretrained(out)
+    ids = torch.arange(2 * LENGTH)[None] % 80 + 3
+    made = model.generate(ids, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True)
+    assert torch.stack(made.logits).isfinite().all()
+    plan = plan_extension(open_source(str(source)), Target(to=int(S * LENGTH), method="yarn"))
+    plan.inner["rope_parameters"]["mrope_section"] = plan.inner["rope_scaling"]["mrope_section"] = [4, 2, 2]
+    with pytest.raises(NotAsMeant, match="axes"):
+        plan.require_rotation(plan.read_config())
+    edit_config(out, text_config=plan.inner)
+    assert not as_published(out)

@@ -122,6 +122,14 @@ def test_the_dtype_stays(save, tune) -> None:
     assert any((old[name] != new[name]).any() for name in old)
 
 
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_model_of_text_and_images_learns_text_alone(lora, tune, checkpoint) -> None:
+    _, out = tune("qwen2_5_vl", steps=1, lora=lora)
+    old, new = weights(checkpoint("qwen2_5_vl")), weights(out)
+    changed = {name for name in old if (old[name] != new[name]).any()}
+    assert changed and old.keys() == new.keys() and not any("visual" in name for name in changed)
+
+
 @pytest.mark.slow
 def test_lora_is_merged_into_the_weights(tune, extended) -> None:
     tuned, out = tune(lora=True, steps=12, learning_rate=1e-2)
