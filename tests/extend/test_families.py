@@ -153,7 +153,7 @@ def yarn(pairs: int, base: float) -> tuple[Tensor, float]:
 
 def queries(folder: Path, axis: int) -> Tensor:
     """Pairs of the first layer's queries, complex [heads, 2, pairs], of one token at 0 and at 1 along one axis of positions."""
-    model = AutoModelForImageTextToText.from_pretrained(folder).double().eval()
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder).double().eval()
     model.set_attn_implementation(NAME)
     at = torch.zeros(3, 1, 2, dtype=torch.long)
     at[axis, 0, 1] = 1
@@ -186,7 +186,7 @@ def test_every_axis_of_images_is_extended(family, tmp_path) -> None:
         return all(right)
 
     assert as_published(out) and (out / "preprocessor_config.json").exists()
-    model = AutoModelForImageTextToText.from_pretrained(out)
+    model: Any = AutoModelForImageTextToText.from_pretrained(out)
     ids = torch.arange(2 * LENGTH)[None] % 80 + 3
     made = model.generate(ids, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True)
     assert torch.stack(made.logits).isfinite().all()
