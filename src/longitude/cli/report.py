@@ -1,5 +1,6 @@
 """`longitude report`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,5 +80,22 @@ def show(run: Any, json: bool) -> int:
         print_json(to_frame(analysis.run.rows))
         return DONE
     places = [] if kept else [f"{'Report':<{HEADED}}{path}"]
-    display(table(analysis, width()), summary_lines(analysis), *places)
+    display(table(analysis, width()), summary_lines(analysis), *places, *_next(analysis))
     return DONE
+
+
+def _next(analysis: Any) -> Iterator[str]:
+    """What to do with the result of a study."""
+    from longitude.statistics.estimates import UNCLEAR
+    from longitude.study.criterion import SEEDS
+    from longitude.study.report import headed
+
+    config, path = analysis.run.config, analysis.run.path
+    if config.data == ("stdlib",):
+        yield headed("Next", "longitude study --data YOUR_TEXT/ --out runs/mine")
+    elif len(config.seeds) < SEEDS:
+        yield headed("Next", "Add seeds: the same command with --seeds 0 1 2.")
+    elif any(finding.verdict == UNCLEAR for finding in analysis.main):
+        yield headed("Next", f"Train longer: the same command with --steps {2 * config.steps}. Or add --seeds.")
+    else:
+        yield headed("Next", f"longitude report {path} --csv, or --latex for a paper")
