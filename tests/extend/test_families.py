@@ -196,3 +196,34 @@ def test_every_axis_of_images_is_extended(family, tmp_path) -> None:
         plan.require_rotation(plan.read_config())
     edit_config(out, text_config=plan.inner)
     assert not as_published(out)
+
+
+def test_a_width_that_its_class_leaves_out_is_written(tmp_path):
+    """Mixtral's files have no head_dim, and transformers' YaRN multiplies by it."""
+    small("mixtral", head_dim=None, sliding_window=None).save_pretrained(tmp_path / "model")
+    edit_config(tmp_path / "model", head_dim=None)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "model")).save_pretrained(tmp_path / "model")
+    extend(tmp_path / "model", tmp_path / "out", to=256, method="yarn", text=None)
+    rotary = AutoModelForCausalLM.from_pretrained(tmp_path / "out").model.rotary_emb
+    want = lg.rope_frequencies(16, base=rotary.config.rope_parameters["rope_theta"], scaling=lg.scaling.YaRN(4.0, 64))
+    torch.testing.assert_close(rotary.inv_freq.double(), torch.as_tensor(want[0]).double(), rtol=1e-6, atol=0)
+
+
+def test_a_linear_scheme_does_not_say_how_long_the_text_was_before_it(tmp_path):
+    """131,072 / 8 is 16,384, and Gemma 3 was trained at 32,768."""
+    scaled = {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}
+    config = small("llama", rope_parameters=scaled, max_position_embeddings=512)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    target = dict(to=1024, method="yarn")
+    with pytest.raises(ValueError, match="extended already") as refusal:
+        plan_extension(open_source(str(tmp_path / "model")), Target(**target))
+    assert "64" not in str(refusal.value) and "None" not in str(refusal.value)
+    assert plan_extension(open_source(str(tmp_path / "model")), Target(**target, original=128)).factor == 8
+
+
+def test_layers_with_other_numbers_of_heads(tmp_path):
+    """Gemma 4: layers that see all tokens have key heads of their own."""
+    config = small("gemma4_text", num_global_key_value_heads=1, attention_k_eq_v=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    plan = plan_extension(open_source(str(tmp_path / "model")), Target(to=256, method="linear"))
+    assert plan.inner["max_position_embeddings"] == 256

@@ -29,7 +29,7 @@ from longitude.extend.layers import Layers, NotAsMeant
 from longitude.extend.search import SearchResult
 from longitude.positions.config_keys import FULL
 from longitude.positions.hugging_face import ORIGINAL
-from longitude.positions.scaling import BaseChange, DynamicNTK, Linear, Scaling, YaRN
+from longitude.positions.scaling import BaseChange, DynamicNTK, Scaling, YaRN
 from longitude.positions.scaling.base import method_of, scheme_of
 from longitude.runs.costs import forward_memory
 from longitude.runs.files import read_json
@@ -200,12 +200,8 @@ def pairs_of(source: Source, original: int, length: int) -> RotaryPairs:
 
 
 def original_of(scheme: Scaling | None, declared: int | None) -> int | None:
-    """The training length according to a configuration."""
-    if scheme is None:
-        return declared
-    if isinstance(scheme, Linear) and declared is not None:
-        return round(declared / scheme.factor)
-    return getattr(scheme, "original_max_length", None)
+    """The training length according to a configuration; None where its scheme names none: Gemma 3's is not 131,072 / 8."""
+    return declared if scheme is None else getattr(scheme, "original_max_length", None)
 
 
 def _require_unextended(source: Source, target: Target, scheme: Scaling | None, known: int | None) -> None:
@@ -214,7 +210,7 @@ def _require_unextended(source: Source, target: Target, scheme: Scaling | None, 
     if isinstance(scheme, DynamicNTK):  # it declares the training length
         to = f"tokens by a factor of {scheme.factor:g}"
     what = f"{scheme.name}, " if scheme is not None else ""
-    extended = f"{source.name} was extended already ({what}from {known} {to})"
+    extended = f"{source.name} was extended already ({what}{f'from {known} ' if known else ''}{to})"
     if scheme is None:
         raise ValueError(
             f"{extended} by another base than it was trained with, which its config.json no longer has; extend the "
@@ -222,8 +218,8 @@ def _require_unextended(source: Source, target: Target, scheme: Scaling | None, 
         )
     if target.original is None:
         raise ValueError(
-            f"{extended}; extend the original checkpoint, or pass --original {known} to put the new scheme in the "
-            f"place of the old one, if the weights were not trained with it; nothing is scaled twice"
+            f"{extended}; extend the original checkpoint, or pass --original {known or 'L, the length before that,'} "
+            f"to put the new scheme in the place of the old one, if the weights were not trained with it; nothing is scaled twice"
         )
     if known is not None and target.original != known:
         raise ValueError(f"--original {target.original}: {extended}; expected --original {known}")
@@ -273,6 +269,8 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     inner = with_ropes(
         source.inner, source.config, with_scheme(ropes, written or BaseChange(plan.base)), layers.rotary_dim
     )
+    if vars(source.config).get("head_dim", 0) is None:  # Mixtral: transformers' YaRN multiplies it
+        inner["head_dim"] = head_dim_of(source.config, FULL)
     if method.raises_length:
         inner |= {source.length_key: plan.length, ORIGINAL: plan.original}
     else:

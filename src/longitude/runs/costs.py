@@ -242,7 +242,8 @@ def forward_memory(
     """
     config, chunk = model.config.get_text_config(), min(chunk, width)
     heads, hidden = getattr(config, "num_attention_heads", 0), config.hidden_size
-    groups = getattr(config, "num_key_value_heads", None) or heads
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    groups = max(getattr(layer, "num_key_value_heads", None) or heads for layer in layers)
     inner = inner_size(config)
     keys_and_values = 2 * width * head_dim * (groups + heads)  # grown by a chunk, and repeated for all heads
     layer = chunk * (10 * hidden + 3 * inner) + keys_and_values
