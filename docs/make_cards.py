@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 RELEASED = HERE.parent / "tests" / "checkpoints" / "released.json"
 FACTOR = 4
 """Of the longer length over the declared one."""
+USUAL = 4096
+"""Length of a model whose config declares none."""
 METHODS = ("yarn", "linear")
 """The first that a model can be extended by stands on the page."""
 WORDS = re.compile(r"<desc[^>]*>(.*?)</desc>", re.DOTALL)
@@ -41,7 +43,7 @@ class Model(NamedTuple):
 
 
 def page(source: Path, environment: Environment) -> str:
-    """The page; its files are written to the source of the site, and one that is there is drawn again if its config changed."""
+    """The page; its files are written to the source of the site."""
     rows = sorted(models(source), key=lambda model: model.released, reverse=True)
     return environment.get_template("find-your-model.md.j2").render(models=rows, factor=FACTOR)
 
@@ -55,10 +57,9 @@ def models(source: Path) -> Iterator[Model]:
         folder = re.sub(r"[^\w.]+", "-", name)
         file, text = source / "cards" / folder / "config.json", json.dumps(row["config"], indent=1)
         picture = file.parents[1] / f"{folder}.svg"
-        if not picture.exists() or file.read_text(encoding="utf-8") != text:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-            write(str(file), picture)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        write(str(file), picture)
         [words] = WORDS.findall(picture.read_text(encoding="utf-8"))
         yield Model(name, folder, row["released"], kind, html.unescape(words), *extension(folder, file))
 
@@ -73,14 +74,15 @@ def extension(name: str, file: Path) -> tuple[str | None, str | None]:
         raw = {"model_type": whole, "text_config": raw} if whole != raw["model_type"] else raw
         config = CONFIG_MAPPING[whole].from_dict(raw)
     text, refusals = text_part(config), list[str]()
+    declared = declared_length(text)
+    to, original = min(FACTOR * (declared or USUAL), FARTHEST), None if declared else USUAL
     for method in METHODS:
-        to = min(FACTOR * (declared_length(text) or 0), FARTHEST)
         try:
             inner = raw.get("text_config", raw)
             source = Source(name, Path(name), raw, inner, text, built_without_weights(name, config))
-            plan_extension(source, Target(to=to, method=method), must_fit=False)
+            plan_extension(source, Target(to=to, method=method, original=original), must_fit=False)
         except ValueError as refusal:
-            refusals.append(str(refusal).removeprefix(f"{name}: "))
+            refusals.append(re.sub(f"^{re.escape(name)}:? ", "", str(refusal)).partition("; ")[0])
         else:
             return f"longitude extend {name} --to {to} --method {method} --out {name}-{to}", None
     return None, refusals[0]

@@ -50,7 +50,7 @@ sys.exit(make_site.build(Path({str(folder)!r}, "source"), Path({str(folder)!r}, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_it_asks_no_network_and_every_picture_has_words(site: Path) -> None:
     pages = [*site.rglob("*.html")]
     assert len(pages) > 100 and sum(file.stat().st_size for file in site.rglob("*.*")) < 40e6
