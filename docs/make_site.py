@@ -55,6 +55,7 @@ LEADS = {
 }
 """What a page says that nobody wrote."""
 GALLERY = "The [gallery](/gallery.md) shows all of them side by side, to sort.\n"
+MODELS = "* **[Find your model](/find-your-model.md)**: its card, and whether it can be extended.\n"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)(#[^)\s]+)?\)|(?<=\]\()([^)#:\s]+)(?=[)#])")
 """A whole link; or the target of a picture."""
 PICTURE = re.compile(r"<picture>.*?<img src=\"([^\"]+)\" alt=\"([^\"]+)\">\s*</picture>", re.DOTALL)
@@ -160,6 +161,7 @@ def stage(source: Path) -> None:
         head, cut, rest = texts[f"{kind}.md"].partition("\n## ")  # later tables are of other things
         texts[f"{kind}.md"] = indexed(head, kind) + cut + rest
     texts["encodings.md"] = texts["encodings.md"].replace("\n|", f"\n{GALLERY}\n|", 1)
+    texts["index.md"] = texts["index.md"].replace("\n* ", f"\n{MODELS}* ", 1)
     texts = {name: to_claim(text) for name, text in texts.items()}
     made = {*texts, *(place.as_posix() for place in places.values() if place.suffix == ".ipynb")}
     names = {name.rpartition(".")[0] for name in made}

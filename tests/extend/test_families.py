@@ -214,7 +214,7 @@ def test_a_linear_scheme_does_not_say_how_long_the_text_was_before_it(tmp_path):
     scaled = {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}
     config = small("llama", rope_parameters=scaled, max_position_embeddings=512)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    target = dict(to=1024, method="yarn")
+    target = {"to": 1024, "method": "yarn"}
     with pytest.raises(ValueError, match="extended already") as refusal:
         plan_extension(open_source(str(tmp_path / "model")), Target(**target))
     assert "64" not in str(refusal.value) and "None" not in str(refusal.value)
