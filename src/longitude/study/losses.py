@@ -101,9 +101,11 @@ class LossCriterion(Criterion):
     def start(self, label: str, method: str) -> Sums | None:
         """What the change of a label is from: the last quarter of a training window; of copies, all of it.
 
-        All of it, too, in older studies that have no losses of quarters.
+        All of it, too, in older studies, of which a seed has no losses of quarters.
         """
-        quarter = None if method in (NEAR, FAR) else self.sums(label, self.run.train_length, LAST)
+        place = self.run.train_length, LAST
+        known = all(place in trial.measured for trial in self.run.of(label) if trial.status == "done")
+        quarter = self.sums(label, *place) if known and method not in (NEAR, FAR) else None
         return quarter or self.sums(label, self.run.reference, method)
 
     def no_better(self, label: str, length: int, method: str) -> str | None:

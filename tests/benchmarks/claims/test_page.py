@@ -11,7 +11,7 @@ import claims
 import make_claims
 from claims.base import Claim, Clause, list_claims
 from claims.evidence import KEPT, Evidence
-from claims.page import anchor, counted
+from claims.page import anchor, charts, counted
 from claims.protocol import preset_of
 from claims.tables import definitions, frame
 from longitude.report.wording import paper
@@ -111,3 +111,9 @@ def test_another_program_finds_the_same_numbers_and_words(judged, monkeypatch):
             slack = 0.1 * (own["high"] - own["low"])
             assert row["low"] == pytest.approx(own["low"], abs=slack), own["statement"]
             assert row["high"] == pytest.approx(own["high"], abs=slack), own["statement"]
+
+
+def test_a_chart_is_drawn_of_every_study_with_three_lengths(judged):
+    """Also of a study in which later seeds have losses of quarters, and earlier ones have none."""
+    drawn = charts(judged, Evidence(KEPT))
+    assert {"2a-ladder-a", "2a-ladder-b", "2a-early", "2b-early"} <= drawn.keys() and len(drawn) > 20
