@@ -1,6 +1,5 @@
 """`longitude show`."""
 
-import os
 import shlex
 import shutil
 import sys
@@ -43,7 +42,7 @@ def show(
         length: Number of positions to draw; 1024 by default.
         heads: Number of attention heads to draw; 8 by default.
         head_dim: Width of a head: 64 by default.
-        out: Write the pictures to this file: .svg, .html or .png.
+        out: Write the pictures to this file: .svg or .png.
         card: Write one picture of a checkpoint to this file, for a post or a page, and print nothing: .svg, .html or .png.
         json: Print the facts and the numbers of every picture as JSON.
     """
@@ -52,9 +51,9 @@ def show(
     if not name:
         raise ValueError("expected a name: longitude show alibi; `longitude list` lists them")
     if (file := card or out) is not None:
-        from longitude.drawings.charts import require_place
+        from longitude.drawings.charts import SUFFIXES, require_place
 
-        require_place(file)
+        require_place(file, SUFFIXES if card is None else (*SUFFIXES, ".html"))
     if card is not None:
         return _card(name, card, [option for option in others if option not in ("name", "card")])
     from longitude.drawings import ALL, chosen_of, nothing_of
@@ -75,7 +74,7 @@ def show(
         from longitude.drawings.charts import write
         from longitude.report.wording import count
 
-        write(out, [(subject.label, subject.words) for subject in shown], drawings)
+        write(out, drawings)
         print(f"{count(len(drawings), 'picture')}: {out}", file=sys.stderr)
     if json:
         frames = [
@@ -130,10 +129,9 @@ def _print(shown: Sequence[Any], drawings: Sequence[Any], every: bool) -> None:
     from longitude.report.table import show as display
 
     width = max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for place, subject in enumerate(shown):
         print("\n" * bool(place) + subject.label)
         facts = subject.words if every or subject.brief is None else subject.brief
         print(*(line for head, text in facts for line in fact(head, text, width)), sep="\n")
     for drawing in drawings:
-        display(Text.from_ansi("\n" + drawn(drawing, width, color)))  # in its colors, without other control signs
+        display(Text("\n" + drawn(drawing, width)))

@@ -24,8 +24,8 @@ class Pictures:
         others: Names of the pictures that are left out.
     """
 
-    def __init__(self, subjects: Sequence[Any], drawings: Sequence[Any], others: Sequence[str]) -> None:
-        self.subjects, self.drawings, self.others = subjects, drawings, others
+    def __init__(self, drawings: Sequence[Any], others: Sequence[str]) -> None:
+        self.drawings, self.others = drawings, others
 
     def __repr__(self) -> str:
         shown = "; ".join(f"{drawing.name}: {drawing.title}" for drawing in self.drawings)
@@ -40,14 +40,14 @@ class Pictures:
         """Write the pictures to a file, each with its title and caption.
 
         Args:
-            path: A file that ends in .svg, .png or .html.
+            path: A file that ends in .svg or .png.
 
         Raises:
             ValueError: For another suffix, or a folder that does not exist.
         """
         from longitude.drawings.charts import write
 
-        write(Path(path), [(subject.label, subject.words) for subject in self.subjects], self.drawings)
+        write(Path(path), self.drawings)
 
 
 def show(*names: str, picture: str | None = None, **sizes: int) -> Pictures:
@@ -76,7 +76,7 @@ def show(*names: str, picture: str | None = None, **sizes: int) -> Pictures:
     if not every:
         raise ValueError(nothing_of(names))
     chosen = chosen_of(every, picture) if picture else every[:1]
-    return Pictures(shown, chosen, [drawing.name for drawing in every if drawing not in chosen])
+    return Pictures(chosen, [drawing.name for drawing in every if drawing not in chosen])
 
 
 def nothing_of(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""Drawings as Altair charts: SVG, PNG and HTML files."""
+"""Drawings as Altair charts: SVG and PNG files."""
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,33 +27,20 @@ from longitude.report.wording import brief
 from longitude.runs.files import atomic
 
 HEIGHT = 300
-SUFFIXES = (".svg", ".html", ".png")
+SUFFIXES = (".svg", ".png")
 
 
-def require_place(out: Path) -> None:
+def require_place(out: Path, suffixes: Sequence[str] = SUFFIXES) -> None:
     """ValueError unless pictures can be written there."""
-    if out.suffix not in SUFFIXES:
-        raise ValueError(f"{out}: expected a name that ends in .svg, .html or .png")
+    if out.suffix not in suffixes:
+        raise ValueError(f"{out}: expected a name that ends in {' or '.join(suffixes)}")
     if not out.absolute().parent.is_dir():
         raise ValueError(f"{out}: there is no folder {out.parent}; make it first")
 
 
-def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], drawings: Sequence[Drawing]) -> None:
-    """Write all drawings to a file, by its suffix: SVG or PNG, stacked; HTML includes the text.
-
-    Args:
-        out: The file.
-        parts: (title, (head, text) pairs) of each subject.
-        drawings: The drawings, at least one.
-    """
+def write(out: Path, drawings: Sequence[Drawing]) -> None:
+    """Write all drawings, at least one, stacked to a file: SVG or PNG, by its suffix."""
     require_place(out)
-    if out.suffix == ".html":
-        from longitude.report.page import write_page
-
-        title = ", ".join(name for name, _ in parts)
-        figures = [figure(drawing) for drawing in drawings]
-        write_page(out, "longitude.drawings", "show.html.j2", figures, title=title, parts=[(n, [*w]) for n, w in parts])
-        return
     if out.suffix == ".png":
         save(_stacked(drawings), out)
     else:

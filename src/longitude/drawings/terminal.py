@@ -1,35 +1,32 @@
-"""Curves for a terminal, of braille dots; readable in 80 columns, without color, and in a file."""
+"""Curves for a terminal, of braille dots; readable in 80 columns and in a file."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from plotille import Canvas, color
+from plotille import Canvas
 
-from longitude.drawings.drawing import Drawing, Lines, are_labels, evenly, ticks, valued
-from longitude.report.wording import brief, hue_of
+from longitude.drawings.drawing import Drawing, Lines, evenly, ticks, valued
+from longitude.report.wording import brief
 
 CURVES = 8
 """Maximum number of curves in a terminal; of more curves, evenly spaced ones are drawn."""
 HEIGHT = 12
 """Height of curves in lines."""
-BRIGHT = ("bright_blue", "bright_red", "bright_green", "bright_magenta", "bright_yellow", "bright_cyan")
-COLORS = (*BRIGHT, "white", "blue")
 MARGIN = 9
 """Letters before the curves."""
 
 
-def drawn(drawing: Drawing, width: int = 80, color: bool = False) -> str:
+def drawn(drawing: Drawing, width: int = 80) -> str:
     """Render curves as text; of another drawing its words, because a terminal has too few cells for it.
 
     Args:
         drawing: The drawing.
         width: Characters per line.
-        color: Whether the terminal shows colors.
     """
-    curves = [*_curves(drawing, width, color)] if isinstance(drawing, Lines) else []
-    caption = drawing.caption if curves else f"{drawing.caption} --out FILE.svg or .html draws it."
+    curves = [*_curves(drawing, width)] if isinstance(drawing, Lines) else []
+    caption = drawing.caption if curves else f"{drawing.caption} --out FILE.svg draws it."
     return "\n".join([*wrapped(drawing.title, width), *curves, *wrapped(caption, width)])
 
 
@@ -40,7 +37,7 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
-def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
+def _curves(drawing: Lines, width: int) -> Iterator[str]:
     names = evenly([*drawing.lines], CURVES)
     frame: Any = drawing.frame
     frame = frame[frame["line"].isin(names)]
@@ -60,14 +57,13 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
             for y in np.linspace(canvas.ymin, canvas.ymax_inside, 2 * HEIGHT):
                 canvas.point(float(place_x(mark)), float(y))
     keys = _keys(names)
-    hues = hues_of(names)
-    for place, (name, hue) in enumerate(zip(names, hues, strict=True)):
+    for place, name in enumerate(names):
         curve = frame[frame["line"] == name]
         x, y = (np.atleast_1d(f(curve[axis].to_numpy(float))) for f, axis in ((place_x, "x"), (place_y, "y")))
-        _curve(canvas, x, y, hue if color else None)
+        _curve(canvas, x, y)
         if len(names) > 1 and (seen := y >= canvas.ymin).any():
             at = x[seen][0] + (x[seen][-1] - x[seen][0]) * (place + 0.5) / len(names)
-            canvas.point(float(at), float(np.interp(at, x, y)), marker=keys[name], color=hue if color else None)
+            canvas.point(float(at), float(np.interp(at, x, y)), marker=keys[name])
 
     heights = {_row(canvas, float(place_y(y))): y for y in ticks(low, high, "log" if drawing.log_y else "linear")}
     yield f"{'':{MARGIN - 2}} {drawing.y}"
@@ -77,20 +73,13 @@ def _curves(drawing: Lines, width: int, color: bool) -> Iterator[str]:
     across = ticks(left, right, "offsets" if drawing.log_x else "linear")
     yield from _axis(drawing, canvas, {tick: place_x(tick) for tick in across})
     entries = [f"{keys[name]} {name}" for name in names] if len(names) > 1 else []
-    hues = hues if entries else []
     entries += [f"┄ {valued(label, at)}" for label, at in drawing.levels.items()]
     entries += [f"┆ {valued(label, at)}" for label, at in drawing.marks.items() if left <= at <= right]
-    yield from _legend(entries, hues if color else [], width)
+    yield from _legend(entries, width)
     if drawing.floor is not None and frame["y"].min() < drawing.floor:
         yield f"Curves go on below {brief(drawing.floor)}, down to {brief(frame['y'].min())}."
     if len(names) < len(drawing.lines):
         yield f"{len(names)} of {len(drawing.lines)} curves; --out FILE.svg has all."
-
-
-def hues_of(names: Sequence[str]) -> list[str]:
-    """The color of each curve: the encoding's, as in figures, if no two curves would share one."""
-    hues = [*map(hue_of, names)] if are_labels(names) else []
-    return [COLORS[hue] for hue in (hues if len({*hues}) == len(names) else range(len(names)))]
 
 
 def _logarithm(x: Any) -> Any:
@@ -106,12 +95,12 @@ def _canvas(width: int, left: float, low: float, right: float, high: float) -> C
     return Canvas(width, HEIGHT, float(left), float(low), xmax, ymax, mode="names")
 
 
-def _curve(canvas: Canvas, x: np.ndarray, y: np.ndarray, hue: str | None) -> None:
+def _curve(canvas: Canvas, x: np.ndarray, y: np.ndarray) -> None:
     """Clipped at the lower edge; a single point is a dot."""
     if len(x) == 1:
-        canvas.point(float(x[0]), float(y[0]), color=hue)
+        canvas.point(float(x[0]), float(y[0]))
     for here, there, below, above in zip(x[:-1], x[1:], y[:-1], y[1:], strict=True):
-        canvas.line(float(here), float(below), float(there), float(above), color=hue)
+        canvas.line(float(here), float(below), float(there), float(above))
 
 
 def _row(canvas: Canvas, y: float) -> int:
@@ -143,13 +132,13 @@ def _keys(names: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, last if alone else "ABCDEFGH", strict=False))
 
 
-def _legend(entries: Sequence[str], hues: Sequence[str], width: int) -> Iterator[str]:
+def _legend(entries: Sequence[str], width: int) -> Iterator[str]:
     line, length = [], 0
-    for place, entry in enumerate(entries):
+    for entry in entries:
         if line and length + len(entry) > width:
             yield "  ".join(line)
             line, length = [], 0
-        line.append(color(entry, fg=hues[place]) if place < len(hues) else entry)
+        line.append(entry)
         length += len(entry) + 2
     if line:
         yield "  ".join(line)
