@@ -31,21 +31,17 @@ class Model(NamedTuple):
 
     name: str
     folder: str
+    year: str
     released: str
     kind: str
     words: str
     extend: str | None
     refusal: str | None
 
-    @property
-    def year(self) -> str:
-        return self.released[:4]
-
 
 def page(source: Path, environment: Environment) -> str:
     """The page; its files are written to the source of the site."""
-    rows = sorted(models(source), key=lambda model: model.released, reverse=True)
-    return environment.get_template("find-your-model.md.j2").render(models=rows, factor=FACTOR)
+    return environment.get_template("find-your-model.md.j2").render(models=[*models(source)])
 
 
 def models(source: Path) -> Iterator[Model]:
@@ -55,21 +51,20 @@ def models(source: Path) -> Iterator[Model]:
         if kind not in CONFIG_MAPPING:
             continue
         folder = re.sub(r"[^\w.]+", "-", name)
-        file, text = source / "cards" / folder / "config.json", json.dumps(row["config"], indent=1)
+        file = source / "cards" / folder / "config.json"
         picture = file.parents[1] / f"{folder}.svg"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        file.write_text(json.dumps(row["config"], indent=1), encoding="utf-8")
         write(str(file), picture)
         [words] = WORDS.findall(picture.read_text(encoding="utf-8"))
-        yield Model(name, folder, row["released"], kind, html.unescape(words), *extension(folder, file))
+        day = row["released"]
+        yield Model(name, folder, day[:4], day, kind, html.unescape(words), *extension(folder, file))
 
 
 def extension(name: str, file: Path) -> tuple[str | None, str | None]:
     """(the command that makes a model FACTOR times as long, None) if its plan can be made, else (None, the reason)."""
     config, raw = config_of(file), json.loads(file.read_text(encoding="utf-8"))
-    if (
-        type(config) not in AutoModelForCausalLM._model_mapping
-    ):  # the part of a model of images that was published alone
+    if type(config) not in AutoModelForCausalLM._model_mapping:  # the text part of a model of images
         whole = raw["model_type"].removesuffix("_text")
         raw = {"model_type": whole, "text_config": raw} if whole != raw["model_type"] else raw
         config = CONFIG_MAPPING[whole].from_dict(raw)
@@ -78,8 +73,8 @@ def extension(name: str, file: Path) -> tuple[str | None, str | None]:
     to, original = min(FACTOR * (declared or USUAL), FARTHEST), None if declared else USUAL
     for method in METHODS:
         try:
-            inner = raw.get("text_config", raw)
-            source = Source(name, Path(name), raw, inner, text, built_without_weights(name, config))
+            skeleton = built_without_weights(name, config)
+            source = Source(name, Path(name), raw, raw.get("text_config", raw), text, skeleton)
             plan_extension(source, Target(to=to, method=method, original=original), must_fit=False)
         except ValueError as refusal:
             refusals.append(re.sub(f"^{re.escape(name)}:? ", "", str(refusal)).partition("; ")[0])
