@@ -137,6 +137,7 @@ def test_a_family_that_cannot_is_refused_when_it_is_made(family):
         ("deepseek_v32", ["DynamicIndexedLayer"]),
         ("deepseek_v4", ["DeepseekV4Attention"]),
         ("gptj", ["rope_parameters"]),
+        ("deepseek_v2", ["DeepseekV2Attention"]),
     ],
 )
 def test_attention_that_cannot_have_other_positions_is_named(family, message):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from longitude.errors import UsageError
+from longitude.errors import UsageError, one_line_of
 from longitude.hf.layer import PositionEmbeddings, attach
 from longitude.labels import LAYERS, is_label, parse_encoding
 from longitude.models.configuration import LongitudeConfig, by_pattern
@@ -124,6 +124,7 @@ def attentions(base: Any) -> list[nn.Module]:
     if [m.layer_idx for m in modules] != list(range(base.config.num_hidden_layers)):
         raise ValueError(f"set_positions: expected one attention in each layer of {kind}, found {len(modules)}")
     require_plain_keys(modules, base.config)
+    require_identity(modules[0], rotary, base.config)
     return modules
 
 
@@ -137,6 +138,40 @@ def require_plain_keys(attentions: list[nn.Module], config: PreTrainedConfig) ->
                 f"{type(attention).__name__}, which caches {type(layer).__name__}",
                 "it selects or compresses keys, and positions of those are not an encoding's",
             )
+
+
+def require_identity(attention: nn.Module, rotary: nn.Module, config: PreTrainedConfig) -> None:
+    """UsageError if a layer runs with the model's own rotation, but not with the identity that replaces it: cos 1, sin 0.
+
+    It runs on the meta device, which has no weights. A layer that cannot be made or run by itself is not judged.
+    """
+    eager = deepcopy(config)
+    eager._attn_implementation = "eager"
+    labels = getattr(config, "layer_types", None) or [None]
+    label = labels[:1] if "layer_type" in inspect.signature(rotary.forward).parameters else []
+
+    def run(embeddings: Any) -> None:
+        x = torch.zeros(1, 1, config.hidden_size, device="meta", dtype=torch.float32)
+        made(hidden_states=x, position_embeddings=embeddings, attention_mask=None)
+
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            made: Any = type(attention)(eager, 0).float()
+            turned = type(rotary)(eager)(torch.zeros(1, 1, 1), torch.zeros(1, 1), *label)
+            run(turned)
+    except Exception:
+        return
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            run((torch.ones(1, 1, 1), torch.zeros(1, 1, 1)))
+    except Exception as error:
+        latent = " with latent keys (kv_lora_rank)" if getattr(config, "kv_lora_rank", None) else ""
+        raise UsageError(
+            "set_positions",
+            "attention that multiplies queries and keys by cos and sin",
+            f"{type(attention).__name__}{latent}, which rotates in its own way",
+            f"its rotation cannot be replaced ({one_line_of(error)})",
+        ) from error
 
 
 def require_fitting(specs: list[dict[str, Any]], members: list[Encoding], config: PreTrainedConfig) -> None:
