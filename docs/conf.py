@@ -40,7 +40,7 @@ nitpick_ignore_regex = [
     (
         "py:class",
         r"longitude\..*\.(Factory|Test|Scheme|Kind|Module|Model|Options|Selection|Layers|Unused"
-        r"|Method|Running|\w+Inputs)",
+        r"|Method|Pictures|Running|\w+Inputs)",
     ),  # type variables, names of one module, and dicts of keywords
 ]
 
