@@ -51,7 +51,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
-CHILDLESS = ("choose", "performance", "errata", "CHANGELOG", "CONTRIBUTING")
+CHILDLESS = ("find-your-model", "choose", "performance", "errata", "CHANGELOG", "CONTRIBUTING")
 html_sidebars: dict[str, list[str]] = {page: [] for page in CHILDLESS}  # they would stand next to an empty list
 html_theme_options: dict[str, Any] = {
     "logo": {"text": "Longitude"},
