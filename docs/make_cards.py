@@ -21,7 +21,7 @@ FACTOR = 4
 """Of the longer length over the declared one."""
 USUAL = 4096
 """Length of a model whose config declares none."""
-METHODS = ("yarn", "linear")
+METHODS = ("yarn", "linear", "ntk")
 """The first that a model can be extended by stands on the page."""
 WORDS = re.compile(r"<desc[^>]*>(.*?)</desc>", re.DOTALL)
 
@@ -64,10 +64,8 @@ def models(source: Path) -> Iterator[Model]:
 def extension(name: str, file: Path) -> tuple[str | None, str | None]:
     """(the command that makes a model FACTOR times as long, None) if its plan can be made, else (None, the reason)."""
     config, raw = config_of(file), json.loads(file.read_text(encoding="utf-8"))
-    if type(config) not in AutoModelForCausalLM._model_mapping:  # the text part of a model of images
-        whole = raw["model_type"].removesuffix("_text")
-        raw = {"model_type": whole, "text_config": raw} if whole != raw["model_type"] else raw
-        config = CONFIG_MAPPING[whole].from_dict(raw)
+    if type(config) not in AutoModelForCausalLM._model_mapping and raw["model_type"].endswith("_text"):
+        return None, "only the part of its config about text is here: give the folder of the whole model"
     text, refusals = text_part(config), list[str]()
     declared = declared_length(text)
     to, original = min(FACTOR * (declared or USUAL), FARTHEST), None if declared else USUAL
@@ -77,7 +75,7 @@ def extension(name: str, file: Path) -> tuple[str | None, str | None]:
             source = Source(name, Path(name), raw, raw.get("text_config", raw), text, skeleton)
             plan_extension(source, Target(to=to, method=method, original=original), must_fit=False)
         except ValueError as refusal:
-            refusals.append(re.sub(f"^{re.escape(name)}:? ", "", str(refusal)).partition("; ")[0])
+            refusals.append(re.sub(f"^({re.escape(name)}(/config.json)?|config.json):? ", "", str(refusal)))
         else:
             return f"longitude extend {name} --to {to} --method {method} --out {name}-{to}", None
     return None, refusals[0]

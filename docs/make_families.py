@@ -212,7 +212,7 @@ CHANGED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Options with which layers without a window rotate, for classes that have them, and a training length as short as a toy's."""
 REFUSED = {
-    "neither rotary": "neither rotation nor a learned table nor ALiBi",
+    "neither rotary": "no positions that can be extended",
     "learned table of positions": "a learned table of positions",
     "ALiBi biases": "ALiBi",
     "formula that its configuration": "a rotation that config.json does not describe",

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 import make_laws
 import make_site
 from fill_numbers import newest
+from tests.checkpoints.published import RELEASED
 
 
 # ---- the source --------------------------------------------------------------------------------------------------------
@@ -22,6 +24,13 @@ def test_laws_that_are_kept_are_those_of_today() -> None:
     statuses = [result["status"] for found in kept.values() for result in found.values()]
     assert "failed" not in statuses and statuses.count("not applicable") > 50
     assert kept["alibi"]["places"]["status"] == "not applicable" and kept["abacus"]["places"]["status"] == "passed"
+
+
+def test_the_number_of_cards_is_that_of_released_models_with_a_class() -> None:
+    """README and docs/showing.md say it."""
+    known = [name for name, config in RELEASED.items() if config.get("model_type") in CONFIG_MAPPING]
+    for page in ("README.md", "docs/showing.md"):
+        assert f" {len(known)}" in (make_site.ROOT / page).read_text(encoding="utf-8")
 
 
 # ---- built -------------------------------------------------------------------------------------------------------------

@@ -160,3 +160,10 @@ def test_a_default_of_the_class_is_not_called_declared():
     assert about["default_length"] and "declared" not in dict(checkpoint.words(about))["length"]
     about = checkpoint.facts("here", transformers.AutoConfig.for_model(**raw), raw | {"max_position_embeddings": 2048})
     assert not about["default_length"]
+
+
+def test_a_scheme_that_a_rotation_cannot_have_is_left_out():
+    """ntk-by-parts needs a base above 1, and a text in which a pair turns."""
+    for keys in ({"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}}, {"max_position_embeddings": 1}):
+        [rotation] = checkpoint.facts("here", transformers.LlamaConfig(**(keys | FEW)))["rotations"]
+        assert "ntk-by-parts" not in {row["scheme"] for row in rotation["longer"]} >= {"no scaling", "linear"}

@@ -111,7 +111,13 @@ class Rotation(NamedTuple):
         before, effects = self.seen, []
         longest = min(self.window or math.inf, factor * self.trained) / self.trained
         for name, scheme in {PLAIN: None, **self.schemes, **schemes(factor, self.trained)}.items():
-            after, temperature = self.after(scheme, factor * self.trained), self.frequencies(scheme).attention_factor
+            try:
+                after, temperature = (
+                    self.after(scheme, factor * self.trained),
+                    self.frequencies(scheme).attention_factor,
+                )
+            except ValueError:  # one that such a rotation cannot have, such as ntk-by-parts with a base of 1
+                continue
             unseen = float(((self.turns < 1) & (longest * after > before * (1 + NEW))).double().mean())
             slowest, fastest = 2 * math.pi / float(after[-1]), float(before[0] / after[0])
             effects.append(Stretched(factor, name, unseen, slowest, fastest, temperature))
