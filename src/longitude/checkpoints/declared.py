@@ -117,7 +117,7 @@ def unread(config: Any) -> str | None:
 ALL_BASES = (*BASES, *LOCAL_BASES)
 COUNTED = re.compile(r"(^|_)(layers?|heads?|experts|depth)(_|$)")
 """Keys whose numbers are modules to build one by one."""
-MOST, LARGEST, DEEPEST = 10**5, 2**53, 32
+MOST, LARGEST, DEEPEST = 10**4, 2**53, 32
 """Most layers, heads or experts, the largest int, and the deepest nesting of lists and dicts of any config."""
 
 

@@ -67,9 +67,10 @@ def rotations(config: Any) -> tuple[list[Rotation], dict[str, str]]:
         }
     except ValueError as error:
         return [], {ALL: str(error)}
+    kinds = kinds_of(config)
     for name, (rope, head_dim) in understood.items():
         types: dict[int | None, str] = {}  # of its layers, by their windows
-        for n, ((kind, window), rotates) in enumerate(zip(kinds_of(config), rope.rotates or repeat(True))):
+        for n, ((kind, window), rotates) in enumerate(zip(kinds, rope.rotates or repeat(True))):
             if rotates and name in (None, labels.get(n) or kind):
                 types.setdefault(window, kind)
         which = (name or ALL) if rope.rotates is None else "layers that rotate"
