@@ -19,22 +19,20 @@ HERE = Path(__file__).parent
 RELEASED = HERE.parent / "tests" / "checkpoints" / "released.json"
 FACTOR = 4
 """Of the longer length over the declared one."""
-USUAL = 4096
-"""Length of a model whose config declares none."""
 METHODS = ("yarn", "linear", "ntk")
 """The first that a model can be extended by stands on the page."""
-WORDS = re.compile(r"<desc[^>]*>(.*?)</desc>", re.DOTALL)
+TEXT = re.compile(r"<desc[^>]*>(.*?)</desc>", re.DOTALL)
 
 
 class Model(NamedTuple):
-    """folder: of its config.json; words: those of its card; extend: the command, or None; refusal: why there is none."""
+    """folder: of its config.json; alternative: text of its card; extend: the command, or None; refusal: why there is none."""
 
     name: str
     folder: str
     year: str
     released: str
     kind: str
-    words: str
+    alternative: str
     extend: str | None
     refusal: str | None
 
@@ -56,9 +54,9 @@ def models(source: Path) -> Iterator[Model]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(row["config"], indent=1), encoding="utf-8")
         write(str(file), picture)
-        [words] = WORDS.findall(picture.read_text(encoding="utf-8"))
+        [text] = TEXT.findall(picture.read_text(encoding="utf-8"))
         day = row["released"]
-        yield Model(name, folder, day[:4], day, kind, html.unescape(words), *extension(folder, file))
+        yield Model(name, folder, day[:4], day, kind, html.unescape(text), *extension(folder, file))
 
 
 def extension(name: str, file: Path) -> tuple[str | None, str | None]:
@@ -67,13 +65,12 @@ def extension(name: str, file: Path) -> tuple[str | None, str | None]:
     if type(config) not in AutoModelForCausalLM._model_mapping and raw["model_type"].endswith("_text"):
         return None, "only the part of its config about text is here: give the folder of the whole model"
     text, refusals = text_part(config), list[str]()
-    declared = declared_length(text)
-    to, original = min(FACTOR * (declared or USUAL), FARTHEST), None if declared else USUAL
+    to = min(FACTOR * (declared_length(text) or 1), FARTHEST)  # without a length, its plan is refused first
     for method in METHODS:
         try:
             skeleton = built_without_weights(name, config)
             source = Source(name, Path(name), raw, raw.get("text_config", raw), text, skeleton)
-            plan_extension(source, Target(to=to, method=method, original=original), must_fit=False)
+            plan_extension(source, Target(to=to, method=method), must_fit=False)
         except ValueError as refusal:
             refusals.append(re.sub(f"^({re.escape(name)}(/config.json)?|config.json):? ", "", str(refusal)))
         else:

@@ -44,7 +44,8 @@ Look up whether a small test that you can repeat supports what papers say about 
 **A verdict is about the sentence at this size, not about the paper.** A has models of 0.1 million parameters, B of 0.4 million
 and more: they show that an encoding breaks, and cannot rank large models. The largest size with all planned seeds decides.
 *Does not get worse* need not mean that the length is used: a model that sees 63 bytes does not get worse, too.
-2a is judged in sliding windows at twice the length, which was decided after its rows were known: by the plan it is refuted.
+2a is judged in sliding windows at twice the length, which was decided after its rows were known.
+`make verdicts ARGS="--only 2a"` prints the planned statement, too.
 *Published* says whether our signs agree with published numbers, of up to 30 billion parameters, where we found some.
 
 `make verdicts` prints every statement, from [committed results](../benchmarks/results/claims), in a minute.

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import transformers
 
+import longitude as lg
 from longitude.drawings import checkpoint
+from longitude.drawings.rotations import Rotation
+from longitude.positions.hugging_face import RopeConfig
 from tests.checkpoints.published import PUBLISHED, RELEASED
 
 LLAMA3 = {
@@ -141,11 +144,10 @@ def test_a_window_of_the_trained_length_bounds_every_offset():
     config = transformers.MistralConfig(max_position_embeddings=64, sliding_window=64, **FEW)
     [rotation] = checkpoint.facts("here", config)["rotations"]
     assert rotation["longer"] == [] and rotation["turns"][0] == pytest.approx(64 / (2 * math.pi))
-    wider = transformers.MistralConfig(max_position_embeddings=64, sliding_window=96, head_dim=8, **FEW)
-    [rotation] = checkpoint.facts("here", wider)["rotations"]
-    assert {row["unseen"] for row in rotation["longer"] if row["scheme"] == "linear" and row["factor"] == 2} == {0.0}
-    assert {row["unseen"] for row in rotation["longer"] if row["scheme"] == "no scaling"} == {0.5}
-    assert {row["unseen"] for row in rotation["longer"] if row["scheme"] == "linear" and row["factor"] == 8} == {0.0}
+    scaling = lg.scaling.YaRN(2.0, 64)  # slow pairs turn half as fast, so no angle is new within twice the length
+    wider, whole = (Rotation("layers", RopeConfig(1e4, scaling), 8, 64, window) for window in (96, None))
+    shares = [{row.scheme: row.unseen for row in rotation.stretched(8)}["its own yarn"] for rotation in (wider, whole)]
+    assert shares == [0.0, 0.5]
 
 
 def test_a_class_that_rotates_otherwise_in_longer_texts_has_no_share_of_new_angles():
@@ -167,3 +169,17 @@ def test_a_scheme_that_a_rotation_cannot_have_is_left_out():
     for keys in ({"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}}, {"max_position_embeddings": 1}):
         [rotation] = checkpoint.facts("here", transformers.LlamaConfig(**(keys | FEW)))["rotations"]
         assert "ntk-by-parts" not in {row["scheme"] for row in rotation["longer"]} >= {"no scaling", "linear"}
+
+
+def test_a_factor_of_cos_and_sin_is_of_the_rotated_part_alone():
+    """Phi-4 mini rotates three quarters of a head, gpt-oss all of it."""
+    for raw, part in ((RELEASED["Phi-4 mini, whole lists"], True), (PUBLISHED["gpt-oss 20B"], False)):
+        about = checkpoint.facts("here", transformers.AutoConfig.for_model(**copy.deepcopy(raw)), raw)
+        assert {rotation["partial"] for rotation in about["rotations"]} == {part}
+        assert ("rotated part" in dict(checkpoint.words(about))["temperature"]) is part
+
+
+def test_a_vocabulary_of_layers_is_no_number_of_layers(tmp_path):
+    raw = {"model_type": "gemma4_text", "vocab_size_per_layer_input": 262_144, "num_hidden_layers": 6}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert checkpoint.read(str(tmp_path / "config.json")).vocab_size_per_layer_input == 262_144

@@ -116,7 +116,7 @@ def unread(config: Any) -> str | None:
 # ---- numbers that no model has ---------------------------------------------------------------------------------------
 ALL_BASES = (*BASES, *LOCAL_BASES)
 COUNTED = re.compile(r"(^|_)(layers?|heads?|experts|depth)(_|$)")
-"""Keys whose numbers are modules to build one by one."""
+"""Keys whose numbers are modules to build one by one, but for Gemma 4's `vocab_size_per_layer_input`."""
 MOST, LARGEST, DEEPEST = 10**4, 2**53, 32
 """Most layers, heads or experts, the largest int, and the deepest nesting of lists and dicts of any config."""
 

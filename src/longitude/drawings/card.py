@@ -142,7 +142,7 @@ def _scheme(rotation: dict[str, Any]) -> str:
 def _times(rotation: dict[str, Any]) -> str:
     """By what scores are multiplied, or the part of them that rotates."""
     factor = rotation["attention_factor"] ** 2
-    part = "rotated part " * (factor != 1 and 2 * rotation["pairs"] < rotation["head_dim"])
+    part = "rotated part " * (factor != 1 and rotation["partial"])
     return f"{part}× {factor * rotation['softmax_factor']:.4g}" * (factor * rotation["softmax_factor"] != 1)
 
 
@@ -152,8 +152,7 @@ def _longer(turning: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[tuple
         where, scheme = f" in {rotation['layers']}" * (len(turning) > 1), (rotation["scheme"] or {}).get("name")
         shown = f"its own {scheme}" if scheme else PLAIN
         if shares := [(row["factor"], row["unseen"]) for row in rotation["longer"] if row["scheme"] == shown]:
-            trained = f"{turning[0]['trained']:,}"
-            yield f"new angles past {trained}{where}, {f'with {scheme}' if scheme else PLAIN}", shares
+            yield f"new angles past {rotation['trained']:,}{where}, {f'with {scheme}' if scheme else PLAIN}", shares
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------

@@ -161,6 +161,7 @@ def _of_rotation(rotation: Rotation, partly: bool, declared: int | None, theirs:
         "turned": int((turns >= 1).sum()),
         "attention_factor": frequencies.attention_factor,
         "softmax_factor": frequencies.softmax_factor if partly else 1.0,
+        "partial": partly or 2 * len(turns) < rotation.head_dim,
         "longer": [effect._asdict() for factor in factors for effect in rotation.stretched(factor)] if known else [],
     }
 
@@ -237,7 +238,8 @@ def _rotation_in_words(rotation: dict[str, Any], trained: Any) -> Iterator[tuple
     factor = rotation["attention_factor"]
     if factor != 1 or rotation["softmax_factor"] != 1:
         scores = factor**2 * rotation["softmax_factor"]
-        yield "temperature", f"cos and sin times {factor:.4g}, so scores times {scores:.4g}"
+        part = "the rotated part of scores" if rotation["partial"] and factor != 1 else "scores"
+        yield "temperature", f"cos and sin times {factor:.4g}, so {part} times {scores:.4g}"
     if window is not None:
         yield "longer", "its offsets stay within the window at any length: no angle is new"
     elif rotation["longer"]:

@@ -116,8 +116,10 @@ class Rotation(NamedTuple):
                     self.after(scheme, factor * self.trained),
                     self.frequencies(scheme).attention_factor,
                 )
-            except ValueError:  # one that such a rotation cannot have, such as ntk-by-parts with a base of 1
-                continue
+            except ValueError:
+                if scheme in (None, self.rope.scaling):
+                    raise
+                continue  # no rotation can have it, such as ntk-by-parts with a base of 1
             unseen = float(((self.turns < 1) & (longest * after > before * (1 + NEW))).double().mean())
             slowest, fastest = 2 * math.pi / float(after[-1]), float(before[0] / after[0])
             effects.append(Stretched(factor, name, unseen, slowest, fastest, temperature))

@@ -15,7 +15,7 @@ from claims.page import anchor, charts, counted
 from claims.protocol import preset_of
 from claims.tables import definitions, frame
 from longitude.report.wording import paper
-from longitude.statistics.estimates import HOLDS
+from longitude.statistics.estimates import HOLDS, LOST
 
 ROOT = KEPT.parents[2]
 SCREEN = 1200
@@ -117,3 +117,10 @@ def test_a_chart_is_drawn_of_every_study_with_three_lengths(judged):
     """Also of a study in which later seeds have losses of quarters, and earlier ones have none."""
     drawn = charts(judged, Evidence(KEPT))
     assert {"2a-ladder-a", "2a-ladder-b", "2a-early", "2b-early"} <= drawn.keys() and len(drawn) > 20
+
+
+def test_the_planned_statement_of_2a_is_on_its_page_and_contradicted(judged):
+    """Protocol and changelog say so."""
+    [claim] = [claim for claim in judged if claim.claim.number == "2a"]
+    planned, whole = [outcome for part, _, outcome in claim.lines if part == "varied"]
+    assert planned.verdict == LOST and whole.verdict == HOLDS and claim.verdict == "confirmed"
