@@ -163,6 +163,8 @@ register(
         source=YANG + "; its second half was found here",
         link=YANG_LINK,
         protocol=f"{YANG_THERE} {RUNG} {LARGER} Qwen3, Gemma 3 and OLMo 2 have QK-norm. Varied: the rise of RoPE with QK-norm.",
+        costs="At B RoPE of 4,000 steps at one rate is not below the blind control, nor below one seed of a control of its own, "
+        "RoPE in a window of 64 (1.780 bits, RoPE 1.794). Four rates and twice the steps of three labels: 28 processor hours.",
         varied=tuple(rises(ladder_a(BASES["a"] + QK, length), at=128) for length in LENGTHS),
     )
 )
