@@ -57,12 +57,12 @@ def connect(
     store = Store(out)
     store.require_place(VERB)
     saved = store.question() or {}
-    seed = seed if seed is not None else saved.get("seed", secrets.randbelow(2**31))
-    store.ask(VERB, {"url": server.url, "model": server.model, "seed": seed})
+    drawn = seed if seed is not None else saved.get("seed", secrets.randbelow(2**31))
+    store.ask(VERB, {"url": server.url, "model": server.model, "seed": drawn})
     declared = declared_by(server)
     if length is None and declared is None:
         raise UsageError("--length", "the most tokens that the server takes, which it does not say", "none")
-    served = Served(server, of_model, 0, None, 0, False, store, trials, seed)
+    served = Served(server, of_model, 0, None, 0, False, store, trials, drawn)
     served.added = added_by(served)
     most = declared and declared - max(0, served.added) - NEW_TOKENS - server.thinking - SLACK
     served.longest = min(size for size in (length, most) if size is not None)
