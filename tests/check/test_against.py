@@ -305,5 +305,5 @@ def test_sizes_in_a_file_are_not_believed(key, tmp_path) -> None:
     with pytest.raises(ValueError, match=r"a\.gguf: no GGUF file"):
         GGUF(file)
     file.write_bytes(header[:8] + (2**40).to_bytes(8, "little") + bytes(8))
-    with pytest.raises(ValueError, match="tensors"):
+    with pytest.raises(ValueError, match=r"a\.gguf: no GGUF file"):
         GGUF(file)

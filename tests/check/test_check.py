@@ -181,28 +181,6 @@ def test_keys_of_nobody_are_unknown(tmp_path):
 
 
 PAIRS = {"short_factor": [1.0, 2.0, 4.0, 8.0], "long_factor": [1.0, 1.0, 1.0, 2.0]}
-IDLE = {
-    "mscale": ({**YARN, "mscale": 0.7}, "mscale changes no frequency and no factor"),
-    "mscale beside a factor": (
-        {**YARN, "attention_factor": 1.0, "mscale": 0.7, "mscale_all_dim": 0.5},
-        "mscale_all_dim changes",
-    ),
-    "a factor of 1": ({"rope_type": "linear", "factor": 1.0}, "'linear' changes no frequency"),
-    "a border that is not reached": (
-        {**LONGROPE, "short_factor": [1.0, 1.0, 1.0, 2.0], "factor": 1.0, ORIGINAL: LENGTH},
-        "long_factor changes",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", IDLE)
-def test_a_key_that_changes_nothing_is_noted(name):
-    """It is no fault, and keys that have an effect are not named."""
-    rope, words = IDLE[name]
-    found = result("files", llama(rope=rope))
-    assert found.status == "passed" and words in found.reason, found
-    for key in ("beta_fast", "short_factor changes"):
-        assert key not in found.reason
 
 
 def test_lists_of_longrope_that_are_exchanged():

@@ -12,6 +12,7 @@ from longitude.errors import UsageError
 from longitude.measure import transport
 from longitude.measure.endpoint import Endpoint
 from longitude.measure.retrieval.prompts import encode
+from longitude.measure.transport import address
 from longitude.runs.store import Store
 from longitude.served import run
 from longitude.served.calls import Answer, Call, Served, Trial
@@ -53,10 +54,10 @@ def unasked(tmp_path, longest: int = 4096) -> Served:
 
 
 @contextmanager
-def connected(model, out, tokenizer, **more):
+def connected(model, out, tokenizer, laws=(), **more):
     with listening(model) as url:
-        question = run.Question(url=url, model="served", tokenizer=str(tokenizer), **more)
-        yield run.connect(question, out), run.chosen(question)
+        server = Endpoint(address(url), "served")
+        yield run.connect(server, out, tokenizer=str(tokenizer), **more), LAWS.chosen(laws)
 
 
 def judged(model, out, tokenizer, **more):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from longitude.check.layout import layout_changes
 from longitude.checkpoints.compare import frequencies_of as of_rope, head_dim_of
 from longitude.checkpoints.declared import declared_length, of_full_attention
 from longitude.checkpoints.gguf import GGUF, LONG, SHORT, Divided
-from longitude.checkpoints.load import Source, open_source, ropes_of, tensors_of
+from longitude.checkpoints.load import Source, open_source, require_shards, ropes_of
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import DynamicNTK, LongRoPE
 from longitude.positions.scaling.base import Follows
@@ -69,7 +70,7 @@ def against(model: str | Path, other: str | Path) -> list[Fact]:
         facts, frequencies, weights = file.facts(), file.frequencies(), gguf_layouts(source, file)
     else:
         theirs = open_source(str(other))
-        tensors = {name: lambda shard=shard, name=name: _read(shard, name) for shard, name in _named(theirs)}
+        tensors = {name: partial(_read, tensor.shard, name) for name, tensor in require_shards(theirs.folder).items()}
         rounding = 0.0 if source.dtype == theirs.dtype else ROUNDED
         facts, frequencies = facts_of(theirs), frequencies_of(theirs)
         weights = weights_fact(source, tensors, rounding)
@@ -168,11 +169,6 @@ def _contradict(here: Any, there: Any) -> bool:
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
-def _named(source: Source) -> Iterable[tuple[Path, str]]:
-    for shard in source.shards:
-        yield from ((shard, name) for name in tensors_of(shard))
-
-
 def _read(shard: Path, name: str) -> Tensor:
     with safe_open(shard, framework="pt") as file:
         return file.get_tensor(name)
@@ -182,14 +178,14 @@ def weights_fact(source: Source, theirs: Mapping[str, Callable[[], Tensor]], rou
     """Whether the other's weights of queries and keys are those of the checkpoint, up to the rotary layout."""
     dim = head_dim_of(source.config)
     rotated = facts_of(source).get("rotated dimensions", dim)
-    names = [name for _, name in _named(source)]
-    changes = {to: layout_changes(names, source.config, dim, rotated, to) for to in FORMS}
-    common = [(shard, name) for shard, name in _named(source) if name in theirs and name in changes["half"]]
+    tensors = require_shards(source.folder)
+    changes = {to: layout_changes(tensors, source.config, dim, rotated, to) for to in FORMS}
+    common = [name for name in tensors if name in theirs and name in changes["half"]]
     if not common:
         return Fact("queries and keys", None, None, False)
     kinds: set[str] = set()
-    for shard, name in common:
-        ours, other = _read(shard, name).float(), theirs[name]().float()
+    for name in common:
+        ours, other = _read(tensors[name].shard, name).float(), theirs[name]().float()
         forms = {"the same": ours} | {FORMS[to]: change[name](ours) for to, change in changes.items()}
         allowed = rounding * float(ours.abs().max())
         near = [

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from longitude.check.recorder import apart, norms_without_weights
 from longitude.check.subject import Subject
-from longitude.testing.engine import DoesNotApply, Measurement, Unknown, from_outside, in_words
+from longitude.testing.engine import STATUSES, DoesNotApply, Law, Measurement, Result, Unknown
 
 FILE, RULE = "the file", "the rule"
 
@@ -43,34 +43,31 @@ def in_parts(subject: Subject, parts: Mapping[str, LawPart]) -> Measurement:
         DoesNotApply: If no part applies.
         Unknown: If no part fails, and one cannot be judged.
     """
-    measured: dict[str, Measurement] = {}
-    idle: dict[str, str] = {}
-    unknown: dict[str, str] = {}
+    tried: dict[str, Result] = {}
     for done, (name, part) in enumerate(parts.items()):
         subject.on_progress(done / len(parts))
-        try:
-            measured[name] = part(subject)
-        except DoesNotApply as reason:
-            idle[name] = str(reason)
-        except Unknown as reason:
-            unknown[name] = str(reason)
-        except Exception as error:
-            if (outside := from_outside(error, part, subject)) is not None:
-                unknown[name] = outside
-            else:
-                measured[name] = Measurement(float("inf"), 0.0, cause=f"it raised {in_words(error)}")
-    if failed := {name: part for name, part in measured.items() if not part.holds}:
-        first, *others = failed.items()
-        cause = "; ".join(f"{name}: {part.cause}" for name, part in failed.items())
-        whose = first[1].whose if all(part.whose == first[1].whose for _, part in others) else ""
-        return replace(first[1], cause=cause, whose=whose)
+        tried[name] = Law(name, "", part)(subject)
+    passed, failed, idle, unknown = (
+        {name: result for name, result in tried.items() if result.status == status} for status in STATUSES
+    )
+    if failed:
+        first, *others = failed.values()
+        cause = "; ".join(f"{name}: {result.reason}" for name, result in failed.items())
+        whose = first.whose if all(result.whose == first.whose for result in others) else ""
+        return replace(measurement_of(first), cause=cause, whose=whose)
     if unknown:
-        raise Unknown("; ".join(f"{name}: {reason}" for name, reason in unknown.items()))
-    if not measured:
-        raise DoesNotApply("; ".join(dict.fromkeys(idle.values())))
-    worst = max(measured.values(), key=lambda part: part.measured / (part.threshold or 1.0))
-    notes = [part.note for part in measured.values() if part.note]
+        raise Unknown("; ".join(f"{name}: {result.reason}" for name, result in unknown.items()))
+    if not passed:
+        raise DoesNotApply("; ".join(dict.fromkeys(result.reason for result in idle.values())))
+    worst = max(map(measurement_of, passed.values()), key=lambda part: part.measured / (part.threshold or 1.0))
+    notes = [result.reason for result in passed.values() if result.reason]
     return replace(worst, note="; ".join([*notes, *([f"not applicable: {', '.join(idle)}"] if idle else [])]))
+
+
+def measurement_of(result: Result) -> Measurement:
+    """The numbers of a result; an infinite one if it has none."""
+    measured = float("inf") if result.measured is None else result.measured
+    return Measurement(measured, result.threshold or 0.0, position=result.position)
 
 
 def require_not_of_norms(subject: Subject, error: Callable[[], float]) -> None:

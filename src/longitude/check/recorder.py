@@ -6,14 +6,14 @@ pass with identity rotations shows them before rotation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from longitude.check.subject import Subject
+from longitude.check.subject import Subject, with_attributes
 from longitude.checkpoints.declared import unread
 from longitude.checkpoints.observed import NAME, recording
 from longitude.checkpoints.positions import is_rotary
@@ -96,16 +96,6 @@ def apart(got: Tensor, want: Tensor) -> float:
     """The largest difference, in units of the root mean square of `want`."""
     want = want.double()
     return float((got.double() - want).abs().max() / want.square().mean().sqrt())
-
-
-@contextmanager
-def with_attributes(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Context in which attributes of objects have other values: (object, name, value)."""
-    with ExitStack() as stack:
-        for holder, name, value in attributes:
-            stack.callback(setattr, holder, name, getattr(holder, name))
-            setattr(holder, name, value)
-        yield
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import copy
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -351,16 +351,21 @@ def computing_in(model: nn.Module, dtype: torch.dtype, tables: bool = True) -> I
 
     tables: False leaves them as they are, as from_pretrained(dtype=...) has them.
     """
+    changes: list[tuple[Any, str, Any]] = [(p, "data", p.data) for p in model.parameters()]
+    for module in model.modules() if tables else ():
+        changes += [(module, name, table) for name, table in module._buffers.items() if table is not None]
+    floats = ((holder, name, tensor.to(dtype)) for holder, name, tensor in changes if tensor.is_floating_point())
+    with with_attributes(floats):
+        yield
+
+
+@contextmanager
+def with_attributes(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Context in which attributes of objects have other values: (object, name, value)."""
     with ExitStack() as stack:
-        for p in model.parameters():
-            if p.is_floating_point():
-                stack.callback(setattr, p, "data", p.data)
-                p.data = p.data.to(dtype)
-        for module in model.modules() if tables else ():
-            for name, table in module._buffers.items():
-                if table is not None and table.is_floating_point():
-                    stack.callback(module._buffers.__setitem__, name, table)
-                    module._buffers[name] = table.to(dtype)
+        for holder, name, value in attributes:
+            stack.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
         yield
 
 

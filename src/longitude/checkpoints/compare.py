@@ -399,17 +399,13 @@ def apart(table: RotaryTables, rope: RopeConfig, width: int) -> tuple[str | None
     """
     lengths, scaling, notes = [TOKENS], rope.scaling, list[str]()  # too few tokens to change a table
     if isinstance(scaling, Follows):
-        scaling = dataclasses.replace(
-            scaling, follow="sequence", **({"step": None} if hasattr(scaling, "step") else {})
-        )
+        scaling = dataclasses.replace(scaling, follow="sequence")
         lengths += [scaling.original_max_length + 1, 4 * scaling.original_max_length]
     read = rope._replace(scaling=scaling)
     wanted = {length: frequencies_of(read, width, length) for length in lengths}
     axes = None if read.sections is None else MultimodalRotary(width, "half", **read.options(width)).axis_of_pair
     for length, want in wanted.items():
-        got = table.frequencies(length, len(want.inverse)) or table.frequencies(length)
-        assert got is not None, "a table of its own width"
-        if problem := difference(got, want, EQUAL).text:
+        if problem := difference(table.frequencies(length, len(want.inverse)), want, EQUAL).text:
             if length == TOKENS:
                 return problem, []
             notes.append(f"in sequences of {length} tokens {type(table.module).__name__} {problem}")

@@ -19,8 +19,8 @@ Source:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,57 +73,28 @@ class Divided(NamedTuple):
         return f"pair {pair}: {rad:.6g} rad, " + (f"{plain:.6g} divided by {plain / rad:.5g}" if rad else "not rotated")
 
 
-WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value by its type in a GGUF file; 8 is a text, 9 a list."""
-TEXT, LIST, DEEPEST = 8, 9, 4
+def reader_of(path: Path) -> Any:
+    """The package's reader, which raises ValueError at the end of the file: it takes the sizes in a file for true."""
+    from gguf import GGUFReader
 
+    class Reader(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            values = super()._get(offset, dtype, count, override_order)
+            if len(values) < count:
+                raise ValueError(f"{count} values at byte {offset} of {len(self.data)}")
+            return values
 
-def require_sizes(path: Path) -> None:
-    """ValueError unless the keys of a GGUF file, as long as they say they are, fit into it: the package reads without a look."""
-    with regular(path, links=True) as descriptor, open(descriptor, "rb", closefd=False) as file:
-        size = os.fstat(descriptor).st_size
-        order = "little" if int.from_bytes(file.read(8)[4:6], "little") else "big"
-
-        def number(width: int) -> int:
-            return int.from_bytes(file.read(width), order)
-
-        def skip(count: int, width: int = 1) -> None:
-            if count * width > size - file.tell():
-                raise ValueError(f"{count} values of {width} bytes at byte {file.tell()} of {size}")
-            file.seek(count * width, os.SEEK_CUR)
-
-        def skip_values(kind: int, count: int, depth: int) -> None:
-            if kind in WIDTHS:
-                skip(count, WIDTHS[kind])
-                return
-            if depth > DEEPEST or kind not in (TEXT, LIST) or count * 8 > size - file.tell():  # each has its length
-                raise ValueError(f"{count} values of type {kind} in {depth} lists, at byte {file.tell()} of {size}")
-            for _ in range(count):
-                if kind == TEXT:
-                    skip(number(8))
-                else:
-                    inner = number(4)
-                    skip_values(inner, number(8), depth + 1)
-
-        tensors, keys = number(8), number(8)
-        if (tensors + keys) * 8 > size:
-            raise ValueError(f"{tensors} tensors and {keys} keys in {size} bytes")
-        for _ in range(keys):
-            skip(number(8))
-            skip_values(number(4), 1, 0)
+    return Reader(path)
 
 
 class GGUF:
     """An open GGUF file. ValueError for another kind of file, or a truncated file."""
 
     def __init__(self, path: Path):
-        try:
-            from gguf import GGUFReader
-        except ImportError as error:
-            raise ValueError(f"{path}: reading it needs the package gguf: pip install gguf") from error
-        with in_one_line(f"{path}: no GGUF file, or one that is cut off"):
-            require_sizes(path)
-            self.reader = GGUFReader(path)
+        if find_spec("gguf") is None:
+            raise ValueError(f"{path}: reading it needs the package gguf: pip install gguf")
+        with in_one_line(f"{path}: no GGUF file, or one that is cut off"), regular(path, links=True):
+            self.reader = reader_of(path)
         self.path = path
         self._tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         self.architecture = str(self.field("general.architecture"))

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
-from longitude.checkpoints.compare import (
-    Disagreement,
-    as_written,
-    frequencies_of,
-    head_dim_of,
-    not_rotary,
-    read,
-    require_kept,
-    ropes,
-)
+from longitude.checkpoints.compare import Disagreement, as_written, not_rotary, read, require_kept
 from longitude.checkpoints.declared import (
     Ropes,
     by_default,
     by_type,
     class_of,
-    declared_length,
     has_key,
     heads_apart,
     keys_of,
@@ -53,7 +42,7 @@ from longitude.positions.config_keys import (
     rope_dicts,
     value_of,
 )
-from longitude.positions.hugging_face import NotUnderstood, RopeConfig, read_ropes
+from longitude.positions.hugging_face import NotUnderstood, read_ropes
 from longitude.positions.scaling import DynamicNTK, Llama3, LongRoPE
 from longitude.positions.scaling.base import ROPE_TYPES
 
@@ -335,48 +324,9 @@ def remarks(raw: Mapping[str, Any], config: Any) -> list[str]:
             )
     try:
         notes += read(config).notes
-        notes += idle(raw, config)
     except ValueError as error:  # a Disagreement and others are among the contradictions
         notes += [str(error)] if type(error) is NotUnderstood else []
     return list(dict.fromkeys(notes))
-
-
-def idle(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Keys of a scaling, or of a window, that change nothing up to the declared length: a fourth and four times of each."""
-    if (declared := declared_length(config)) is None:
-        return
-    nothing = f"changes no frequency and no factor up to the declared length {declared}"
-    for layer, rope in ropes(config).items():
-        parameters, scaling = parameters_of(raw, layer), rope.scaling
-        kind = OLD_TYPES.get(kind := type_in(parameters) or "default", kind)
-        if scaling is None or isinstance(scaling, DynamicNTK) or kind not in ROPE_TYPES:
-            continue  # dynamic changes nothing up to there by its rule
-        turns = partial(_turns, rope, head_dim_of(config, layer), declared)
-        if not (rotations := turns(scaling)):
-            continue
-        where = next((name for name in SCHEMAS if raw.get(name)), "") + (f".{layer}" if layer else "")
-        if rotations == turns(None):
-            yield f"{where}: {kind!r} {nothing}"
-            continue
-        _, must, may = ROPE_TYPES[kind]
-        for key, ours in (must | may).items():
-            value = getattr(scaling, ours, None)
-            if key == ORIGINAL or parameters.get(key) is None or isinstance(value, bool) or not value:
-                continue
-            others = [[n * by for n in value] if isinstance(value, list | tuple) else value * by for by in (0.25, 4)]
-            if all(turns(scaling, **{ours: other}) == rotations for other in others):
-                alone = " without mscale_all_dim" if key == "mscale" and not parameters.get("mscale_all_dim") else ""
-                yield f"{where}: {key} {nothing}{alone}"
-
-
-def _turns(rope: RopeConfig, width: int, declared: int, scaling: Any, **changes: Any) -> list[Any]:
-    """Frequencies and factor in short and in declared sequences; empty for numbers that a scheme rejects: they have an effect."""
-    try:
-        scaling = scaling and dataclasses.replace(scaling, **changes)
-        rotations = [frequencies_of(rope._replace(scaling=scaling), width, length) for length in (1, declared)]
-    except ValueError:
-        return []
-    return [(frequencies.inverse.tolist(), frequencies.attention_factor) for frequencies in rotations]
 
 
 def strangers(raw: Mapping[str, Any], config: Any) -> dict[str, Any]:

@@ -118,22 +118,12 @@ def load(
     problem = "the weights cannot be loaded; copy or download them again"
     if (method := quantization_of(config)) is not None:
         problem = f"its weights are quantized ({method}), and cannot be loaded here"
+    how = {"dtype": kind, "attn_implementation": "longitude" if positions_are_set else None}
     try:
-        with quiet(), in_one_line(f"{path}: {problem}"):
-            loaded: Any = kinds.from_pretrained(
-                path,
-                config=config,
-                dtype=kind,
-                attn_implementation="longitude" if positions_are_set else None,
-                use_safetensors=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+        model, info = with_weights(kinds, path, config, problem, trust_remote_code=False, **how)
     except ValueError:
         built_without_weights(path, config)  # raises if config.json is to blame
         raise
-    model, info = loaded
     unused, untied = held_against(path, model, info)
     for name, weight in model.named_parameters():
         require_finite(name, weight, held[name].shard if name in held else path)
@@ -321,19 +311,19 @@ def _is_harmless(name: str, model: Any) -> bool:
     return numbered is not None and layers <= int(numbered[1]) < layers + more
 
 
+def with_weights(kind: Any, path: str, config: Any, problem: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """(model, loading info) of a class or an Auto class. ValueError with the problem, in one line."""
+    options |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    with quiet(), in_one_line(f"{path}: {problem}"):
+        return kind.from_pretrained(path, config=config, **options)
+
+
 def loaded_on_meta(path: str, skeleton: Any) -> tuple[Any, dict[str, Any]]:
-    """(model, info) as from_pretrained gives them, from headers alone: only tied tensors are read."""
+    """(model, loading info) from headers alone: only tied tensors are read."""
     tied = skeleton.get_expanded_tied_weights_keys(all_submodels=True)
     places = {"": "meta"} | {name.rpartition(".")[0]: "cpu" for pair in tied.items() for name in pair}
-    with quiet(), in_one_line(f"{path}: its weights do not fit its config.json"):
-        return type(skeleton).from_pretrained(
-            path,
-            config=skeleton.config,
-            device_map=places,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+    problem = "its weights do not fit its config.json"
+    return with_weights(type(skeleton), path, skeleton.config, problem, device_map=places)
 
 
 def require_fit(name: str, folder: Path, skeleton: Any) -> tuple[str, ...]:

@@ -101,13 +101,11 @@ class RotaryTables:
         cos, sin = (out.real, out.imag) if isinstance(out, Tensor) else out
         return cos.double(), sin.double()
 
-    def frequencies(self, length: int, pairs: int | None = None) -> Frequencies | None:
-        """Frequencies [pairs] and factor of cos and sin in a sequence of `length`; None if its tables have fewer pairs."""
+    def frequencies(self, length: int, pairs: int | None = None) -> Frequencies:
+        """Frequencies and factor of cos and sin in a sequence of `length`. pairs: how many are expected, if known."""
         cos, sin = (table.reshape(-1, *table.shape[-2:])[0] for table in self.at(0, 1, max(length, TOKENS) - 1))
-        counts = [cos.shape[-1] // 2, cos.shape[-1]] if pairs is None else [pairs]
-        take = next((columns for count in counts if (columns := _one_of_each(cos, count)) is not None), None)
-        if take is None:
-            return None
+        counts = (pairs or 0, cos.shape[-1] // 2, cos.shape[-1])
+        take = next(columns for count in counts if (columns := _one_of_each(cos, count)) is not None)
         return Frequencies(torch.atan2(sin[1, take], cos[1, take]), float(torch.hypot(cos[0], sin[0]).max()))
 
     def axis_of_pair(self, pairs: int) -> list[int] | None:

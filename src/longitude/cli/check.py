@@ -234,19 +234,22 @@ def check_lines(model: str, serve: str | None, json: bool, all: bool) -> int:
 
 def check_server(url: str, options: CheckOptions, all: bool, json: bool) -> int:
     """`check http://...`."""
+    from longitude.measure.endpoint import Endpoint
+    from longitude.measure.transport import address
     from longitude.runs.terminal import Progress
     from longitude.served import run
+    from longitude.served.laws import LAWS
     from longitude.testing.engine import counted
 
     check_bounds(options)
     if options.model is None:
         raise ValueError(f"{url}: --model NAME, the server's name of the model, is missing; {url}/models lists them")
-    names = ("tokenizer", "length", "reference", "laws", "trials", "concurrency", "thinking", "chat", "seed")
-    question = run.Question(url=url, model=options.model, **{name: getattr(options, name) for name in names})
-    laws = run.chosen(question)
+    server = Endpoint(address(url), options.model, options.concurrency, options.thinking, options.chat)
+    names = ("tokenizer", "length", "reference", "trials", "seed")
+    laws = LAWS.chosen(options.laws)
     with Progress() as progress:
         progress.update(f"asking {url}", 0, 1)
-        served = run.connect(question, options.out)
+        served = run.connect(server, options.out, **{name: getattr(options, name) for name in names})
         if options.plan:
             return print_plan(run.costs(served, laws), json)
         progress.total = sum(len(group) for groups in run.calls_of(served, laws).values() for group in groups)

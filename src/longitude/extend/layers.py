@@ -87,7 +87,7 @@ class Layers:
     @property
     def rotary_dim(self) -> int:
         """Dimensions that rotate, in layers whose distances grow."""
-        return 2 * len(frequencies_in(self.tables[self.growing[0]][0], self.original).inverse)
+        return 2 * len(self.tables[self.growing[0]][0].frequencies(self.original).inverse)
 
     def label(self, layer: int) -> str:
         """The layer type, or other name, that the parameters of a layer are under."""
@@ -136,7 +136,7 @@ class Layers:
         """Check the tables of one layer; returns the attention factor that is meant, if its distances grow."""
         factor = None
         for old, new in zip(self.tables[layer], after, strict=True):
-            was, got = frequencies_in(old, length), frequencies_in(new, length)
+            was, got = old.frequencies(length), new.frequencies(length)
             wanted = of_formula(meant, self.label(layer), len(was.inverse), length)
             if layer in self.growing:
                 if problem := difference(got, wanted, CLOSE).text:
@@ -159,13 +159,6 @@ def places_of(tables: dict[int, list[RotaryTables]]) -> list[tuple[int, str | No
     """(layer, label, axis of positions that each pair follows) of every table."""
     every = [(layer, table) for layer, of_layer in tables.items() for table in of_layer]
     return [(layer, table.label, table.axis_of_pair(table.width // 2)) for layer, table in every]
-
-
-def frequencies_in(table: RotaryTables, length: int) -> Frequencies:
-    """Frequencies by which a class rotates in a sequence of `length` tokens."""
-    frequencies = table.frequencies(length)
-    assert frequencies is not None, "a table of its own width"
-    return frequencies
 
 
 def scales_of(model: nn.Module) -> dict[str, float]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product, zip_longest
-from statistics import fmean
+from statistics import fmean, mode
 from typing import NamedTuple, NoReturn
 
 from scipy.stats import binom, hypergeom
@@ -88,45 +88,39 @@ def rate(trials: Sequence[Trial]) -> str:
     return f"{sum(trial.right for trial in trials)} of {len(trials)} right ({value:.0%}, {low:.0%} to {high:.0%})"
 
 
-class Split(NamedTuple):
-    """The answered calls of a law: all, those of each pattern, and the patterns."""
-
-    trials: list[Trial]
-    members: list[list[Trial]]
-    patterns: list[Pattern]
+Members = list[tuple[Pattern, list[Trial]]]
+"""The answered calls of each pattern."""
 
 
-def split(served: Served, name: str) -> Split:
-    """Answered calls by pattern, up to the longest; without patterns of all calls or of none."""
+def split(served: Served, name: str) -> tuple[list[Trial], Members]:
+    """Answered calls of a law, up to the longest: all, and by pattern; without patterns of all calls or of none."""
     trials = [
         trial
         for trial in served.answered[name]
         if not trial.answer.refused and not trial.answer.hidden and not served.is_stale(trial)
         if trial.call.length <= served.longest
     ]
-    patterns = PATTERNS[name](served)
-    members = [[trial for trial in trials if pattern.has(trial)] for pattern in patterns]
-    kept = [i for i, inside in enumerate(members) if 0 < len(inside) < len(trials)]
-    return Split(trials, [members[i] for i in kept], [patterns[i] for i in kept])
+    members = [(pattern, [trial for trial in trials if pattern.has(trial)]) for pattern in PATTERNS[name](served)]
+    return trials, [(pattern, inside) for pattern, inside in members if 0 < len(inside) < len(trials)]
 
 
 def wrong_of(trials: Sequence[Trial]) -> int:
     return sum(not trial.right for trial in trials)
 
 
-def worst(parts: Split) -> tuple[int, float]:
+def worst(trials: list[Trial], members: Members) -> tuple[int, float]:
     """(the pattern whose calls are wrong more often than all others, its p-value by Fisher's test and Holm's)."""
-    wrong, total = wrong_of(parts.trials), len(parts.trials)
-    p = holm([float(hypergeom.sf(wrong_of(part) - 1, total, wrong, len(part))) for part in parts.members])
+    wrong, total = wrong_of(trials), len(trials)
+    p = holm([float(hypergeom.sf(wrong_of(part) - 1, total, wrong, len(part))) for _, part in members])
     return min(enumerate(p), key=lambda pair: pair[1], default=(0, 1.0))
 
 
 def suspects(served: Served, name: str) -> list[tuple[Pattern, list[Call]]]:
     """More calls of patterns that are too small to show whether their wrong answers are by chance: those with no right one."""
-    parts = split(served, name)
-    if worst(parts)[1] < LEVEL or wrong_of(parts.trials) > (1 - ANSWERED) * len(parts.trials):
+    trials, members = split(served, name)
+    if worst(trials, members)[1] < LEVEL or wrong_of(trials) > (1 - ANSWERED) * len(trials):
         return []
-    silent = [pair for pair in zip(parts.patterns, parts.members) if wrong_of(pair[1]) == len(pair[1])]
+    silent = [pair for pair in members if wrong_of(pair[1]) == len(pair[1])]
     silent.sort(key=lambda pair: len(pair[1]), reverse=True)
     return [
         (pattern, [fresh(served, part[j % len(part)].call, j) for j in range(CONFIRM * served.trials)])
@@ -145,22 +139,21 @@ def fresh(served: Served, call: Call, j: int) -> Call:
 
 def judge(served: Served, name: str) -> None:
     """Raise LawBroken with the pattern whose calls are wrong more often; Unknown where the answers cannot show one."""
-    parts = split(served, name)
-    if 2 * len(parts.trials) < len(served.answered[name]):
-        raise Unknown(f"{len(parts.trials)} of {len(served.answered[name])} calls were answered; see counts")
-    i, p = worst(parts)
+    trials, members = split(served, name)
+    if 2 * len(trials) < len(served.answered[name]):
+        raise Unknown(f"{len(trials)} of {len(served.answered[name])} calls were answered; see counts")
+    i, p = worst(trials, members)
     if p < LEVEL:
-        members = parts.members[i]
-        others = [trial for trial in parts.trials if trial not in members]
-        broken(served, name, parts.patterns[i].name, members, others, p)
-    if wrong_of(parts.trials) > (1 - ANSWERED) * len(parts.trials):
-        raise Unknown(f"{rate(parts.trials)}: the model has to answer more of them, so that a pattern can show")
-    by_chance = (1 + wrong_of(parts.trials)) / (2 + len(parts.trials))
+        pattern, inside = members[i]
+        broken(served, name, pattern.name, inside, [trial for trial in trials if trial not in inside], p)
+    if wrong_of(trials) > (1 - ANSWERED) * len(trials):
+        raise Unknown(f"{rate(trials)}: the model has to answer more of them, so that a pattern can show")
+    by_chance = (1 + wrong_of(trials)) / (2 + len(trials))
     again = served.confirmed[name]
-    values = holm([float(binom.sf(wrong_of(trials) - 1, len(trials), by_chance)) for trials in again.values()])
-    for (pattern, trials), p in zip(again.items(), values):
+    values = holm([float(binom.sf(wrong_of(calls) - 1, len(calls), by_chance)) for calls in again.values()])
+    for (called, calls), p in zip(again.items(), values):
         if p < LEVEL:
-            broken(served, name, pattern, trials, parts.trials, p)
+            broken(served, name, called, calls, trials, p)
 
 
 def broken(
@@ -169,11 +162,6 @@ def broken(
     """Raise LawBroken for calls of a pattern, and keep the shortest as evidence."""
     served.evidence[law] = min((trial for trial in members if not trial.right), key=lambda trial: trial.tokens)
     raise LawBroken(f"{name}: {rate(members)}; others: {rate(others)}; p = {p:.1g}")
-
-
-def answers(trials: Sequence[Trial]) -> Counter[str]:
-    """How often each answer came; calls without one are left out."""
-    return Counter(trial.answer.text.strip() for trial in trials if not trial.answer.refused)
 
 
 # ---- the laws --------------------------------------------------------------------------------------------------------
@@ -196,13 +184,16 @@ def repeatable(served: Served) -> None:
     seldom = []
     for (length, together), trials in kinds.items():
         how = "at the same time" if together else "one after the other"
-        usual = answers(kinds[length, False]).most_common(1)
+        answers = [trial.answer.text.strip() for trial in kinds[length, False] if not trial.answer.refused]
+        usual_text = mode(answers) if answers else None
         others = [
-            trial for trial in trials if usual and trial.answer.text.strip() != usual[0][0] and not trial.answer.refused
+            trial
+            for trial in trials
+            if answers and trial.answer.text.strip() != usual_text and not trial.answer.refused
         ]
-        if len(others) > 1:
+        if usual_text is not None and len(others) > 1:
             served.evidence["repeatable"] = others[0]
-            usual_text, other_text = usual[0][0], others[0].answer.text.strip()
+            other_text = others[0].answer.text.strip()
             ids = (encode(served.tokenizer, text, "never") for text in (usual_text, other_text))
             first = next((i for i, (a, b) in enumerate(zip_longest(*ids)) if a != b), 0)
             raise LawBroken(
@@ -497,23 +488,18 @@ def counts(served: Served) -> None:
     trials = sorted((t for trials in served.answered.values() for t in trials), key=lambda trial: trial.answer.sent)
     if not trials:
         raise Unknown("it judges the calls of other laws, and none is asked for; name one in --laws, too")
-    inside = [trial for trial in trials if trial.call.length <= served.longest]
-    read, sent = (lambda t: t.answer.read), (lambda t: t.answer.sent)
-    for bad, what in (
-        (
-            [t for t in trials if t.answer.cut],
-            lambda t: f"the server read {read(t)} of {sent(t)} tokens, and gave no error",
-        ),
-        (
-            [t for t in inside if t.answer.refused],
-            lambda t: f"a prompt of {sent(t)} tokens is refused: {t.answer.refused}",
-        ),
+    cut = [trial for trial in trials if trial.answer.cut]
+    refused = [trial for trial in trials if trial.answer.refused and trial.call.length <= served.longest]
+    for bad, template in (
+        (cut, "the server read {read} of {sent} tokens, and gave no error"),
+        (refused, "a prompt of {sent} tokens is refused: {refused}"),
     ):
+        what = template.format(**vars(bad[0].answer)) if bad else ""
         if len(bad) == len(trials) and bad[0].answer.cut:
-            raise Unknown(f"{what(bad[0])}; so is every call, and nothing shows a length: is --tokenizer the model's?")
+            raise Unknown(f"{what}; so is every call, and nothing shows a length: is --tokenizer the model's?")
         if len(bad) > 1:
             served.evidence["counts"] = bad[0]
-            raise LawBroken(f"{what(bad[0])}; so are {len(bad)} of {len(trials)} calls")
+            raise LawBroken(f"{what}; so are {len(bad)} of {len(trials)} calls")
     if hidden := [trial for trial in trials if trial.answer.hidden]:
         part = len(hidden) / len(trials)
         least = hidden[0].answer.sent

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from longitude.errors import UsageError
 from longitude.measure.endpoint import Endpoint
 from longitude.measure.plan import tokenizer_for
 from longitude.measure.retrieval.prompts import encode
-from longitude.measure.transport import Refused, Unreachable, address, post
+from longitude.measure.transport import Refused, Unreachable, post
+from longitude.measure.windows import Reader
 from longitude.runs.store import Store
 from longitude.served.calls import NEW_TOKENS, SLACK, Call, Served
-from longitude.served.laws import CALLS, LAWS, PATTERNS, lengths_of, suspects
+from longitude.served.laws import CALLS, PATTERNS, lengths_of, suspects
 from longitude.testing.engine import Law, OnLaw, Result, Unknown, try_laws
 
 VERB = "check"
@@ -26,61 +28,51 @@ MOST = 2**24
 """Tokens that a server may declare; prompts of more would fill the memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is asked of a server.
+def connect(
+    server: Endpoint,
+    out: Path,
+    *,
+    tokenizer: str | None = None,
+    length: int | None = None,
+    reference: str | None = None,
+    trials: int = 1,
+    seed: int | None = None,
+) -> Served:
+    """A server that is asked a word, and what laws need of it.
 
-    Attributes:
-        url: Its address.
-        model: Its name of the model.
+    Args:
+        server: The server.
+        out: Run directory, where calls are kept.
         tokenizer: Folder or hub name of the model's tokenizer; None: the server's own routes.
         length: The most tokens of a prompt; None: as many as the server declares.
         reference: Folder or hub name of the same model, whose log-probabilities the server must give.
-        laws: Names of laws; none: all.
         trials: Calls of a cell, over the fewest.
-        concurrency: Requests at a time.
-        thinking: Tokens for thinking before an answer.
-        chat: Whether questions are messages of a chat.
         seed: Of texts and numbers; None: another one in each run directory, so that no prompt is in the server's cache.
+
+    Raises:
+        UsageError: It does not answer, or declares no length.
     """
-
-    url: str
-    model: str
-    tokenizer: str | None = None
-    length: int | None = None
-    reference: str | None = None
-    laws: tuple[str, ...] = ()
-    trials: int = 1
-    concurrency: int = 4
-    thinking: int = 0
-    chat: bool = True
-    seed: int | None = None
-
-
-def connect(question: Question, out: Path) -> Served:
-    """The server of a question, which is asked a word. UsageError if it does not answer, or declares no length."""
-    server = Endpoint(address(question.url), question.model, question.concurrency, question.thinking, question.chat)
-    tokenizer, _ = tokenizer_for(server, question.tokenizer or question.reference)
-    server = server.checked(None, tokenizer.bos_token_id, tokenizer, True)
+    of_model, _ = tokenizer_for(server, tokenizer or reference)
+    server = server.checked(None, of_model.bos_token_id, of_model, True)
     store = Store(out)
     store.require_place(VERB)
     saved = store.question() or {}
-    seed = question.seed if question.seed is not None else saved.get("seed", secrets.randbelow(2**31))
-    store.ask(VERB, {"url": server.url, "model": server.model, "seed": seed})
+    drawn = seed if seed is not None else saved.get("seed", secrets.randbelow(2**31))
+    store.ask(VERB, {"url": server.url, "model": server.model, "seed": drawn})
     declared = declared_by(server)
-    if question.length is None and declared is None:
+    if length is None and declared is None:
         raise UsageError("--length", "the most tokens that the server takes, which it does not say", "none")
-    served = Served(server, tokenizer, 0, None, 0, False, store, question.trials, seed)
+    served = Served(server, of_model, 0, None, 0, False, store, trials, drawn)
     served.added = added_by(served)
-    most = declared and declared - max(0, served.added) - NEW_TOKENS - question.thinking - SLACK
-    served.longest = min(size for size in (question.length, most) if size is not None)
+    most = declared and declared - max(0, served.added) - NEW_TOKENS - server.thinking - SLACK
+    served.longest = min(size for size in (length, most) if size is not None)
     served.beyond = round(BEYOND * declared) if declared and served.longest == most else None
     served.echoes = echoes(served)
-    if question.reference is not None:
+    if reference is not None:
         if not served.echoes:
             expected = "a server whose completions give log-probabilities of a prompt, with echo"
             raise UsageError("--reference", expected, server.url, "leave --reference out")
-        served.reference = reference_of(question.reference)
+        served.reference = reference_of(reference)
     return served
 
 
@@ -115,8 +107,6 @@ def echoes(served: Served) -> bool:
 
 def reference_of(name: str) -> Callable[[Sequence[int]], list[float]]:
     """-ln p of token ids by a checkpoint."""
-    import torch
-
     from longitude.checkpoints.load import load
 
     model = load(name, tokenizer=False).model.eval()
@@ -127,18 +117,9 @@ def reference_of(name: str) -> Callable[[Sequence[int]], list[float]]:
             raise Unknown(
                 f"the reference has {size} tokens, and the tokenizer gives token {max(ids)}: they are of two models"
             )
-        tokens = torch.tensor([[*ids]])
-        losses = torch.nn.functional.cross_entropy(
-            model(tokens).logits[0, :-1].double(), tokens[0, 1:], reduction="none"
-        )
-        return losses.tolist()
+        return Reader(model).losses(torch.tensor([[*ids]]), 0)[0].tolist()
 
     return nats
-
-
-def chosen(question: Question) -> list[Law]:
-    """The laws that are asked for."""
-    return LAWS.chosen(question.laws or None)
 
 
 def calls_of(served: Served, laws: Sequence[Law]) -> dict[str, list[list[Call]]]:

@@ -15,17 +15,15 @@ from transformers.cache_utils import Cache
 from longitude.check.causes import FILE, in_parts, require_not_of_norms
 from longitude.check.laws.decoding import CACHE
 from longitude.check.laws.files import GENERATION, settings_of
-from longitude.check.laws.layers import BACKWARDS, as_declared, promised
+from longitude.check.laws.layers import BACKWARDS, as_declared, has_temperature, promised
 from longitude.check.laws.passes import require_one_way
 from longitude.check.laws.rotation import SHIFT, ropes
 from longitude.check.recorder import apart, recorded
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.models.stock_caches import OF_KEYS, kinds_of, without_rounding
-from longitude.positions.base import encoding
 from longitude.positions.layers import LayerPositions
 from longitude.positions.rotation import Layout
 from longitude.positions.scaling.base import Follows
-from longitude.positions.terms import Temperature
 from longitude.testing.engine import DoesNotApply, Measurement, one_line
 
 MOST = 96
@@ -61,15 +59,14 @@ def require_cache(subject: Subject) -> None:
         raise DoesNotApply("its answers have no cache of transformers' classes")
 
 
-def of_kinds(
-    subject: Subject, places: int, errors_of: Callable[[Callable[[], Any]], dict[str, Tensor]], cause: str
-) -> Measurement:
+def of_kinds(subject: Subject, errors_of: Callable[[Callable[[], Any]], dict[str, Tensor]], cause: str) -> Measurement:
     """Call errors_of with a constructor of every cache class: it returns an error by position [L] for each way to use it.
 
     Classes that the model or transformers does not support are named in the note, and break no law.
     """
     errors: dict[str, Tensor] = {}
     refused: list[str] = []
+    places = min(subject.length, MOST) + STEPS
     kinds = kinds_of(subject.model.config, places, subject.device.type != "cpu")
     for name, make in kinds.items():
         try:
@@ -115,12 +112,7 @@ def classes(subject: Subject) -> Measurement:
         cache.reset()
         return errors | {" after reset()": subject.error(subject.in_chunks(tokens, sizes, True, cache=cache), want)}
 
-    return of_kinds(
-        subject,
-        length + STEPS,
-        errors_of,
-        "decoding behind a cache that is given differs from a whole pass",
-    )
+    return of_kinds(subject, errors_of, "decoding behind a cache that is given differs from a whole pass")
 
 
 def generating(subject: Subject) -> Measurement:
@@ -156,12 +148,10 @@ def crop(subject: Subject) -> Measurement:
         rest = subject.in_chunks(tokens[:, half:], [1, 1, length - half - 2], True, cache=cache)
         return {"": subject.error(torch.cat([want[:, :half], rest], 1), want)}
 
-    return of_kinds(
-        subject,
-        length + STEPS,
-        errors_of,
-        "after crop() logits are not those of the tokens that are left, though the cache says that it can be cropped",
+    cause = (
+        "after crop() logits are not those of the tokens that are left, though the cache says that it can be cropped"
     )
+    return of_kinds(subject, errors_of, cause)
 
 
 def drafts(subject: Subject) -> Measurement:
@@ -216,12 +206,7 @@ def renumber(subject: Subject) -> Measurement:
     if subject.recurrent or getattr(config, "qk_rope_head_dim", None) or config.model_type in BACKWARDS:
         raise DoesNotApply("its cache keeps something else than rotated keys of all layers")
     layers = {layout: promised(config, layout) for layout in get_args(Layout)}
-    if any(
-        isinstance(term, Temperature)
-        for layer in layers["half"]
-        for spec in layer.encoding
-        for term in encoding(**spec).terms({})
-    ):
+    if has_temperature(layers["half"]):
         raise DoesNotApply("it multiplies queries by a factor of their position")
     tokens = subject.tokens(min(subject.length, MOST))
     half, length = tokens.shape[1] // 2, tokens.shape[1]
@@ -297,9 +282,5 @@ def reorder(subject: Subject) -> Measurement:
         errors = [subject.error(rest[r : r + 1], want[r]) for r in range(len(ORDER))]
         return {"": torch.cat([errors[0].new_zeros(half), torch.stack(errors).amax(0)])}
 
-    return of_kinds(
-        subject,
-        length + STEPS,
-        errors_of,
-        "after reorder_cache(), as in beam search, rows do not go on as they would alone",
-    )
+    cause = "after reorder_cache(), as in beam search, rows do not go on as they would alone"
+    return of_kinds(subject, errors_of, cause)

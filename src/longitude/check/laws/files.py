@@ -113,24 +113,16 @@ def lengths(
 ) -> tuple[list[str], list[str]]:
     """Lengths beyond the end of a table of positions, which raise an error; and lengths below the declared one."""
     end, declared = last_position(subject.model), declared_length(subject.config)
-    declared_here = {
-        f"{GENERATION}: max_length": generation.get("max_length"),
-        f"{GENERATION}: max_new_tokens": generation.get("max_new_tokens"),
-        f"{TOKENIZER}: model_max_length": tokenizer.get("model_max_length"),
-    }
-    numbers = {
-        name: number for name, number in declared_here.items() if isinstance(number, int | float) and number < UNLIMITED
-    }
-    far = [
-        f"{name} = {number:g} is more than the {end} positions of the model's table"
-        for name, number in numbers.items()
-        if end is not None and number > end
-    ]
-    near = [
-        f"{name} = {number:g} is less than the declared length {declared}"
-        for name, number in numbers.items()
-        if declared is not None and number < declared and "new" not in name
-    ]
+    keys = {"max_length": generation, "max_new_tokens": generation, "model_max_length": tokenizer}
+    far, near = list[str](), list[str]()
+    for key, settings in keys.items():
+        if not isinstance(number := settings.get(key), int | float) or number >= UNLIMITED:
+            continue
+        name = f"{GENERATION if settings is generation else TOKENIZER}: {key} = {number:g}"
+        if end is not None and number > end:
+            far.append(f"{name} is more than the {end} positions of the model's table")
+        if declared is not None and number < declared and "new" not in key:
+            near.append(f"{name} is less than the declared length {declared}")
     return far, near
 
 

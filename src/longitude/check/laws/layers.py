@@ -14,7 +14,6 @@ from warnings import catch_warnings
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, StaticCache
 
 from longitude.check.laws.passes import SOUND
 from longitude.check.laws.rotation import NotShown, ropes
@@ -33,6 +32,7 @@ from longitude.checkpoints.compare import border_of, which_layers
 from longitude.checkpoints.config import positions_of_layers
 from longitude.checkpoints.declared import declared_length
 from longitude.checkpoints.positions import is_rotary
+from longitude.models.stock_caches import kinds_of
 from longitude.positions.base import encoding
 from longitude.positions.hugging_face import NotUnderstood
 from longitude.positions.layers import LayerPositions
@@ -94,7 +94,7 @@ class Rotations:
         with norms_without_weights(subject.model):
             self.after = recorded(subject, self.tokens, position_ids=self.positions)
             # A temperature is 1 at position 0. Without one, positions stay, because recurrent layers read them.
-            warm = any(spec["name"].endswith("temperature") for layer in self.layers["half"] for spec in layer.encoding)
+            warm = has_temperature(self.layers["half"])
             positions = torch.zeros_like(self.positions) if warm else self.positions
             with unrotated(subject.model):
                 self.before = recorded(subject, self.tokens, position_ids=positions)
@@ -126,6 +126,11 @@ class Rotations:
         if self.config.model_type in BACKWARDS:
             x, raw = (tensor.roll(width // 2, -1) for tensor in (x, raw))
         return apart(x, as_declared(raw, specs, self.positions, kind == "query"))
+
+
+def has_temperature(layers: Sequence[LayerPositions]) -> bool:
+    """Whether a layer multiplies queries by a factor of their position."""
+    return any(spec["name"].endswith("temperature") for layer in layers for spec in layer.encoding)
 
 
 def as_declared(x: Tensor, specs: Sequence[Mapping[str, Any]], positions: Tensor, queries: bool) -> Tensor:
@@ -188,13 +193,8 @@ def layer_masks(subject: Subject) -> Measurement:
     """Visible keys of each query in each layer = those of its config.
 
     It covers causality, windows and chunks, in a full pass, and for several tokens and one token after the model's cache and a
-    static cache.
+    static cache; and again with short windows in place of those that are too long to try.
     """
-    return masks_of(subject)
-
-
-def masks_of(subject: Subject) -> Measurement:
-    """`layer_masks`, and again with short windows in place of those that are too long to try."""
     if subject.config.model_type in LOOPED:
         raise Unknown("not understood: which window has each layer of a section that is gone through several times")
     layers = promised(subject.config, "half")
@@ -228,7 +228,7 @@ def masks_of(subject: Subject) -> Measurement:
         sizes_left = ", ".join(map(str, sorted(left)))
         reached = min(left) < (declared_length(subject.config) or math.inf)  # longer ones hide nothing
         if not wrong and reached and (small := with_short_windows(subject, left)) is not None:
-            short = masks_of(small)
+            short = layer_masks(small)
             notes.append(
                 f"windows of {sizes_left} were tried as windows of {SHORTER}, in a small random model of its class"
             )
@@ -264,14 +264,11 @@ def behind_caches(subject: Subject, tokens: Tensor, wants: Mapping[int, Tensor])
 
     After a prefill, the last tokens come as a chunk, and the very last token alone.
     """
-    config, length = subject.model.config, tokens.shape[1]
-    caches = {
-        "its cache": lambda: DynamicCache(config=config),
-        "a static cache": lambda: StaticCache(config=config, max_cache_len=2 * length),
-    }
+    length = tokens.shape[1]
+    kinds = kinds_of(subject.model.config, 2 * length, accelerated=False)
     wrong: dict[int, str] = {}
     notes: list[str] = []
-    for name, make in caches.items():
+    for name, make in {"its cache": kinds["dynamic"], "a static cache": kinds["static"]}.items():
         try:
             cache, start = make(), 0
             for part in tokens.split([length - CHUNK - 1, CHUNK, 1], 1):

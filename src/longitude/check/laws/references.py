@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import module_from_spec, spec_from_file_location
@@ -18,12 +18,11 @@ from longitude.check.causes import FILE, first_apart
 from longitude.check.laws.decoding import CACHE
 from longitude.check.laws.rotation import ropes
 from longitude.check.layout import layout_changes
-from longitude.check.recorder import outputs, with_attributes
-from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in, patched
+from longitude.check.recorder import outputs
+from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in, patched, with_attributes
 from longitude.checkpoints.compare import head_dim_of, not_rotary
 from longitude.checkpoints.observed import auto_class_of
 from longitude.hf.stock import KEY
-from longitude.positions.hugging_face import RopeConfig
 from longitude.runs.quiet import quiet
 from longitude.testing.engine import DoesNotApply, Measurement, Unknown
 
@@ -83,9 +82,10 @@ def transformers_class(subject: Subject) -> Measurement:
     other, replaced = of_transformers(subject)
     length = min(subject.length, 128)
     tokens, ways = subject.tokens(length), [dict[str, Any]()]
-    if any(rope.sections for rope in declared_ropes(subject.config).values()):
-        steps = torch.arange(length, device=subject.device)
-        ways.append({"position_ids": torch.stack([steps, steps // 2, steps // 3])[:, None]})
+    with suppress(DoesNotApply, Unknown):  # keys of a rotation that are not read
+        if any(rope.sections for rope in ropes(subject.config).values()):
+            steps = torch.arange(length, device=subject.device)
+            ways.append({"position_ids": torch.stack([steps, steps // 2, steps // 3])[:, None]})
     with subject.selection.__class__(other).of_all(length), computing_in(other, subject.kind):
         theirs = replace(subject, model=other)
         errors = [subject.error(subject.logits(tokens, **way), theirs.logits(tokens, **way)) for way in ways]
@@ -99,14 +99,6 @@ def transformers_class(subject: Subject) -> Measurement:
             )
             cause += first_apart(subject, got, want)
     return subject.measurement(torch.stack(errors).amax(0), cause)
-
-
-def declared_ropes(config: Any) -> dict[str | None, RopeConfig]:
-    """Rotary parameters by layer type; an empty dict if they cannot be read."""
-    try:
-        return ropes(config)
-    except (DoesNotApply, Unknown):
-        return {}
 
 
 @CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)

@@ -25,7 +25,7 @@ from longitude.checkpoints.positions import is_rotary, last_position, table_of
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Frequencies
 from longitude.positions.scaling.base import Follows
-from longitude.testing.engine import DoesNotApply, Measurement, Unknown
+from longitude.testing.engine import DoesNotApply, LawBroken, Measurement, Unknown
 
 FAR = 100_003
 SHIFT = 64
@@ -48,12 +48,10 @@ class NotShown(DoesNotApply):
     """Raised if no rotary tables can be read."""
 
 
-class OtherWidth(ValueError):
-    """Raised for tables that rotate another number of dimensions than the config declares."""
-
-    def __init__(self, rotated: int, declared: int):
-        super().__init__(f"the model rotates {rotated} dimensions of a head, and its config declares {declared}")
-        self.measured = abs(rotated / declared - 1)
+def other_width(rotated: int, declared: int) -> LawBroken:
+    """The error for tables that rotate another number of dimensions than the config declares."""
+    message = f"the model rotates {rotated} dimensions of a head, and its config declares {declared}"
+    return LawBroken(message, Measurement(abs(rotated / declared - 1), FREQUENCIES))
 
 
 # ---- the config ---------------------------------------------------------------------------------------------------------
@@ -91,13 +89,13 @@ class Tables(NamedTuple):
         if width == count:
             return self
         if width != 2 * count:
-            raise OtherWidth(width, 2 * count)
+            raise other_width(width, 2 * count)
         halves, neighbors = (
             int((first == other).all(1).sum())
             for first, other in ((self.cos[:, :count], self.cos[:, count:]), (self.cos[:, 0::2], self.cos[:, 1::2]))
         )
         if 2 * max(halves, neighbors) <= len(self.cos):  # a few wrong rows may not repeat
-            raise OtherWidth(2 * width, 2 * count)
+            raise other_width(2 * width, 2 * count)
         take = slice(count) if halves >= neighbors else slice(0, None, 2)
         return Tables(self.cos[:, take], self.sin[:, take])
 
@@ -139,14 +137,6 @@ def tables_of(subject: Subject, tokens: Tensor, **options: Any) -> dict[str | No
     return seen
 
 
-def measured(
-    seen: Mapping[str | None, Tables], layer: str | None, rope: RopeConfig, subject: Subject, length: int
-) -> tuple[Frequencies, Frequencies]:
-    """(frequencies and factor of tables, what both should be), from a pass that begins at positions 0, 1."""
-    want = expected(subject.config, layer, rope, length)
-    return seen[layer].pairs(len(want.inverse)).frequencies(), want
-
-
 def require_tables(tables: Mapping[str | None, Tables]) -> None:
     if not tables:
         raise NotShown("the model shows no rotary tables: none of its modules is called Rotary and returns cos and sin")
@@ -168,11 +158,8 @@ def rotary_frequencies(subject: Subject) -> Measurement:
     worst, causes, wrong = 0.0, dict[str, str](), list[int]()
     for length, tables in lengths.items():
         for layer in (layer for layer in read if layer in tables):
-            try:
-                got, want = measured(tables, layer, read[layer], subject, length)
-            except OtherWidth as other:
-                return Measurement(other.measured, FREQUENCIES, cause=str(other))
-            off = difference(got, want, FREQUENCIES)
+            want = expected(subject.config, layer, read[layer], length)
+            off = difference(tables[layer].pairs(len(want.inverse)).frequencies(), want, FREQUENCIES)
             if off.text:
                 causes.setdefault(layer or "the model", f"does not rotate as its config declares: it {off.text}")
                 wrong.append(length)
