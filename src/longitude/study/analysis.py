@@ -143,10 +143,8 @@ def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
 def notes(analysis: Analysis) -> list[str]:
     """Notes on training that differs between labels or from the default, and on the spread of seeds."""
     run = analysis.run
-    steps = [f"{named(label)} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
     sampled = run.sampled_positions
     notes = [
-        *([f"steps, matched by compute: {', '.join(steps)}"] if steps else []),
         *([f"training windows had {sampled}"] if sampled else []),
         *chosen_rates(run.choices),
         *spread_of_seeds(analysis),

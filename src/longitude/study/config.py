@@ -11,7 +11,6 @@ from longitude.runs.machine import Device
 Positions = Literal["contiguous", "randomized", "skipped", "mixed"]
 RANGED = ("randomized", "skipped")
 """Positions that are drawn from a range."""
-Match = Literal["steps", "compute"]
 Block = Literal["default", "llama", "qwen3", "gemma3", "inkling", "deepseek"]
 Precision = Literal["float32", "bfloat16"]
 GENERATED = "generated"
@@ -22,7 +21,7 @@ SIZES = ("layers", "hidden")
 """Options that older studies have as a list of one number."""
 NEWER = ("block", "precision")
 """Options that kept studies may lack, because they are older; their defaults are what these studies did."""
-FORMER = ("split_length", "accumulation", "train_lengths")
+FORMER = ("split_length", "accumulation", "train_lengths", "match")
 """Options of older studies, which changed no result that is kept; ignored when a question.json is read."""
 
 
@@ -58,9 +57,7 @@ class StudyConfig:
             folder with a study, or the name of one next to this study's folder. The learning rate starts again with a
             warm-up.
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
-        steps: Optimizer steps of every model; with --match compute those of attention without an encoding.
-        match: What is equal for all models: steps, or compute (training FLOPs). With compute, each model takes as many steps
-            as cost the FLOPs of --steps steps of attention without an encoding.
+        steps: Optimizer steps of every model.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
         batch_size: Windows or examples per step.
         precision: Data type of training: float32, or on a GPU bfloat16 for matrix products. Weights stay float32, and so does
@@ -104,7 +101,6 @@ class StudyConfig:
     start: str | None = None
     test_lengths: tuple[int, ...] = (64, 256, 1024)
     steps: Annotated[int, Within(1)] = 800
-    match: Match = "steps"
     seeds: tuple[int, ...] = (0, 1, 2)
     batch_size: Annotated[int, Within(1)] = 8
     precision: Precision = "float32"

@@ -8,7 +8,6 @@ the run continues, so that a training killed at any moment and run again ends wi
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,10 +144,9 @@ def flops_per_token(config: StudyConfig, model: Any) -> float:
     return TRAINING * 2 * products_per_token(model, keys)
 
 
-def tokens_read(config: StudyConfig, data: StudyData, steps: int) -> int:
+def tokens_read(config: StudyConfig, data: StudyData) -> int:
     """Tokens that a model reads in its training."""
-    examples = task_of(config.task).examples(replace(config, steps=steps), data, config.seeds[0])
-    return examples.read(steps * config.batch_size)
+    return task_of(config.task).examples(config, data, config.seeds[0]).read(config.steps * config.batch_size)
 
 
 def measurable(model: Any, config: StudyConfig) -> tuple[float, list[int]]:
@@ -212,16 +210,16 @@ def train(
         note(f"{trial.title}: {message}")
     log.cut(first)
     on_cpu = config.device == "cpu"
-    examples = task.examples(replace(config, steps=trial.steps), data, trial.seed)
+    examples = task.examples(config, data, trial.seed)
     tokens = lambda step: examples.targets(step * config.batch_size)  # noqa: E731
     steps = Steps(model, checkpoints, log, tokens, on_step)
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
-        max_steps=trial.steps,
+        max_steps=config.steps,
         per_device_train_batch_size=config.batch_size,
         bf16=config.precision == "bfloat16",
         learning_rate=trial.rate,
-        warmup_steps=round(config.warmup * trial.steps),
+        warmup_steps=round(config.warmup * config.steps),
         weight_decay=config.weight_decay,
         **ARGUMENTS,
         train_sampling_strategy="sequential",
@@ -230,7 +228,7 @@ def train(
         use_cpu=on_cpu,
         dataloader_pin_memory=not on_cpu,
         save_strategy="steps",
-        save_steps=max(1, math.ceil(trial.steps / SAVES)),
+        save_steps=max(1, math.ceil(config.steps / SAVES)),
         save_total_limit=2,
         logging_strategy="no",
         report_to="none",
