@@ -132,7 +132,7 @@ def test_in_one_folder_nothing_is_trained_twice_and_each_report_is_right(four, t
         ({"seeds": [0, "1"]}, "seeds"),
         ({"seeds": [1, 1]}, "--seeds"),
         ({"steps": True}, "steps"),
-        ({"block": "gpt"}, "block"),
+        ({"precision": "float8"}, "precision"),
         ({"test_lengths": [64, 16]}, "--test-lengths"),
         ({"stepz": 4}, "steps"),
     ],

@@ -15,7 +15,7 @@ from longitude.study.config import StudyConfig
 
 GROUPS = {
     "data": "task data tokenizer train_length positions position_range documents",
-    "model": "encodings layers hidden heads block",
+    "model": "encodings layers hidden heads",
     "training": "steps seeds batch_size precision learning_rates warmup weight_decay start",
     "evaluation": "test_lengths methods stride",
     "execution": "device threads workers",

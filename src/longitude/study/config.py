@@ -11,7 +11,6 @@ from longitude.runs.machine import Device
 Positions = Literal["contiguous", "randomized", "skipped", "mixed"]
 RANGED = ("randomized", "skipped")
 """Positions that are drawn from a range."""
-Block = Literal["default", "llama", "qwen3", "gemma3", "inkling", "deepseek"]
 Precision = Literal["float32", "bfloat16"]
 GENERATED = "generated"
 """--data of tasks with drawn examples."""
@@ -19,9 +18,9 @@ BYTE = "byte"
 """--tokenizer of models that read bytes."""
 SIZES = ("layers", "hidden")
 """Options that older studies have as a list of one number."""
-NEWER = ("block", "precision")
+NEWER = ("precision",)
 """Options that kept studies may lack, because they are older; their defaults are what these studies did."""
-FORMER = ("split_length", "accumulation", "train_lengths", "match")
+FORMER = ("split_length", "accumulation", "train_lengths", "match", "block")
 """Options of older studies, which changed no result that is kept; ignored when a question.json is read."""
 
 
@@ -70,8 +69,6 @@ class StudyConfig:
         layers: Transformer blocks.
         hidden: Width of the model.
         heads: Attention heads; the width must be a multiple of them.
-        block: Block of every model: Longitude's (default), or that of a family, with its norms, activation, grouped heads,
-            QK-norm, convolutions or latent attention. Set windows and layers without rotation in --encodings.
         documents: Held-out documents to measure on, each in about four of the longest windows; fewer if the text has fewer.
             For generated tasks: examples of each length.
         methods: Ways to measure, those of the task. For text: non-overlapping, sliding, per-position. Also copies: losses on
@@ -110,7 +107,6 @@ class StudyConfig:
     layers: Annotated[int, Within(1)] = 2
     hidden: Annotated[int, Within(1)] = 128
     heads: Annotated[int, Within(1)] = 4
-    block: Block = "default"
     documents: Annotated[int, Within(1)] = 24
     methods: tuple[str, ...] = ("non-overlapping", "per-position")
     stride: int | None = None

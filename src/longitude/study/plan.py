@@ -35,7 +35,7 @@ from longitude.study.config import (
 from longitude.study.results import VERB, question_of
 from longitude.study.start import with_start
 from longitude.study.tasks.base import Task, sampler_of, task_of
-from longitude.study.train import block_options, build_model, flops_per_token, on_meta, tokens_read, train
+from longitude.study.train import build_model, flops_per_token, on_meta, tokens_read, train
 from longitude.study.trial import Trial
 from longitude.study.units import StudyPlan
 
@@ -82,8 +82,7 @@ def _built(config: StudyConfig) -> tuple[dict[str, list[Any]], int]:
             with torch.no_grad():
                 task.try_out(model, config)
         except ValueError as error:
-            brought = getattr(error, "what", None) in block_options(config)  # an option of the block only
-            raise ValueError(f"{f'--block {config.block}, ' * brought}--encodings {label}: {error}") from error
+            raise ValueError(f"--encodings {label}: {error}") from error
     models = {
         label: [layer for i, layer in enumerate(layers) if layer not in layers[:i]] for label, layers in built.items()
     }
