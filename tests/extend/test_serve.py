@@ -19,10 +19,7 @@ from tests.support import close
 
 TO = 4 * LENGTH
 KINDS = ["llama", pytest.param("gpt_neox", marks=pytest.mark.slow), "gemma3_text"]
-OTHERWISE = {
-    ("vllm", "dynamic"), ("sglang", "ntk-by-parts"),
-    ("gemma3_text", "sglang", "dynamic"), ("gpt_neox", "vllm", "ntk"), ("gpt_neox", "sglang", "ntk"),
-}  # fmt: skip
+OTHERWISE = {("vllm", "dynamic"), ("sglang", "ntk-by-parts"), ("gemma3_text", "sglang", "dynamic")}
 """Programs that do not read what config.json has, by method, or by family and method: they have no command."""
 METHODS = ["linear", "ntk", "dynamic", "ntk-by-parts", "yarn", "llama3"]
 
