@@ -86,7 +86,7 @@ def joined(kept: Run, new: Run) -> Run:
     seeds = {*kept.config.seeds, *(seed for _, seed in of_new)}
     asked = {"encodings": [*dict.fromkeys([*kept.labels, *new.labels])], "seeds": sorted(seeds)}
     study = {**kept.study, "configuration": {**kept.study["configuration"], **asked}}
-    for name in ("models", "choices", "train_steps"):
+    for name in ("models", "choices"):
         study[name] = study.get(name, {}) | new.study[name]
     data, starts = kept.study["data"], "start_sha256"
     study["data"] = data | ({starts: data[starts] | new.study["data"][starts]} if starts in data else {})

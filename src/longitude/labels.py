@@ -19,6 +19,8 @@ FOREIGN = re.compile(r"[^A-Za-z0-9_.+:=,-]")
 """Characters that labels must not contain."""
 CONV = "conv"
 """Part of a label that gives its mixers a short causal convolution: nope+conv, rope+conv:at=qkv."""
+ATTENTION = "attention"
+"""The mixer of layers that name none."""
 LAYERS = ".."
 """Separator of the labels of successive layers."""
 PARTS = re.compile(r"\+(?=[A-Za-z_])")
@@ -74,15 +76,12 @@ class Label:
         rotates = any(MIXERS[mixer["name"]].rotates for mixer in self.mixers)
         return "+".join(spec["name"] for spec in self.encodings) or ("rope" if rotates else "nope")
 
-    def options(self, layers: int, mixer: str = "attention") -> dict[str, Any]:
-        """Arguments of LongitudeConfig for a model of this many layers. ValueError if they are too few for the mixers.
-
-        mixer: the mixer of layers that name none, in a label of single layers.
-        """
+    def options(self, layers: int) -> dict[str, Any]:
+        """Arguments of LongitudeConfig for a model of this many layers. ValueError if they are too few for the mixers."""
         if self.layers:
             by_layer = [layer.options(1) for layer in self.layers]
             encodings = [options.get("encoding", layer.encoding) for options, layer in zip(by_layer, self.layers)]
-            return {"encodings": encodings, "mixers": [options.get("mixer", mixer) for options in by_layer]}
+            return {"encodings": encodings, "mixers": [options.get("mixer", ATTENTION) for options in by_layer]}
         arguments: dict[str, Any] = {}
         if self.encodings:
             arguments["encoding"] = self.encodings if len(self.encodings) > 1 else self.encodings[0]
@@ -101,22 +100,22 @@ def conv(at: str = "input") -> None:
     """The options of `CONV`, which is no encoding and no mixer."""
 
 
-def parse_label(label: str, mixer: str = "attention") -> Label:
+def parse_label(label: str) -> Label:
     """Split "rope:base=500000+fox+attention+mamba:state_dim=8" into its encodings and its mixers, each in order.
 
     Values are int, float, true, false, none or text; several numbers make a list: sections=2,1,1. Options of a scheme
     follow those of its encoding: scaling=yarn,factor=16,original_max_length=256; if both have an option, the scheme's is
     written scaling.base=5e5. Options of a mixer within another have its name in front:
     parallel:attention=window,attention.size=8. Labels of single layers, each with one mixer or none, are joined by "..", and
-    repeated over a model's: rope..rope..rope..nope. "conv" is a short convolution of each mixer that can have one (`mixer`,
-    if the label names none). Raises ValueError for any other character, and for an unknown name or option, with the
+    repeated over a model's: rope..rope..rope..nope. "conv" is a short convolution of each mixer that can have one, of
+    attention if the label names none. Raises ValueError for any other character, and for an unknown name or option, with the
     nearest one.
     """
     from longitude.attention.mixer import MIXERS
 
     require_characters(label)  # before it is taken apart, as the dots of a path stand between layers, too
     if LAYERS in label:
-        layers = tuple(_of_layer(part, label, mixer) for part in label.split(LAYERS))
+        layers = tuple(_of_layer(part, label) for part in label.split(LAYERS))
         named = [[*layer.encodings, *layer.mixers] for layer in layers]
         every = [
             spec for n, specs in enumerate(named) for spec in specs if not any(spec in before for before in named[:n])
@@ -130,7 +129,7 @@ def parse_label(label: str, mixer: str = "attention") -> Label:
     encodings = [spec for spec in specs if spec not in mixers]
     if len(encodings) > 1 and any(spec["name"] == "nope" for spec in encodings):
         raise UsageError("", "nope, or encodings", f"{label!r}: together with another encoding 'nope' means nothing")
-    return Label(encodings, _convolved(mixers or [{"name": mixer}], places, label) if places else mixers)
+    return Label(encodings, _convolved(mixers or [{"name": ATTENTION}], places, label) if places else mixers)
 
 
 def _convolved(mixers: list[Spec], places: list[str], label: str) -> list[Spec]:
@@ -144,11 +143,11 @@ def _convolved(mixers: list[Spec], places: list[str], label: str) -> list[Spec]:
     return [spec | {"short_conv": places} if spec["name"] in able else spec for spec in mixers]
 
 
-def _of_layer(part: str, label: str, mixer: str) -> Label:
+def _of_layer(part: str, label: str) -> Label:
     if not part:
         raise UsageError("", f"a label on both sides of {LAYERS}, such as rope..nope", repr(label))
     try:
-        layer = parse_label(part, mixer)
+        layer = parse_label(part)
     except ValueError as error:
         raise ValueError(f"{error}, in {label!r}, whose {LAYERS} stand between labels of layers") from None
     if len(layer.mixers) > 1:
@@ -163,19 +162,6 @@ def parse_encoding(label: str) -> list[Spec]:
     Values and errors as `parse_label`.
     """
     return _specs(label)
-
-
-def parse_mixer(label: str) -> Spec:
-    """Read "window:size=64" as {"name": "window", "size": 64}: a label of one mixer alone. Errors as `parse_label`."""
-    parsed = parse_label(label)
-    if len(parsed.mixers) != 1 or parsed.encodings or parsed.layers:
-        raise UsageError("", "one mixer, such as window:size=64", repr(label))
-    return parsed.mixers[0]
-
-
-def is_label(text: str) -> bool:
-    """Whether a text is more than one name: a label of several parts, or with options."""
-    return "+" in text or ":" in text or LAYERS in text
 
 
 def require_characters(label: str) -> None:

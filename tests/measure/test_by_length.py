@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from longitude.measure import by_length, losses_by_length
+from longitude.measure import losses_by_length
 from longitude.measure.text import default_bins
 from tests.measure.conftest import build
 from tests.support import refused
@@ -35,6 +35,13 @@ def losses_of(model, documents, window, stride=None, **options):
     methods = ["non-overlapping" if stride is None else "sliding"]
     [losses] = losses_by_length(model, documents, lengths=[window], methods=methods, stride=stride, **options)
     return losses
+
+
+def rows_of(*measured, bootstrap_seed=0, labels=None, **options):
+    """The rows of `losses_by_length`."""
+    return [
+        losses.row(bootstrap_seed=bootstrap_seed, **labels or {}) for losses in losses_by_length(*measured, **options)
+    ]
 
 
 def brute(model, documents, window, stride):
@@ -124,7 +131,7 @@ def test_the_model_runs_once_for_positions_and_progress_follows(model, documents
     hook = model.register_forward_pre_hook(
         lambda _, args, kwargs: run.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
-    by_length(
+    losses_by_length(
         model, documents, lengths=LENGTHS, methods=["non-overlapping", "per-position"], batch_tokens=32,
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
@@ -149,22 +156,22 @@ class Uniform(nn.Module):
 def test_bits_are_per_byte_of_the_targets(documents):
     sizes = torch.arange(VOCAB) % 4 + 1
     count = sum(int(sizes[document[1 : n + 1]].sum()) for document, n in zip(documents, COUNTS))
-    [row] = by_length(
+    [row] = rows_of(
         Uniform(), documents, lengths=[16], methods=["non-overlapping"], token_bytes=[sizes[each] for each in documents]
     )
     assert row.metric == "bits_per_byte" and row.count == count
     assert row.value == pytest.approx(sum(COUNTS) * math.log2(VOCAB) / count, rel=1e-6)
     assert row.low < row.value < row.high
-    alone = by_length(Uniform(), documents[:1], lengths=[16], token_bytes=1)
+    alone = rows_of(Uniform(), documents[:1], lengths=[16], token_bytes=1)
     assert all(row.value is not None and row.low is None and row.high is None for row in alone)  # of one document
-    diverged = by_length(Uniform(math.nan), documents, lengths=LENGTHS, token_bytes=1)
+    diverged = rows_of(Uniform(math.nan), documents, lengths=LENGTHS, token_bytes=1)
     assert {(row.value, row.low, row.high) for row in diverged} == {(None, None, None)}
     assert all(row.count > 0 for row in diverged)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_perplexity_without_bytes_is_averaged_in_float32(documents, dtype):
-    [row] = by_length(Uniform(dtype=getattr(torch, dtype)), documents, lengths=[16], methods=["sliding"])
+    [row] = rows_of(Uniform(dtype=getattr(torch, dtype)), documents, lengths=[16], methods=["sliding"])
     assert (row.metric, row.dtype) == ("perplexity", dtype)
     assert row.value == pytest.approx(VOCAB, rel=1e-5)  # bfloat16 would be off by 1e-3
     assert row.count == row.tokens == sum(COUNTS)
@@ -172,8 +179,8 @@ def test_perplexity_without_bytes_is_averaged_in_float32(documents, dtype):
 
 def test_protocol_is_written_down_and_the_seed_is_of_the_bootstrap(model, documents):
     labels = {"encoding": "rope", "label": "rope", "seed": 3, "train_length": 8, "commit": "abc", "backend": "sdpa"}
-    options = {"lengths": LENGTHS, "token_bytes": 1, **labels}
-    rows = by_length(model, documents, **options)
+    options = {"lengths": LENGTHS, "token_bytes": 1, "labels": labels}
+    rows = rows_of(model, documents, **options)
     assert [row.method for row in rows] == ["non-overlapping"] * 3 + ["sliding"] * 3 + ["per-position"] * 5
     for row in rows:
         assert {name: getattr(row, name) for name in labels} == labels
@@ -182,8 +189,8 @@ def test_protocol_is_written_down_and_the_seed_is_of_the_bootstrap(model, docume
         assert row.stride == (max(1, row.window // 2) if row.method == "sliding" else row.window)
         assert row.truncation == "tail dropped to a multiple of 16 targets"
     assert {row.tokens for row in rows if row.method != "per-position"} == {sum(COUNTS)}
-    assert by_length(model, documents, **options) == rows
-    other = by_length(model, documents, **options, bootstrap_seed=1)
+    assert rows_of(model, documents, **options) == rows
+    other = rows_of(model, documents, **options, bootstrap_seed=1)
     assert [row.value for row in other] == [row.value for row in rows]
     assert [row.low for row in other] != [row.low for row in rows]
 
@@ -220,12 +227,12 @@ def test_default_bins_cover_every_position_once():
         ({"bins": {12: [0, 12]}}, ("bins", "12")),
         ({"token_bytes": [torch.ones(3, dtype=torch.int64)]}, ("token_bytes", "[3]")),
         ({"documents": [torch.zeros(17)]}, ("torch.float32", "[17]")),
-        ({"lable": "rope"}, ("'lable'", "'label'")),
+        ({"labels": {"lable": "rope"}}, ("'lable'", "'label'")),
     ],
 )
 def test_wrong_use(documents, change, words):
     with refused(*words):
-        by_length(Uniform(), **{"documents": documents, "lengths": [8, 16]} | change)
+        rows_of(Uniform(), **{"documents": documents, "lengths": [8, 16]} | change)
 
 
 @pytest.mark.parametrize("answer", [None, torch.zeros(2, 3)])
@@ -233,4 +240,4 @@ def test_a_model_without_causal_logits_is_refused(documents, answer):
     model = Uniform()
     model.forward = lambda input_ids, use_cache: SimpleNamespace(logits=answer)
     with refused("AutoModelForCausalLM"):
-        by_length(model, documents, lengths=[16])
+        losses_by_length(model, documents, lengths=[16])

@@ -82,7 +82,7 @@ def data() -> StudyData:
 
 def trial_of(label: str, seed: int = 0, config: StudyConfig = TINY) -> Trial:
     """A trial of a study with one learning rate, and the steps of the study."""
-    return Trial(label, seed, config.learning_rates[0], config.steps)
+    return Trial(label, seed, config.learning_rates[0])
 
 
 def units_in(path: Path, label: str, seed: int = 0) -> dict[str, Path]:
@@ -269,14 +269,13 @@ def write_run(
     random = np.random.default_rng(0)
     common = random.normal(0, spread, config.documents)
     store, rows = Store(path), list[Row]()
-    steps = {label: state["steps"] for (label, _), state in (states or {}).items() if "steps" in state}
-    planned = StudyPlan(config, StudyData([], [], data), path, steps)
+    planned = StudyPlan(config, StudyData([], [], data), path)
     trials = [units.trial for units in planned.trials]
     for trial in trials:
         label, seed, units = trial.label, trial.seed, units_of(config, trial, data)
         status = {
-            "status": "done", "label": label, "seed": seed, "rate": trial.rate, "encoding": label, "step": trial.steps,
-            "steps": trial.steps, "parameters": 1_085_000, "training_seconds": 43.2, "measuring_seconds": 12.9,
+            "status": "done", "label": label, "seed": seed, "rate": trial.rate, "encoding": label, "step": config.steps,
+            "parameters": 1_085_000, "training_seconds": 43.2, "measuring_seconds": 12.9,
         } | (states or {}).get((label, seed), {})  # fmt: skip
         _write_training(store, units, status, config, random)
         if status["status"] != "done":

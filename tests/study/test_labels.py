@@ -4,19 +4,16 @@ import re
 import string
 from dataclasses import replace
 from functools import partial
-from typing import get_args
 
 import pytest
 import torch
 
-import longitude as lg
 from longitude.attention.mixer import list_mixers
 from longitude.labels import Label, parse_encoding, parse_label, parse_options, safe
 from longitude.measure import read_rows
 from longitude.models import LongitudeConfig
-from longitude.study.config import Block
 from longitude.study.plan import checked
-from longitude.study.train import build_model, recipe
+from longitude.study.train import build_model
 from tests.study.conftest import TINY, run
 from tests.support import refused_calls
 
@@ -144,8 +141,6 @@ test_refused_convolutions = refused_calls(
         (lambda: parse_label("mamba+conv"), "'mamba+conv'", "latent"),
         (lambda: parse_label("attention:short_conv=kv+conv"), "short_conv"),
         (lambda: build_model(tiny(), "nope+conv:at=inputs", 0), "'inputs'", "'input'"),
-        (lambda: build_model(tiny(block="deepseek"), "rope+window:size=8", 0), "latent", "'rope+window:size=8'"),
-        (lambda: build_model(tiny(block="qwen3"), "mamba", 0), "qk_norm", "mamba"),
     ]
 )
 
@@ -159,28 +154,6 @@ def test_a_convolution_tells_apart_what_nope_does_not():
         logits = build_model(tiny(layers=1), label, 0).eval()(ids).logits[:, -1]
         gaps.append(float((logits[0] - logits[1]).abs().max()))
     assert gaps[0] < 1e-5 < 1e-3 < gaps[1]
-
-
-FAMILIES = [block for block in get_args(Block) if block != "default"]
-
-
-@pytest.mark.parametrize("block", FAMILIES)
-def test_blocks_are_those_of_their_families(block):
-    """Their parts, in every layer, whatever the label; a convolution of a label comes to those of the block."""
-    config = tiny(block=block, hidden=32, heads=4)
-    for label in ("rope", "nope+conv", "rope..nope+conv"):
-        model = build_model(config, label, 0)
-        for layer, mixer in enumerate(model.model.mixers):
-            assert (mixer.q_norm is not None if block != "deepseek" else False) == (
-                block in ("qwen3", "gemma3", "inkling")
-            )
-            assert isinstance(mixer, lg.attention.LatentAttention) == (block == "deepseek")
-            convolved = "conv" in label and (layer == 1 or ".." not in label)
-            own = {"kv", "output"} if block == "inkling" else set()
-            assert {*mixer.short_conv} == own | ({"input"} if convolved else set())
-        assert model.config.norm_position == ("both" if block == "gemma3" else "pre")
-        assert model.config.tie_word_embeddings == (block == "gemma3")
-    assert recipe(config)["block"] == block and "block" not in recipe(tiny())
 
 
 # ---- layers --------------------------------------------------------------------------------------------------------------

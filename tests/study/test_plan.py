@@ -44,7 +44,6 @@ sampled = partial(tiny, positions="randomized")
         (["--data", "--task", "copy-decoder"], copying(data=("stdlib",))),
         (["--data", "--task", "text"], copying(task="text", methods=("sliding",))),
         (["'sliding'", "forward"], copying(methods=("sliding",))),
-        (["--block", "qwen3", "--encodings", "mamba", "qk_norm"], tiny(encodings=("mamba",), block="qwen3")),
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_written(words, config, tmp_path):

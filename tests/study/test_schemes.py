@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from longitude.extend.search import windows_of
 from longitude.measure import losses_by_length, read_rows
 from longitude.models import LongitudeForCausalLM
 from longitude.positions.absolute import Sinusoidal
@@ -13,7 +14,7 @@ from longitude.positions.scaling import SCHEMES as SCALINGS, Linear, base as row
 from longitude.study import schemes
 from longitude.study.plan import checked, plan
 from longitude.study.results import read_run
-from longitude.study.schemes import extended, extends, list_schemes, searched, windows_of
+from longitude.study.schemes import extended, extends, list_schemes, searched
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, model_config
 from tests.study.conftest import NUMBERS, TINY, run
@@ -149,7 +150,7 @@ def test_searched_factors_are_no_worse_than_any_start_and_repeat(data):
     model = build_model(TINY, "rope", 0)
     found = searched(model, data.apart, 16, 48)
     assert found == searched(model, data.apart, 16, 48)
-    windows = windows_of(data.apart, 48)
+    windows = windows_of(data.apart, 48, schemes.TOKENS)
 
     def nats(scheme):
         [of] = losses_by_length(extended(model, scheme, 16, 48), windows, lengths=[48], methods=["non-overlapping"])
@@ -242,5 +243,5 @@ def test_refusals(options, words, tmp_path):
 
 
 def test_a_selection_text_without_a_window_is_refused():
-    with pytest.raises(ValueError, match=r"expected selection text of 49 tokens in a document, got 48"):
+    with pytest.raises(ValueError, match=r"expected text of 49 tokens in a document, got 48"):
         windows_of([torch.arange(48)], 48)

@@ -15,8 +15,8 @@ from longitude.study.config import StudyConfig
 
 GROUPS = {
     "data": "task data tokenizer train_length positions position_range documents",
-    "model": "encodings layers hidden heads block",
-    "training": "steps match seeds batch_size precision learning_rates warmup weight_decay start",
+    "model": "encodings layers hidden heads",
+    "training": "steps seeds batch_size precision learning_rates warmup weight_decay start",
     "evaluation": "test_lengths methods stride",
     "execution": "device threads workers",
 }

@@ -59,7 +59,7 @@ def facts(run: Run, trial: TrialResult) -> dict[str, Any]:
         "label": trial.label,
         "folder": str(trial.folder),
         "seed": trial.seed,
-        "steps": run.steps(trial.label),
+        "steps": run.config.steps,
         "train_length": run.train_length,
         "parameters": trial.parameters,
     }

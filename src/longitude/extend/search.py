@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from longitude.errors import UsageError
 from longitude.extend.evolution import PUBLISHED, Bounds, evolve
 from longitude.extend.factors import Candidate, RotaryPairs, rotating_with
 from longitude.extend.short_contexts import BATCH
@@ -64,12 +65,13 @@ class Tried:
         return math.inf if self.nats is None else self.nats
 
 
-def windows_of(documents: Sequence[Tensor], length: int) -> list[Tensor]:
-    """Windows [length + 1] of tokens, spread evenly over documents, int64 [n] each. ValueError if one is too short."""
-    if (shortest := min(map(len, documents), default=0)) <= length:
-        raise ValueError(f"longrope: expected documents of {length + 1} tokens or more, got one of {shortest}")
+def windows_of(documents: Sequence[Tensor], length: int, tokens: int | None = None) -> list[Tensor]:
+    """Windows [length + 1] of about `tokens` tokens, evenly spread over documents [n] each. UsageError if there is none."""
     places = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
-    count = min(len(places), max(FEWEST_WINDOWS, TOKENS // length))
+    if not places:
+        expected, longest = f"text of {length + 1} tokens in a document", max(map(len, documents), default=0)
+        raise UsageError("longrope", expected, longest, "leave the method out, or give a longer text")
+    count = min(len(places), max(FEWEST_WINDOWS, (tokens or TOKENS) // length))
     chosen = [places[i * len(places) // count] for i in range(count)]
     return [document[i * length : (i + 1) * length + 1] for document, i in chosen]
 

@@ -1,6 +1,6 @@
 """Measurements of any causal Hugging Face model: rows with their protocol.
 
-`by_length` measures a model on documents; `load` reads a checkpoint; `Row` is one measurement. Intervals are in
+`losses_by_length` measures a model on documents; `load` reads a checkpoint; `Row` is one measurement. Intervals are in
 `longitude.statistics`. Names are loaded on first use, so that reading the options of
 `longitude measure` does not import torch.
 """

@@ -8,6 +8,5 @@ from longitude.measure.rows import (
 )
 from longitude.measure.text import (
     DocumentLosses as DocumentLosses,
-    by_length as by_length,
     losses_by_length as losses_by_length,
 )

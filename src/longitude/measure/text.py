@@ -110,56 +110,6 @@ class DocumentLosses:
         )
 
 
-def by_length(
-    model: nn.Module,
-    documents: Sequence[Tensor],
-    *,
-    lengths: Sequence[int],
-    methods: Sequence[str] = METHODS,
-    stride: int | None = None,
-    targets: int | None = None,
-    span: int | None = None,
-    token_bytes: Sequence[Tensor] | int | None = None,
-    bins: Sequence[int] | None = None,
-    batch_tokens: int = 16384,
-    bootstrap_seed: int = 0,
-    progress: Progress | None = None,
-    **labels: Any,
-) -> list[Row]:
-    """Bits per byte (or perplexity) of any causal Hugging Face model by length, with intervals over documents.
-
-    The metric is "bits_per_byte" with `token_bytes`, "perplexity" without. A loss that is not finite makes a row without
-    value.
-
-    Args:
-        model: As for `losses_by_length`.
-        documents: 1-D int64 tensors, each of at least span + 1 tokens.
-        lengths: Windows in tokens, strictly ascending.
-        methods: Any of "non-overlapping", "sliding", "per-position", "same-targets".
-        stride: Step of the sliding windows in tokens, 1 to the shortest length; None for half of each window.
-        targets: Tokens of each span that "same-targets" scores, 1 to the shortest length; None: 256, at most half of that.
-        span: Targets per document are a multiple of it; None: the longest length.
-        token_bytes: For each document, the bytes of its tokens, int64; or one number for all, 1 for models of bytes.
-        bins: Ascending edges of the per-position averages; None: `default_bins`.
-        batch_tokens: Input tokens per forward pass.
-        bootstrap_seed: Random seed of the bootstrap.
-        progress: Called as progress(done, total), in input tokens, after every forward pass.
-        labels: Other columns of `Row`: `LABELS` (`seed` is the training seed).
-
-    Returns:
-        One row per method and length, one per bin of positions.
-
-    Raises:
-        ValueError: For arguments that are not as described, and an unknown label.
-    """
-    check_labels(labels)
-    losses = losses_by_length(
-        model, documents, lengths=lengths, methods=methods, stride=stride, targets=targets, span=span,
-        token_bytes=token_bytes, bins=bins, batch_tokens=batch_tokens, progress=progress,
-    )  # fmt: skip
-    return [sums.row(bootstrap_seed=bootstrap_seed, **labels) for sums in losses]
-
-
 def losses_by_length(
     model: nn.Module,
     documents: Sequence[Tensor],
@@ -176,7 +126,9 @@ def losses_by_length(
     reader: Reader | None = None,
     selected: Mapping[str, Sequence[Tensor]] | None = None,
 ) -> list[DocumentLosses]:
-    """Sums per document from which `by_length` computes its rows, in the same order; for paired comparisons and seeds.
+    """The loss of any causal Hugging Face model by length, as sums over each document; `row()` of each averages them.
+
+    The sums serve paired comparisons, too. The metric of a row is "bits_per_byte" with `token_bytes`, "perplexity" without.
 
     Args:
         model: Anything that answers model(input_ids=[B, T] int64, use_cache=False) with causal .logits [B, T, vocab]. Run

@@ -11,8 +11,6 @@ from longitude.runs.machine import Device
 Positions = Literal["contiguous", "randomized", "skipped", "mixed"]
 RANGED = ("randomized", "skipped")
 """Positions that are drawn from a range."""
-Match = Literal["steps", "compute"]
-Block = Literal["default", "llama", "qwen3", "gemma3", "inkling", "deepseek"]
 Precision = Literal["float32", "bfloat16"]
 GENERATED = "generated"
 """--data of tasks with drawn examples."""
@@ -20,9 +18,9 @@ BYTE = "byte"
 """--tokenizer of models that read bytes."""
 SIZES = ("layers", "hidden")
 """Options that older studies have as a list of one number."""
-NEWER = ("block", "precision")
+NEWER = ("precision",)
 """Options that kept studies may lack, because they are older; their defaults are what these studies did."""
-FORMER = ("split_length", "accumulation", "train_lengths")
+FORMER = ("split_length", "accumulation", "train_lengths", "match", "block")
 """Options of older studies, which changed no result that is kept; ignored when a question.json is read."""
 
 
@@ -58,9 +56,7 @@ class StudyConfig:
             folder with a study, or the name of one next to this study's folder. The learning rate starts again with a
             warm-up.
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
-        steps: Optimizer steps of every model; with --match compute those of attention without an encoding.
-        match: What is equal for all models: steps, or compute (training FLOPs). With compute, each model takes as many steps
-            as cost the FLOPs of --steps steps of attention without an encoding.
+        steps: Optimizer steps of every model.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
         batch_size: Windows or examples per step.
         precision: Data type of training: float32, or on a GPU bfloat16 for matrix products. Weights stay float32, and so does
@@ -73,8 +69,6 @@ class StudyConfig:
         layers: Transformer blocks.
         hidden: Width of the model.
         heads: Attention heads; the width must be a multiple of them.
-        block: Block of every model: Longitude's (default), or that of a family, with its norms, activation, grouped heads,
-            QK-norm, convolutions or latent attention. Set windows and layers without rotation in --encodings.
         documents: Held-out documents to measure on, each in about four of the longest windows; fewer if the text has fewer.
             For generated tasks: examples of each length.
         methods: Ways to measure, those of the task. For text: non-overlapping, sliding, per-position. Also copies: losses on
@@ -104,7 +98,6 @@ class StudyConfig:
     start: str | None = None
     test_lengths: tuple[int, ...] = (64, 256, 1024)
     steps: Annotated[int, Within(1)] = 800
-    match: Match = "steps"
     seeds: tuple[int, ...] = (0, 1, 2)
     batch_size: Annotated[int, Within(1)] = 8
     precision: Precision = "float32"
@@ -114,7 +107,6 @@ class StudyConfig:
     layers: Annotated[int, Within(1)] = 2
     hidden: Annotated[int, Within(1)] = 128
     heads: Annotated[int, Within(1)] = 4
-    block: Block = "default"
     documents: Annotated[int, Within(1)] = 24
     methods: tuple[str, ...] = ("non-overlapping", "per-position")
     stride: int | None = None

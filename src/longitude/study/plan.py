@@ -35,12 +35,10 @@ from longitude.study.config import (
 from longitude.study.results import VERB, question_of
 from longitude.study.start import with_start
 from longitude.study.tasks.base import Task, sampler_of, task_of
-from longitude.study.train import block_options, build_model, flops_per_token, on_meta, tokens_read, train
+from longitude.study.train import build_model, flops_per_token, on_meta, tokens_read, train
 from longitude.study.trial import Trial
 from longitude.study.units import StudyPlan
 
-REFERENCE = "nope"
-"""The label that defines the compute to match: attention without an encoding."""
 STEPS, WARM = 6, 2
 """Steps of a calibration; the first ones, which allocate and compile, do not count."""
 
@@ -63,7 +61,7 @@ def plan(config: StudyConfig, run: Path, elsewhere: bool = False) -> StudyPlan:
     task_of(config.task).vocabulary(config)  # a bad tokenizer raises here, not in a model
     models, largest = _built(config)
     data = with_start(config, task_of(config.task).prepare(config), run)
-    planned = StudyPlan(config, data, run, train_steps(config), models)
+    planned = StudyPlan(config, data, run, models)
     untrained = sum(not store.holds(units.training) for units in planned.trials)
     require_space(run, 2**24 + untrained * largest * 4 * 8, "the study")  # a model, three checkpoints, float32
     return planned
@@ -84,8 +82,7 @@ def _built(config: StudyConfig) -> tuple[dict[str, list[Any]], int]:
             with torch.no_grad():
                 task.try_out(model, config)
         except ValueError as error:
-            brought = getattr(error, "what", None) in block_options(config)  # an option of the block only
-            raise ValueError(f"{f'--block {config.block}, ' * brought}--encodings {label}: {error}") from error
+            raise ValueError(f"--encodings {label}: {error}") from error
     models = {
         label: [layer for i, layer in enumerate(layers) if layer not in layers[:i]] for label, layers in built.items()
     }
@@ -203,16 +200,6 @@ def layers_of(config: LongitudeConfig) -> list[Any]:
 
 
 # ---- what it takes ---------------------------------------------------------------------------------------------------
-def train_steps(config: StudyConfig) -> dict[str, int]:
-    """Label -> steps with the FLOPs of the reference in the study's steps; empty if labels are matched by steps."""
-    if config.match == "steps":
-        return {}
-    budget = config.steps * flops_per_token(config, on_meta(config, REFERENCE))
-    return {
-        label: max(1, round(budget / flops_per_token(config, on_meta(config, label)))) for label in config.encodings
-    }
-
-
 def costs(
     planned: StudyPlan, on_progress: Callable[[str, float, float], None] = lambda *now: None, timed: bool = True
 ) -> list[Cost]:
@@ -228,12 +215,12 @@ def costs(
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # the Trainer warns of checkpoints seconds apart
     config, task, estimates = planned.config, task_of(planned.config.task), list[Cost]()
-    measured = task.measured_tokens(config)
+    steps, tokens, measured = config.steps, tokens_read(config, planned.data), task.measured_tokens(config)
     with threads(config.threads):
         for i, label in enumerate(config.encodings):
             on_progress(label, i, len(config.encodings))
-            model, steps = on_meta(config, label), planned.steps.get(label, config.steps)
-            per_token, tokens = flops_per_token(config, model), tokens_read(config, planned.data, steps)
+            model = on_meta(config, label)
+            per_token = flops_per_token(config, model)
             step = _step_seconds(planned, label) if timed else None
             training = Cost(
                 model=label,
@@ -277,7 +264,7 @@ def wall_seconds(costs: Sequence[Cost], seeds: int, workers: int, rates: int = 1
 def _step_seconds(planned: StudyPlan, label: str) -> float:
     """Seconds of a training step: the median of a few."""
     config = replace(planned.config, steps=STEPS)
-    trial, times = Trial(label, config.seeds[0], config.learning_rates[0], STEPS), list[float]()
+    trial, times = Trial(label, config.seeds[0], config.learning_rates[0]), list[float]()
     with tempfile.TemporaryDirectory() as folder:
         model, timed = build_model(config, label, trial.seed), lambda *_: times.append(time.perf_counter())
         train(model, config, trial, planned.data, Path(folder), timed, note=lambda _: None)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
@@ -61,7 +61,6 @@ class Question(TypedDict):
     machine: dict[str, Any]
     plugins: list[plugins.Record]
     recipe: dict[str, Any]
-    train_steps: dict[str, int]
     versions: dict[str, str | None]
 
 
@@ -71,7 +70,6 @@ class TrialAsked(TypedDict):
     label: str
     seed: int
     rate: float
-    steps: int
     training: str
     measuring: str
 
@@ -128,8 +126,8 @@ class Run:
     """The contents of a run directory.
 
     Attributes:
-        study: The question, with the chosen learning rates and the n-grams: configuration, data, recipe, train_steps,
-            choices, ngrams, versions, machine.
+        study: The question, with the chosen learning rates and the n-grams: configuration, data, recipe, choices,
+            ngrams, versions, machine.
         trials: For every label and seed, the trial at the label's learning rate.
         rows: `measure.Row` of trials that are done.
     """
@@ -191,14 +189,6 @@ class Run:
     def choices(self) -> dict[str, Choice]:
         """Choice of the learning rate by label; empty if there was one rate for all."""
         return {label: choice for label, choice in recorded(self.study).items() if label in self.labels}
-
-    def steps(self, label: str) -> int:
-        """Number of training steps of a label."""
-        return self.study["train_steps"].get(label, self.config.steps)
-
-    def tokens(self, label: str) -> int:
-        """Number of targets in the training of a label."""
-        return replace(self.config, steps=self.steps(label)).training_tokens
 
     @property
     def sampled_positions(self) -> str:
@@ -346,7 +336,7 @@ def digest_of(path: Path) -> str:
 def keys_of(question: Mapping[str, Any]) -> list[Keys]:
     """The trials of a question, in order."""
     return [
-        Keys(Trial(item["label"], item["seed"], item["rate"], item["steps"]), item["training"], item["measuring"])
+        Keys(Trial(item["label"], item["seed"], item["rate"]), item["training"], item["measuring"])
         for item in question["trials"]
     ]
 

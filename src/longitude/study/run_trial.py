@@ -83,12 +83,12 @@ class TrialRunner:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         trial = units.trial
-        training = TRAINING * replace(self.config, steps=trial.steps).training_tokens
+        training = TRAINING * self.config.training_tokens
         share = 1.0 if self.train_only else training / (training + self.task.measured_tokens(self.config))
 
         def trained(step: int, loss: float) -> None:
-            words = f"{step}/{trial.steps} {loss / math.log(2):.2f}"
-            on_progress(share * step / trial.steps, words)
+            words = f"{step}/{self.config.steps} {loss / math.log(2):.2f}"
+            on_progress(share * step / self.config.steps, words)
 
         def measured(done: int, total: int) -> None:
             on_progress(share + (1 - share) * done / total, f"measuring {done / total:.0%}")
@@ -141,8 +141,8 @@ class TrialRunner:
         save(model, folder, reader(self.config.tokenizer).tokenizer)
         remove_checkpoints(folder / "trainer")
         if not math.isfinite(loss):
-            return trial.status("diverged", trial.steps, reason=NOT_FINITE, training_seconds=seconds, **more)
-        return trial.status("trained", trial.steps, selection=loss, training_seconds=seconds, **more)
+            return trial.status("diverged", self.config.steps, reason=NOT_FINITE, training_seconds=seconds, **more)
+        return trial.status("trained", self.config.steps, selection=loss, training_seconds=seconds, **more)
 
     def measure(
         self, status: Status, trial: Trial, model_folder: Path, folder: Path, on_progress: OnProgress
@@ -199,10 +199,10 @@ class TrialRunner:
 
     def training(self, trial: Trial, status: Status, model: Any) -> dict[str, Any]:
         """Columns about the training of the model: settings, amount and time."""
-        read = tokens_read(self.config, self.data, trial.steps)
+        read = tokens_read(self.config, self.data)
         return {
             "learning_rate": trial.rate,
-            "train_steps": trial.steps,
+            "train_steps": self.config.steps,
             "train_tokens": read,
             "train_bytes": None if self.task.generated else round(read * self.data.bytes_per_token),
             "train_seconds": status.training_seconds,

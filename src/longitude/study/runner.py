@@ -92,7 +92,6 @@ def question_for(planned: StudyPlan, command: str | None = None) -> dict[str, An
             "data": planned.data.description,
             "models": planned.models,
             "recipe": recipe(config),
-            "train_steps": planned.steps,
             "trials": [asdict(trial) | names for trial, names in keys.items()],
             "ngrams": planned.ngrams.key,
         }
@@ -185,9 +184,7 @@ class Trials:
 def _introduction(planned: StudyPlan) -> str:
     config, data = planned.config, planned.data.description
     task = task_for(config)
-    steps = [units.trial.steps for units in planned.trials]
-    amount = config.batch_size * (1 if task.generated else config.train_length)
-    trained = " to ".join(f"{count * amount:,}" for count in sorted({min(steps), max(steps)}))
+    trained = f"{config.steps * config.batch_size * (1 if task.generated else config.train_length):,}"
     if task.generated:
         trained += f" examples ({data['source']})"
         measured = f"{data['test_examples_of_each_length']} of each length"

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.errors import UsageError
 from longitude.extend.evolution import Bounds, evolve
 from longitude.extend.factors import Candidate, RotaryPairs
+from longitude.extend.search import windows_of
 from longitude.measure import losses_by_length
 from longitude.measure.windows import Progress, Reader
 from longitude.positions.base import ENCODINGS
@@ -31,8 +31,8 @@ METHODS = Registry("method of --methods", "`longitude study --help`", ())
 """Methods of plugins that extend models: name -> a function that makes its `Method`."""
 CANDIDATES = 64
 """Lists of factors that a search tries at each length; the published one tries 1344."""
-WINDOWS, TOKENS = 4, 8192
-"""Text on which each list is tried: minimum number of windows, and total tokens."""
+TOKENS = 8192
+"""Text on which each list is tried, about."""
 Spec = Mapping[str, Any]
 
 
@@ -185,7 +185,7 @@ def searched(
     """
     spec = next(spec for specs in model.config.layer_specs() for spec in specs if "scaling" in spec)
     pairs = RotaryPairs(spec["base"], rotary_dim(spec), original, length)
-    windows = windows_of(documents, length)
+    windows = windows_of(documents, length, TOKENS)
     tried = 0
 
     def loss(candidate: Candidate) -> float:
@@ -200,14 +200,3 @@ def searched(
     starts = [*pairs.starts().values()]
     losses = evolve(starts, Bounds.of(pairs), lambda some: [*map(loss, some)], CANDIDATES, Random(0))
     return pairs.longrope(min(losses, key=losses.__getitem__))
-
-
-def windows_of(documents: Sequence[Tensor], length: int) -> list[Tensor]:
-    """Windows [length + 1], evenly spread over the documents. ValueError if no document is long enough."""
-    windows = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
-    if not windows:
-        expected, longest = f"selection text of {length + 1} tokens in a document", max(map(len, documents), default=0)
-        raise UsageError("--methods longrope", expected, longest, "leave it out, or give a longer text")
-    count = min(len(windows), max(WINDOWS, TOKENS // length))
-    places = [windows[i * len(windows) // count] for i in range(count)]
-    return [document[i * length : (i + 1) * length + 1] for document, i in places]

@@ -8,7 +8,6 @@ the run continues, so that a training killed at any moment and run again ends wi
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +16,6 @@ from safetensors.torch import load
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.attention.mixer import Mixer
-from longitude.attention.short_conv import conv_places
-from longitude.errors import UsageError
 from longitude.hf import Trainer
 from longitude.labels import parse_label
 from longitude.measure.windows import evaluating
@@ -57,59 +54,14 @@ MODEL = (
 """Keys of LongitudeConfig that are equal in every model of a study."""
 
 
-# ---- blocks of published families -------------------------------------------------------------------------------------
-BLOCKS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "llama": {"rms_norm_eps": 1e-5, "embedding_scale": 1.0, "tie_word_embeddings": False},
-    "qwen3": {"qk_norm": True, "embedding_scale": 1.0, "tie_word_embeddings": False},
-    "gemma3": {"qk_norm": True, "norm_position": "both", "hidden_act": "geglu_tanh"},
-    "inkling": {
-        "qk_norm": True, "short_conv": ["kv", "output"], "embedding_scale": 1.0, "embedding_norm": True,
-        "tie_word_embeddings": False,
-    },
-    "deepseek": {"mixer": "latent", "embedding_scale": 1.0, "tie_word_embeddings": False},
-}  # fmt: skip
-"""Arguments of LongitudeConfig. Experts, and Inkling's convolution after its MLP, are left out."""
-QUERIES_PER_KEY = {"llama": 4, "qwen3": 2, "gemma3": 2, "inkling": 4}
-"""Query heads per key head in a published model of each family; at most: a study uses a number that divides its heads."""
-
-
-def block_options(config: StudyConfig) -> dict[str, Any]:
-    """Arguments of LongitudeConfig for the block of a study, at its width and number of heads."""
-    options = dict(BLOCKS[config.block])
-    if most := QUERIES_PER_KEY.get(config.block):
-        options["num_key_value_heads"] = config.heads // max(n for n in range(1, most + 1) if config.heads % n == 0)
-    if config.block == "inkling":
-        options["attention_scale"] = config.heads / config.hidden  # 1 / head_dim, as queries and keys are normalized
-    return options
-
-
-def in_block(config: StudyConfig, label: str) -> dict[str, Any]:
-    """Arguments of LongitudeConfig for a label in the block of a study. ValueError for a label of other mixers."""
-    block = block_options(config)
-    mixer = block.get("mixer", "attention")
-    parsed = parse_label(label, mixer)
-    if "mixer" in block and parsed.mixers and mixer not in [spec["name"] for spec in parsed.mixers]:
-        raise UsageError("", f"{mixer} among the mixers of a label in --block {config.block}, or no mixer", repr(label))
-    named = parsed.options(config.layers, mixer)
-    if "mixers" in named:
-        block.pop("mixer", None)
-    for spec in parsed.mixers:  # a label adds its convolutions to those of the block
-        if "short_conv" in spec:
-            spec["short_conv"] = sorted({*block.get("short_conv", ()), *conv_places(spec["short_conv"])})
-    return block | named
-
-
 # ---- training --------------------------------------------------------------------------------------------------------
 def recipe(config: StudyConfig) -> dict[str, Any]:
     """Settings for building and training every model of a study, besides the options of the study."""
-    sizes: Any = {"hidden_size": config.hidden, "num_hidden_layers": config.layers, "num_attention_heads": config.heads}
-    block = block_options(config)
-    model = LongitudeConfig(**sizes | block, vocab_size=task_of(config.task).vocabulary(config), encoding="nope")
+    model = model_config(config, "nope")
     initial = "normal with standard deviation 1/sqrt(width of a layer's input)"
     built = {name: getattr(model, name) for name in MODEL}
     built["initializer_range"] = built["initializer_range"] or initial
-    return {**ARGUMENTS, "parameter_groups": RULE, **built, **({"block": config.block, **block} if block else {})}
+    return {**ARGUMENTS, "parameter_groups": RULE, **built}
 
 
 def model_config(config: StudyConfig, label: str) -> LongitudeConfig:
@@ -121,7 +73,7 @@ def model_config(config: StudyConfig, label: str) -> LongitudeConfig:
         num_attention_heads=config.heads,
         max_position_embeddings=task.trained_positions(config),
         vocab_size=task.vocabulary(config),
-        **in_block(config, label),
+        **parse_label(label).options(config.layers),
     )
 
 
@@ -145,10 +97,9 @@ def flops_per_token(config: StudyConfig, model: Any) -> float:
     return TRAINING * 2 * products_per_token(model, keys)
 
 
-def tokens_read(config: StudyConfig, data: StudyData, steps: int) -> int:
+def tokens_read(config: StudyConfig, data: StudyData) -> int:
     """Tokens that a model reads in its training."""
-    examples = task_of(config.task).examples(replace(config, steps=steps), data, config.seeds[0])
-    return examples.read(steps * config.batch_size)
+    return task_of(config.task).examples(config, data, config.seeds[0]).read(config.steps * config.batch_size)
 
 
 def measurable(model: Any, config: StudyConfig) -> tuple[float, list[int]]:
@@ -212,16 +163,16 @@ def train(
         note(f"{trial.title}: {message}")
     log.cut(first)
     on_cpu = config.device == "cpu"
-    examples = task.examples(replace(config, steps=trial.steps), data, trial.seed)
+    examples = task.examples(config, data, trial.seed)
     tokens = lambda step: examples.targets(step * config.batch_size)  # noqa: E731
     steps = Steps(model, checkpoints, log, tokens, on_step)
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
-        max_steps=trial.steps,
+        max_steps=config.steps,
         per_device_train_batch_size=config.batch_size,
         bf16=config.precision == "bfloat16",
         learning_rate=trial.rate,
-        warmup_steps=round(config.warmup * trial.steps),
+        warmup_steps=round(config.warmup * config.steps),
         weight_decay=config.weight_decay,
         **ARGUMENTS,
         train_sampling_strategy="sequential",
@@ -230,7 +181,7 @@ def train(
         use_cpu=on_cpu,
         dataloader_pin_memory=not on_cpu,
         save_strategy="steps",
-        save_steps=max(1, math.ceil(trial.steps / SAVES)),
+        save_steps=max(1, math.ceil(config.steps / SAVES)),
         save_total_limit=2,
         logging_strategy="no",
         report_to="none",

@@ -1,6 +1,5 @@
 """One model of a study: a label, a seed and a learning rate, and its status."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
@@ -21,7 +20,6 @@ class Status:
         rate: The trial's learning rate.
         encoding: Registered names of its encodings, without options.
         step: The last step of its training.
-        steps: Steps of its whole training.
         reason: Why it is not done, or which lengths are left out.
         selection: Loss at the training length on the selection text, in nats per target; None if it is not known, or the model
             diverged before.
@@ -37,7 +35,6 @@ class Status:
     rate: float
     encoding: str = ""
     step: int = 0
-    steps: int = 0
     reason: str | None = None
     selection: float | None = None
     untrained: str | None = None
@@ -52,13 +49,11 @@ class Trial:
 
     Attributes:
         rate: Peak of the learning rate's schedule.
-        steps: Steps of the training.
     """
 
     label: str
     seed: int
     rate: float
-    steps: int
 
     @property
     def name(self) -> str:
@@ -79,10 +74,10 @@ class Trial:
         self, status: Literal["not run", "running", "trained", "diverged", "failed"], step: int, **more
     ) -> Status:
         """A status of this trial."""
-        return Status(status, self.label, self.seed, self.rate, self.encoding, step, self.steps, **more)
+        return Status(status, self.label, self.seed, self.rate, self.encoding, step, **more)
 
 
-def trials_of(config: StudyConfig, steps: Mapping[str, int]) -> list[Trial]:
-    """Every trial of a study in order; steps: steps of labels that differ from the study's."""
+def trials_of(config: StudyConfig) -> list[Trial]:
+    """Every trial of a study in order."""
     every = product(config.seeds, config.learning_rates, config.encodings)
-    return [Trial(label, seed, rate, steps.get(label, config.steps)) for seed, rate, label in every]
+    return [Trial(label, seed, rate) for seed, rate, label in every]

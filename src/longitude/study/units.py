@@ -16,10 +16,10 @@ from longitude.study.train import recipe
 from longitude.study.trial import Trial, trials_of
 
 TRAINING = (
-    "task", "tokenizer", "train_length", "positions", "position_range", "batch_size",
+    "task", "tokenizer", "train_length", "positions", "position_range", "steps", "batch_size",
     "precision", "warmup", "weight_decay", "layers", "hidden", "heads", "device", "threads",
 )  # fmt: skip
-"""Options that decide the weights of a trial, beside its label, seed, learning rate and steps."""
+"""Options that decide the weights of a trial, beside its label, seed and learning rate."""
 MEASURING = ("test_lengths", "methods", "stride", "documents")
 """Options that decide the measurement of a trained model."""
 
@@ -84,20 +84,18 @@ class StudyPlan:
         config: Requested configuration.
         data: Data for training and measuring.
         run: The run directory.
-        steps: Steps of the labels that differ from the study's.
         models: Label -> mixer and encodings of its layers, each different one once, with every option, such as RoPE's base.
     """
 
     config: StudyConfig
     data: StudyData
     run: Path
-    steps: dict[str, int] = field(default_factory=dict)
     models: dict[str, list[Any]] = field(default_factory=dict)
 
     @cached_property
     def trials(self) -> list[TrialUnits]:
         """Every trial with its units, in the order of the study."""
-        return [units_of(self.config, trial, self.data.description) for trial in trials_of(self.config, self.steps)]
+        return [units_of(self.config, trial, self.data.description) for trial in trials_of(self.config)]
 
     @cached_property
     def ngrams(self) -> Unit:

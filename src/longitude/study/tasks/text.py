@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from longitude.extend.search import windows_of
 from longitude.measure import DocumentLosses, Row, losses_by_length
 from longitude.measure.config import listed
 from longitude.measure.documents import typical
@@ -30,7 +31,6 @@ from longitude.study.schemes import (
     list_schemes,
     method_of,
     reader_of,
-    windows_of,
 )
 from longitude.study.tasks.base import Measuring, OnProgress, Task, register_task, sampler_of
 from longitude.study.tokens import reader
@@ -71,7 +71,7 @@ class Text(Task):
         data = super().prepare(config)
         if any(method_of(scheme).searched for scheme in schemes):
             for length in beyond(config):
-                windows_of(data.apart, length)  # raises ValueError for a short selection text
+                windows_of(data.apart, length, TOKENS)  # raises ValueError for a short selection text
         return data
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
