@@ -15,7 +15,7 @@ from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.native.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
-from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable
+from longitude.recurrent.ops.c_loops import Loop, flags_of, usable
 from longitude.recurrent.ops.checks import Running, require_running, require_state, require_tokens, state_dtype
 
 FLOOR = -1e38
@@ -68,7 +68,7 @@ def rwkv4(
     sums = Sums(*(x.to(dtype) for x in states)) if states else empty_sums(k[:, 0])
     tokens = Sums(v, torch.ones_like(v), k)
     if mode == "chunked" and usable("wkv.c", k):
-        out, after = WkvLoop.apply(w, u, k, v, flags_of(reset, valid), torch.stack(sums))
+        out, after = Loop.apply("wkv.c", {}, w, u, k, v, flags_of(reset, valid), torch.stack(sums))
         out, after = back(out.to(key.dtype), after.unbind())
         return out, tuple(after)
     clock = k.new_ones(1, length, 1) if valid is None else valid[..., None].to(dtype)
