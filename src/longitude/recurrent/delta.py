@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -16,12 +16,10 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, UsageError
-from longitude.native.not_finite import of_tokens
 from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
-from longitude.recurrent.ops.fla_kernels import delta_by_kernel, serve
-from longitude.recurrent.ops.matrix_state import Result
+from longitude.recurrent.ops.fla_kernels import delta_by_kernel
 
 
 def gated_delta_rule(
@@ -66,16 +64,7 @@ def gated_delta_rule(
     exact = state_dtype(v)
     writes = beta.to(exact)[..., None] * k.to(exact).repeat_interleave(v.shape[1] // k.shape[1], 1)
     decay = g if g.dim() == 4 else g[..., None]
-
-    def kernel(
-        _: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
-    ) -> Result | None:
-        if not serve(q, v, **run):
-            return None
-        valid = run.get("valid")
-        reads, writes, share = (x if valid is None else x.where(of_tokens(valid, x, 2), 0) for x in (q, k, beta))
-        return delta_by_kernel(reads, writes, v, log_decay, share, state)
-
+    kernel = partial(delta_by_kernel, (q, k, beta), run.get("valid"))
     scaled = q.to(exact) * q.shape[-1] ** -0.5
     return delta("gated_delta_rule", scaled, k, writes, v, decay, kernel=kernel, state=state, **run)
 
