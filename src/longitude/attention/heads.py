@@ -95,6 +95,16 @@ class Headed(nn.Module):
         self.k_proj, self.v_proj = (nn.Linear(kv_dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
 
+    @property
+    def factor(self) -> float:
+        """Factor of the scores."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def dropping(self) -> float:
+        """Dropout probability of the weights in this mode."""
+        return self.dropout if self.training else 0.0
+
     def queries(self, x: Tensor) -> Float[Tensor, "B H L head_dim"]:
         return split_heads(self.q_proj(x), self.num_heads)
 

@@ -79,7 +79,7 @@ class CrossAttention(Headed):
             raise UsageError("valid", f"{expected}, one per token of the source", list(valid.shape))
         out = attend(
             q.to(k.dtype), k, v, mask=NoMask() if valid is None else Padding(valid), scale=self.scale,
-            dropout=self.dropout if self.training else 0.0, return_weights=return_weights, backend=self.backend,
+            dropout=self.dropping, return_weights=return_weights, backend=self.backend,
         )  # fmt: skip
         out, weights = out if isinstance(out, tuple) else (out, None)
         out = self.o_proj(join_heads(out.to(x.dtype)))

@@ -123,7 +123,7 @@ class LongformerAttention(Headed):
     ) -> Tensor:
         return attend(
             q, k, v, encoding=self.encoding, mask=mask, q_positions=q_positions, k_positions=positions,
-            scale=self.scale, dropout=self.dropout if self.training else 0.0, backend=self.backend,
+            scale=self.scale, dropout=self.dropping, backend=self.backend,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
