@@ -176,12 +176,17 @@ class AttentionLayer(Mixer):
             expected = "lg.Causal() and windows, with documents and padding as documents="
             raise UsageError(what, expected, repr(inputs.mask))
 
-    def project_output(self, out: Tensor, x: Tensor, call: Call, inputs: MixerInputs) -> Tensor:
-        """Project the output of attention [B, L, inner] -> [B, L, dim]. x: input of the layer's projections."""
+    def result(self, out: Tensor, weights: Tensor | None, x: Tensor, call: Call, inputs: MixerInputs) -> Any:
+        """Project the output of attention [B, H, L, D] -> [B, L, dim], with the weights if requested. x: input of the layer."""
+        out = out if out.dtype == x.dtype else out.to(x.dtype)
+        out = out.transpose(1, 2).flatten(2)
         if self.gate_proj is not None:
             out = out * self.gate_proj(x).sigmoid()
         out = self.o_proj(out)
-        return self.convolve("output", out, call, inputs) if self.short_conv else out
+        out = self.convolve("output", out, call, inputs) if self.short_conv else out
+        if inputs.cache is not None:
+            inputs.cache.roll()
+        return (out, weights) if inputs.return_weights else out
 
 
 def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:

@@ -166,10 +166,7 @@ class LatentAttention(AttentionLayer):
         attend = self.absorbed if absorbed else self.expanded
         out, weights = attend(q, key, over_keys)
         out = out if finish is None else finish(out)
-        out = self.project_output(out.to(x.dtype).transpose(1, 2).flatten(2), x, call, inputs)
-        if cache is not None:
-            cache.roll()
-        return (out, weights) if inputs.return_weights else out
+        return self.result(out, weights, x, call, inputs)
 
     def query_source(self, x: Tensor) -> Tensor:
         return x if self.q_rank is None else normed(self.q_norm, self.q_down(x))

@@ -115,19 +115,14 @@ class MultiHeadAttention(AttentionLayer):
             k_positions = cache.positions
         if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may store keys in a wider dtype
             q, v = q.to(k.dtype), v.to(k.dtype)
-        weigh = inputs.return_weights
-        finish = None
+        finish, weigh = None, inputs.return_weights
         if self.choosing:
             call, columns, finish = self.narrowed(x, x, call, columns)
         out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, self.scale, weigh, inputs.step)
         out = out if finish is None else finish(out)
         if encoding.rotate_values and encoding.stable_keys:  # else `attended` has rotated values and output
             out = encoding.restore_outputs(out, tables)
-        out = out if out.dtype == x.dtype else out.to(x.dtype)
-        out = self.project_output(out.transpose(1, 2).flatten(2), x, call, inputs)
-        if cache is not None:
-            cache.roll()
-        return (out, weights) if weigh else out
+        return self.result(out, weights, x, call, inputs)
 
     def convolve_heads(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, inputs: MixerInputs
