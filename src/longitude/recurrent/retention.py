@@ -16,7 +16,7 @@ from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, UsageError
 from longitude.native.derivatives import numbers_of
 from longitude.positions.coordinates import single_axis, wide
-from longitude.positions.rotation import RotaryTable, apply_rotary
+from longitude.positions.rotation import RotaryTable, apply_rotary, table_of
 from longitude.recurrent.base import RecurrentMixer
 from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
@@ -142,4 +142,4 @@ def rotary_table(positions: Int[Tensor, "*B L"], head_dim: int, dtype: torch.dty
     slow = torch.linspace(0, 1, head_dim // 2, dtype=exact, device=positions.device)
     angles = positions.to(exact)[..., None] * 10_000.0**-slow
     angles = angles[:, None] if angles.dim() == 3 else angles
-    return RotaryTable(angles.cos().to(dtype), angles.sin().to(dtype))
+    return table_of(angles, dtype)
