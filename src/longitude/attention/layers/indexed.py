@@ -202,8 +202,7 @@ class Indexer(AttentionLayer):
             self.k_top = k_top
             for module, mode in modes.items():
                 module.training = mode
-        composed = self.encoding if inputs.encoding is None else inputs.encoding
-        x, call = checked_call(x, self.dim, composed, self.mask_of(inputs), inputs)
+        x, call, _ = checked_call(self, x, inputs)
         with torch.no_grad():
             x = self.convolve("input", x, call, inputs)
         keys, source, scores = self.index_keys(x, call), self.query_source(x).detach(), []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.heads import ScoreOptions, head_sizes
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
-from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
+from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.errors import Positive
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
@@ -86,10 +86,8 @@ class MultiHeadAttention(AttentionLayer):
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """Project, rotate, cache, attend, project."""
-        encoding = self.encoding if inputs.encoding is None else inputs.encoding
         cache = inputs.cache
-        require_cache(self, cache, self.cache_kinds)
-        x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
+        x, call, encoding = checked_call(self, x, inputs)
         if self.short_conv:
             x = self.convolve("input", x, call, inputs)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
