@@ -22,7 +22,7 @@ LANES = 16
 FLAGS = ("keep", "flags")
 
 
-def loops(name: str, dtype: torch.dtype) -> load.Passes | None:
+def loops(name: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
     """Forward and backward of a C file for float32 or float64; None if it cannot be compiled."""
     return load.passes(Path(__file__).with_name(name), dtype)
 
