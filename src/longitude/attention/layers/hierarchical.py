@@ -402,7 +402,7 @@ def midway(table: RotaryTable, dtype: torch.dtype) -> RotaryTable:
 def bias_at(terms: Sequence[Any], twice: Int[Tensor, ...], dtype: torch.dtype) -> Tensor:
     """The sum of biases at the offsets twice / 2 -> [heads, ...]."""
     below, above = twice // 2, (twice + 1) // 2
-    return sum((term.at(below) + term.at(above)) / 2 for term in terms).to(dtype)
+    return sum((term.at(below) + term.at(above)) / 2 for term in terms).to(dtype)  # type: ignore[union-attr]
 
 
 def refusal(encoding: Encoding) -> str | None:

@@ -137,7 +137,7 @@ class Loop(torch.autograd.Function):
         known = {word: n for word, n in named if word not in LITERALS}
         known |= {"decays": known.pop("1|keys", 0), "blocks": -(-known.get("channels", 0) // LANES)}
         ctx.name, ctx.sizes = name, {**known, "threads": torch.get_num_threads(), **sizes}
-        results = _empty(inputs[-1], kernel.results, ctx.sizes)
+        results = _empty(inputs[-1], kernel.results, ctx.sizes)  # type: ignore[arg-type]  (a state is always there)
         _call(name, 0, ctx.sizes, *inputs, *results)
         ctx.save_for_backward(*inputs)
         return tuple(results)
