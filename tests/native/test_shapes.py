@@ -73,19 +73,21 @@ def of_gpu_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
     return rotate.require_rows("rotation", (q, k), Angles(cos, sin))
 
 
-def of_loop(loop: Any, *numbers: int) -> Callable[..., Any]:
+def of_loop(name: str, **sizes: int) -> Callable[..., Any]:
     """A recurrent kernel, forward and backward."""
 
     def run(**x: Tensor) -> Any:
-        out = loop.apply(*[t.requires_grad_() if t.is_floating_point() else t for t in x.values()], *numbers)
+        inputs = [t.requires_grad_() if t.is_floating_point() else t for t in x.values()]
+        out = c_loops.Loop.apply(name, sizes, *inputs)
         return *out, *torch.autograd.grad(sum(t.sum() for t in out), [t for t in x.values() if t.requires_grad])
 
     return run
 
 
-def of_call(name: str, sizes: tuple[int, ...]) -> Callable[..., Any]:
+def of_call(name: str, sizes: tuple[int, ...], blocks: int = 0) -> Callable[..., Any]:
     """Backward of a recurrent kernel alone, whose gradients autograd would check."""
-    return lambda **x: c_loops._call(name, 1, sizes, *x.values())
+    named = dict(zip(c_loops.KERNELS[name].sizes.split(), sizes, strict=True)) | {"blocks": blocks}
+    return lambda **x: c_loops._call(name, 1, named, *x.values())
 
 
 FLAGS = torch.zeros(B, L, dtype=torch.uint8)
@@ -119,13 +121,13 @@ CASES = {
     "rotation": Case(
         {"q": (B, H, L, 8), "k": (B, G, L, 9), "cos": (B, 1, L, 4), "sin": (B, 1, L, 4)}, of_rotation, "q.1 k.1 q.3+ k.3"
     ),
-    "delta": Case(DELTA, of_loop(c_loops.DeltaLoop)),
-    "scan": Case(SCAN, of_loop(c_loops.ScanLoop, 4)),
+    "delta": Case(DELTA, of_loop("delta.c", early=1, chunk=L)),
+    "scan": Case(SCAN, of_loop("scan.c", chunk=4)),
     "diagonal": Case(
         {"u": TOKEN, "r": (2, V, N), "B": (2, V, N), "C": (2, V, N), "flags": FLAGS, "h": (B, 2, V, N)},
-        of_loop(c_loops.DiagonalLoop, 4),
+        of_loop("diagonal.c", chunk=4),
     ),
-    "wkv": Case({"w": (N,), "u": (N,), "k": TOKEN, "v": TOKEN, "flags": FLAGS, "h": (3, B, N)}, of_loop(c_loops.WkvLoop)),
+    "wkv": Case({"w": (N,), "u": (N,), "k": TOKEN, "v": TOKEN, "flags": FLAGS, "h": (3, B, N)}, of_loop("wkv.c")),
     "delta backward": Case(
         DELTA | {"gout": (B, H, L, V), "glast": (B, H, D, V)} | dict.fromkeys(("gq", "gr", "gk", "gb"), (B, H, L, D))
         | {"gv": (B, H, L, V), "gw": (B, H, L, D), "gfirst": (B, H, D, V)},
@@ -134,7 +136,7 @@ CASES = {
     "scan backward": Case(
         SCAN | {"gy": (B, L, 2, N), "glast": (B, 2, V, N), "gdt": (B, L, 2, N), "gx": (B, L, 2, N), "gA": (B, 2, V, N)}
         | {"gB": (B, 2, 2, L, V), "gC": (B, 2, 2, L, V), "gfirst": (B, 2, V, N)},
-        of_call("scan.c", (B, L, 2, N, V, 4, 1)),
+        of_call("scan.c", (B, L, 2, N, V, 4, 1), blocks=2),
     ),
     "triton": Case(TRITON | TABLE | LEVELS, of_triton, "v.3"),
     "triton curves": Case(TRITON | TABLE | CURVES, of_triton, "curves.2 v.3"),

@@ -23,17 +23,7 @@ def test_golden(mode):
 
 def test_decays_by_head():
     wanted = torch.tensor([0.96875, 0.984375, 0.9921875, 0.99609375], dtype=EXACT)
-    torch.testing.assert_close(log_gamma(4).exp(), wanted)
-    q, k, v = torch.ones(3, 1, 2, 2, 1, dtype=EXACT)
-    for decay in (torch.tensor([0.5, 1.0]), [0.5, 1.0]):
-        out, _ = retention(q, k, v, decay=decay)
-        torch.testing.assert_close(out[0, :, 1, 0], torch.tensor([1.5, 2.0], dtype=EXACT))
-
-
-@pytest.mark.parametrize("decay", [[0.5], [0.5, 1.5], [0.0, 0.5], [-0.1, 0.5]])
-def test_bad_decays(decay):
-    with refused("decay", "retention"):
-        retention(*torch.ones(3, 1, 2, 2, 1), decay=decay)
+    torch.testing.assert_close(log_gamma(4, torch.device("cpu")).exp(), wanted)
 
 
 def test_positions_count_by_their_distance_and_far_ones_stay_exact():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.attention.operation import require_backend
+from longitude.attention.operation import attend, require_backend
 from longitude.attention.request import require_options
 from longitude.errors import UsageError, check_sizes
 
@@ -94,6 +94,19 @@ class Headed(nn.Module):
         self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.k_proj, self.v_proj = (nn.Linear(kv_dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
+
+    @property
+    def factor(self) -> float:
+        """Factor of the scores."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def dropping(self) -> float:
+        """Dropout probability of the weights in this mode."""
+        return self.dropout if self.training else 0.0
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+        return attend(q, k, v, scale=self.scale, dropout=self.dropping, backend=self.backend, **options)
 
     def queries(self, x: Tensor) -> Float[Tensor, "B H L head_dim"]:
         return split_heads(self.q_proj(x), self.num_heads)

@@ -104,10 +104,6 @@ def _flags_and_positions(
 def document_flags(documents: Int[Tensor, "B Lk"], past: int = 0) -> tuple[Tensor | None, Tensor | None]:
     """Reset and valid of the tokens from `past` on, [B, L] each; None if no token begins a document, or none is padding."""
     reset, valid = begins_of(documents)[:, past:], documents[:, past:] >= 0
-    return without_trivial(reset, valid) if readable(documents) else (reset, valid)
-
-
-def without_trivial(reset: Tensor | None, valid: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The flags, with None for a reset that is False for all tokens, and for a valid that is True for all."""
-    reset = None if reset is None or not bool(reset.any()) else reset
-    return reset, None if valid is None or bool(valid.all()) else valid
+    if not readable(documents):
+        return reset, valid
+    return reset if bool(reset.any()) else None, None if bool(valid.all()) else valid

@@ -39,9 +39,7 @@ class Subject:
 
 NEEDED = {
     "encoding": "a folder that `longitude study` wrote, of whose models it chooses some",
-    "length": "the name of an encoding or a mixer",
-    "heads": "the name of an encoding or a mixer",
-    "head_dim": "the name of an encoding or a mixer",
+    **dict.fromkeys(("length", "heads", "head_dim"), "the name of an encoding or a mixer"),
 }
 """Option -> the subjects that it is for."""
 

@@ -132,16 +132,10 @@ def _keys(names: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, last if alone else "ABCDEFGH", strict=False))
 
 
-def _legend(entries: Sequence[str], width: int) -> Iterator[str]:
-    line, length = [], 0
-    for entry in entries:
-        if line and length + len(entry) > width:
-            yield "  ".join(line)
-            line, length = [], 0
-        line.append(entry)
-        length += len(entry) + 2
-    if line:
-        yield "  ".join(line)
+def _legend(entries: Sequence[str], width: int) -> list[str]:
+    """Lines of entries, each of which stays whole."""
+    whole = "  ".join(entry.replace(" ", "\N{NO-BREAK SPACE}") for entry in entries)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped(whole, width)]
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

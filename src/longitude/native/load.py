@@ -100,23 +100,16 @@ def team() -> int | None:
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------------
-class Passes(NamedTuple):
-    """The forward and backward functions of a C file."""
-
-    forward: Any
-    backward: Any
-
-
 @lru_cache
-def passes(source: Path, dtype: torch.dtype) -> Passes | None:
-    """Compiled passes of a file for float32 or float64 (-DDOUBLE); None for other dtypes, and if there are none."""
+def passes(source: Path, dtype: torch.dtype) -> tuple[Any, Any] | None:
+    """Forward and backward of a C file for float32 or float64 (-DDOUBLE); None for other dtypes, and if there are none."""
     if dtype not in (torch.float32, torch.float64):
         return None
     functions = library(source, *(("-DDOUBLE",) if dtype == torch.float64 else ()))
     if functions is None:
         return None
     functions.forward.restype = functions.backward.restype = None
-    return Passes(functions.forward, functions.backward)
+    return functions.forward, functions.backward
 
 
 def struct_of(numbers: Sequence[int]) -> bytes:

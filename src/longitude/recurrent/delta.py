@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -16,12 +16,10 @@ from longitude.attention.mixer import register_mixer
 from longitude.attention.short_conv import convolved
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, UsageError
-from longitude.native.not_finite import of_tokens
 from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
-from longitude.recurrent.ops.fla_kernels import delta_by_kernel, serve
-from longitude.recurrent.ops.matrix_state import Result
+from longitude.recurrent.ops.fla_kernels import delta_by_kernel
 
 
 def gated_delta_rule(
@@ -66,16 +64,7 @@ def gated_delta_rule(
     exact = state_dtype(v)
     writes = beta.to(exact)[..., None] * k.to(exact).repeat_interleave(v.shape[1] // k.shape[1], 1)
     decay = g if g.dim() == 4 else g[..., None]
-
-    def kernel(
-        _: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
-    ) -> Result | None:
-        if not serve(q, v, **run):
-            return None
-        valid = run.get("valid")
-        reads, writes, share = (x if valid is None else x.where(of_tokens(valid, x, 2), 0) for x in (q, k, beta))
-        return delta_by_kernel(reads, writes, v, log_decay, share, state)
-
+    kernel = partial(delta_by_kernel, (q, k, beta), run.get("valid"))
     scaled = q.to(exact) * q.shape[-1] ** -0.5
     return delta("gated_delta_rule", scaled, k, writes, v, decay, kernel=kernel, state=state, **run)
 
@@ -97,11 +86,11 @@ class DeltaMixer(RecurrentMixer):
         dim: int,
         num_heads: int,
         *,
-        num_key_heads: int | None,
-        head_dim: int | None,
-        expand_v: int,
-        conv_kernel: int,
-        norm_eps: Positive,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        expand_v: int = 2,
+        conv_kernel: int = 4,
+        norm_eps: Positive = 1e-6,
         **form: Unpack[Form],
     ):
         super().__init__(**form)
@@ -120,6 +109,12 @@ class DeltaMixer(RecurrentMixer):
         self.A_log = nn.Parameter(torch.empty(num_heads))
         self.o_norm = WideRMSNorm(self.value_dim, norm_eps)
         self.o_proj = nn.Linear(num_heads * self.value_dim, dim, bias=False)
+        self.add_gates()
+        self.reset_parameters()
+
+    def add_gates(self) -> None:
+        """Make the layers of `step` and `gate`."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -192,23 +187,9 @@ class GatedDeltaNet(DeltaMixer):
     any_length = True
     decays = "head"
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        num_key_heads: int | None = None,
-        head_dim: int | None = None,
-        expand_v: int = 2,
-        conv_kernel: int = 4,
-        norm_eps: Positive = 1e-6,
-        **form: Unpack[Form],
-    ):
-        sizes = {"num_key_heads": num_key_heads, "head_dim": head_dim, "expand_v": expand_v, "conv_kernel": conv_kernel}
-        super().__init__(dim, num_heads, **sizes, norm_eps=norm_eps, **form)
-        self.a_proj = nn.Linear(dim, num_heads, bias=False)
-        self.g_proj = nn.Linear(dim, num_heads * self.value_dim, bias=False)
-        self.reset_parameters()
+    def add_gates(self) -> None:
+        self.a_proj = nn.Linear(self.dim, self.num_heads, bias=False)
+        self.g_proj = nn.Linear(self.dim, self.num_heads * self.value_dim, bias=False)
 
     def step(self, x: Tensor) -> Tensor:
         return self.a_proj(x)
@@ -261,15 +242,17 @@ class KimiDeltaAttention(DeltaMixer):
         lower_bound: float | None = None,
         **form: Unpack[Form],
     ):
-        sizes = {"num_key_heads": None, "head_dim": head_dim, "expand_v": 1, "conv_kernel": conv_kernel}
-        super().__init__(dim, num_heads, **sizes, norm_eps=norm_eps, **form)
         if lower_bound is not None and not (isinstance(lower_bound, int | float) and -math.inf < lower_bound < 0):
             raise UsageError("KimiDeltaAttention", "a finite lower_bound below 0", repr(lower_bound))
-        self.lower_bound = lower_bound
-        wide = num_heads * self.head_dim
-        self.f_a_proj, self.g_a_proj = (nn.Linear(dim, self.head_dim, bias=False) for _ in range(2))
+        self.lower_bound = lower_bound  # decides the first decays
+        super().__init__(
+            dim, num_heads, head_dim=head_dim, expand_v=1, conv_kernel=conv_kernel, norm_eps=norm_eps, **form
+        )
+
+    def add_gates(self) -> None:
+        wide = self.num_heads * self.head_dim
+        self.f_a_proj, self.g_a_proj = (nn.Linear(self.dim, self.head_dim, bias=False) for _ in range(2))
         self.f_b_proj, self.g_b_proj = (nn.Linear(self.head_dim, wide, bias=False) for _ in range(2))
-        self.reset_parameters()
 
     def step(self, x: Tensor) -> Tensor:
         return self.f_b_proj(self.f_a_proj(x))

@@ -16,7 +16,7 @@ from longitude.errors import Positive, UsageError
 from longitude.native.not_finite import nan_in_its_document
 from longitude.positions.linear import WideLinear
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
-from longitude.recurrent.ops.c_loops import ScanLoop, usable
+from longitude.recurrent.ops.c_loops import Loop, usable
 from longitude.recurrent.ops.checks import Running, require_running, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import linear_scan, scan_chunks
 
@@ -99,7 +99,7 @@ def selective_scan(
             y, h = _steps(dt, dtx, A, B, C, h, keep)
         elif mode == "chunked" and usable("scan.c", dt):
             keep = None if keep is None else keep.to(torch.uint8)
-            y, h = ScanLoop.apply(dt, dtx, A, B, C, keep, h, chunk_size)
+            y, h = Loop.apply("scan.c", {"chunk": min(chunk_size, length)}, dt, dtx, A, B, C, keep, h)
         else:
             y, h = _scanned(dt, dtx, A, B, C, h, keep, length if mode == "parallel" else chunk_size, mode == "parallel")
         y = y.flatten(2)

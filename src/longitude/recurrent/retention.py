@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
@@ -14,9 +13,8 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.errors import Positive, UsageError
-from longitude.native.derivatives import numbers_of
 from longitude.positions.coordinates import single_axis, wide
-from longitude.positions.rotation import RotaryTable, apply_rotary
+from longitude.positions.rotation import RotaryTable, apply_rotary, table_of
 from longitude.recurrent.base import RecurrentMixer
 from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
@@ -27,21 +25,19 @@ def retention(
     k: Float[Tensor, "B H L K"],
     v: Float[Tensor, "B H L V"],
     *,
-    decay: Float[Tensor, " H"] | Sequence[float] | None = None,
     state: Float[Tensor, "B H K V"] | None = None,
     **run: Unpack[Running],
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """Retention: linear attention with a fixed decay per head.
+    """Retention: linear attention with a fixed decay per head, gamma_h = 1 - 2^(-5-h), h = 0 .. H-1.
 
         S_n = gamma_h S_{n-1} + k_n^T v_n,    o_n = q_n S_n = sum over m <= n of gamma_h^(n-m) (q_n . k_m) v_m
 
-    Nothing is scaled, rotated or normalized here; the layer does that.
+    Nothing is scaled, rotated or normalized here; the layer does that. `ssd` has other decays.
 
     Args:
         q: [B, H, L, K].
         k: [B, H, L, K].
         v: [B, H, L, V].
-        decay: gamma of each head, above 0 and at most 1; None: 1 - 2^(-5-h), h = 0 .. H-1.
         state: the state returned by an earlier call, [B, H, K, V]; None at the beginning.
         run: mode: "parallel" computes all pairs at once, "chunked" pairs within chunk_size tokens (64) and a state between
             chunks, "recurrent" token by token; the results are equal. reset: True for tokens that begin a document: the state
@@ -51,29 +47,19 @@ def retention(
         The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.
 
     Raises:
-        ValueError: for shapes that do not fit, a decay out of bounds, an unknown mode, or a chunk without tokens.
+        ValueError: for shapes that do not fit, an unknown mode, or a chunk without tokens.
 
     Source:
         Sun et al. 2023, equations 5 to 7, arXiv 2307.08621, https://arxiv.org/abs/2307.08621
     """
     require_tokens("retention", q=(q, "B H L K"), k=(k, "B H L K"), v=(v, "B H L V"))
-    log_decay = log_gamma(q.shape[1], decay, q.device)[None, :, None, None]
+    log_decay = log_gamma(q.shape[1], q.device)[None, :, None, None]
     return decayed("retention", q, k, v, log_decay, state=state, **run)
 
 
-def log_gamma(
-    num_heads: int, decay: Tensor | Sequence[float] | None = None, device: torch.device | None = None
-) -> Float[Tensor, " H"]:
-    """Logarithms of the decays [H]: those of `decay`, or log(1 - 2^(-5-h)) as published."""
-    exact = wide(torch.device("cpu") if device is None else device)
-    if decay is None:
-        return torch.log1p(-(2.0 ** -(5.0 + torch.arange(num_heads, device=device, dtype=exact))))
-    decay = torch.as_tensor(decay, device=device).to(exact)
-    if decay.shape != (num_heads,):
-        raise UsageError("decay: retention", f"[{num_heads}], one for each head", list(decay.shape))
-    if not torch.compiler.is_compiling() and not bool(numbers_of((decay > 0) & (decay <= 1)).all()):
-        raise UsageError("decay: retention", "numbers above 0 and at most 1", decay.tolist())
-    return decay.log()
+def log_gamma(num_heads: int, device: torch.device) -> Float[Tensor, " H"]:
+    """Logarithms of the published decays, log(1 - 2^(-5-h))."""
+    return torch.log1p(-(2.0 ** -(5.0 + torch.arange(num_heads, device=device, dtype=wide(device)))))
 
 
 @register_mixer("retention")
@@ -142,4 +128,4 @@ def rotary_table(positions: Int[Tensor, "*B L"], head_dim: int, dtype: torch.dty
     slow = torch.linspace(0, 1, head_dim // 2, dtype=exact, device=positions.device)
     angles = positions.to(exact)[..., None] * 10_000.0**-slow
     angles = angles[:, None] if angles.dim() == 3 else angles
-    return RotaryTable(angles.cos().to(dtype), angles.sin().to(dtype))
+    return table_of(angles, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -15,7 +16,7 @@ from longitude.attention.short_conv import previous
 from longitude.attention.state_mixer import StateInputs
 from longitude.native.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
-from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable
+from longitude.recurrent.ops.c_loops import Loop, flags_of, usable
 from longitude.recurrent.ops.checks import Running, require_running, require_state, require_tokens, state_dtype
 
 FLOOR = -1e38
@@ -68,7 +69,7 @@ def rwkv4(
     sums = Sums(*(x.to(dtype) for x in states)) if states else empty_sums(k[:, 0])
     tokens = Sums(v, torch.ones_like(v), k)
     if mode == "chunked" and usable("wkv.c", k):
-        out, after = WkvLoop.apply(w, u, k, v, flags_of(reset, valid), torch.stack(sums))
+        out, after = Loop.apply("wkv.c", {}, w, u, k, v, flags_of(reset, valid), torch.stack(sums))
         out, after = back(out.to(key.dtype), after.unbind())
         return out, tuple(after)
     clock = k.new_ones(1, length, 1) if valid is None else valid[..., None].to(dtype)
@@ -117,12 +118,9 @@ def join(a: Sums, b: Sums) -> Sums:
     return Sums(of_a * a.numerator + of_b * b.numerator, of_a * a.denominator + of_b * b.denominator, top)
 
 
-def cat(dim: int, *parts: Sums) -> Sums:
-    return Sums(*(torch.cat(x, dim) for x in zip(*parts, strict=True)))
-
-
-def stack(dim: int, *parts: Sums) -> Sums:
-    return Sums(*(torch.stack(x, dim) for x in zip(*parts, strict=True)))
+def of_all(put: Callable[..., Tensor], *parts: Sums) -> Sums:
+    """Sums put together along the tokens by torch.cat or torch.stack."""
+    return Sums(*(put(x, 1) for x in zip(*parts, strict=True)))
 
 
 class Row(NamedTuple):
@@ -141,12 +139,12 @@ def _steps(row: Row, sums: Sums) -> tuple[Sums, Sums]:
         sums = sums.unless(None if row.reset is None else row.reset[:, t])
         before.append(sums)
         sums = join(sums.later(decay[:, t]), row.tokens.at(slice(None), t))
-    return stack(1, *before), sums
+    return of_all(torch.stack, *before), sums
 
 
 def _doubled(row: Row, sums: Sums) -> tuple[Sums, Sums]:
     """Sums over 1, 2, 4, ... tokens up to each; the state counts as a token before the first."""
-    after = cat(1, sums.at(slice(None), None), row.tokens)
+    after = of_all(torch.cat, sums.at(slice(None), None), row.tokens)
     clock = F.pad(row.clock.cumsum(1), (0, 0, 1, 0))
     document = None if row.reset is None else F.pad(row.reset.cumsum(1), (0, 0, 1, 0))
     step = 1
@@ -154,7 +152,7 @@ def _doubled(row: Row, sums: Sums) -> tuple[Sums, Sums]:
         dropped = None if document is None else document[:, step:] != document[:, :-step]
         earlier = after.at(slice(None), slice(None, -step)).later((clock[:, step:] - clock[:, :-step]) * row.w)
         joined = join(earlier.unless(dropped), after.at(slice(None), slice(step, None)))
-        after, step = cat(1, after.at(slice(None), slice(None, step)), joined), 2 * step
+        after, step = of_all(torch.cat, after.at(slice(None), slice(None, step)), joined), 2 * step
     return after.at(slice(None), slice(None, -1)), after.at(slice(None), -1)
 
 
@@ -166,7 +164,7 @@ def _chunked(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
         reset = None if row.reset is None else row.reset[:, here]
         of_chunk, sums = _doubled(Row(row.tokens.at(slice(None), here), row.w, row.clock[:, here], reset), sums)
         before.append(of_chunk)
-    return cat(1, *before), sums
+    return of_all(torch.cat, *before), sums
 
 
 @register_mixer("rwkv4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
@@ -19,8 +18,7 @@ from longitude.errors import Positive
 from longitude.recurrent.base import RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
-from longitude.recurrent.ops.fla_kernels import rwkv7_by_kernel, serve
-from longitude.recurrent.ops.matrix_state import Result
+from longitude.recurrent.ops.fla_kernels import rwkv7_by_kernel
 
 
 def rwkv7(
@@ -59,15 +57,8 @@ def rwkv7(
     """
     tokens = {"r": r, "log_w": log_w, "k": k, "kappa": kappa, "a": a}
     require_tokens("rwkv7", **{name: (x, "B H L K") for name, x in tokens.items()}, v=(v, "B H L V"))
-
-    def kernel(
-        queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
-    ) -> Result | None:
-        if not serve(r, v, **run):
-            return None
-        return rwkv7_by_kernel(queries[0], log_decay, keys[0], v, queries[1], keys[1], state)
-
-    return delta("rwkv7", r, kappa, k, v, log_w, b=a * kappa, early=True, kernel=kernel, state=state, **run)
+    options: Any = {"b": a * kappa, "early": True, "kernel": rwkv7_by_kernel, "state": state}
+    return delta("rwkv7", r, kappa, k, v, log_w, **options, **run)
 
 
 MIXED = "rwkvag"

@@ -15,7 +15,7 @@ from longitude.attention.state_mixer import StateInputs
 from longitude.errors import UsageError, unknown
 from longitude.native.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
-from longitude.recurrent.ops.c_loops import DiagonalLoop, flags_of, usable
+from longitude.recurrent.ops.c_loops import Loop, flags_of, usable
 from longitude.recurrent.ops.checks import Running, require_running, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import linear_scan, scan_chunks
 
@@ -82,7 +82,8 @@ def s4d(
             y, h = _steps(x, r, B, C, h, reset, valid)
         elif mode == "chunked" and usable("diagonal.c", x):
             *of, first = (torch.stack([v.real.mT, v.imag.mT], -3) for v in (r, B, C, h))  # [..., 2, n, H]
-            out, last = DiagonalLoop.apply(x.mT, *of, flags_of(reset, valid), first, chunk_size)
+            chunk = {"chunk": min(chunk_size, length)}
+            out, last = Loop.apply("diagonal.c", chunk, x.mT, *of, flags_of(reset, valid), first)
             y, h = out.mT, torch.complex(*last.mT.unbind(1))
         elif reset is not None or valid is not None:
             y, h = _scanned(x, r, B, C, h, reset, valid, chunk_size if mode == "chunked" else length)

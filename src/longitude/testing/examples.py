@@ -30,13 +30,9 @@ OTHER_SHAPES = {"dim": 12, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "ma
 
 SMALL = {
     **dict.fromkeys(("size", "window"), 5),
-    **dict.fromkeys(("state_size", "d_state", "rope_dim"), 4),
-    **dict.fromkeys(("num_features", "features"), 12),
+    **dict.fromkeys(("state_size", "rope_dim"), 4),
+    "features": 12,
     "chunk_size": 16,
-    "block": 4,
-    "stride": 2,
-    "select_block": 4,
-    "select_count": 3,
     "k_top": 5,
     "kv_rank": 6,
     "q_rank": 10,

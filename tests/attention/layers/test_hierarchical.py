@@ -1,6 +1,7 @@
 """Hierarchical attention equals its definition, computed here query by query, and full attention where it must."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,7 +103,8 @@ def hierarchical(q, k, v, gate, *, window, encoding=None, documents=None, positi
     at = explicit(positions, length, q.device)
     flags = (None, None) if documents is None else document_flags(documents)
     inputs = StateInputs(*flags, at, encoding, encoding.prepare(at, None, q.dtype), documents, False)
-    return module.attend_tokens(module.Rule(window, q.shape[3] ** -0.5), q, k, v, gate, inputs)[0]
+    layer = SimpleNamespace(window=window, factor=q.shape[3] ** -0.5, dropping=0.0, backend="auto")
+    return module.attend_tokens(layer, q, k, v, gate, inputs)[0]
 
 
 # ---- what is published -----------------------------------------------------------------------------------------------

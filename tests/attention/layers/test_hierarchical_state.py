@@ -62,11 +62,11 @@ def test_state_is_the_binary_counter() -> None:
     state = cache_after(mixer, x, 41).state
     keys = mixer.k_proj(x).view(3, 204, KV_HEADS, -1).transpose(1, 2)
     assert state.seen.tolist() == [204] * 3
-    assert state.block_keys.shape[2] == 3
+    assert state.blocks.keys.shape[2] == 3
     for level, (start, stop) in {2: (0, 128), 1: (128, 192)}.items():
-        close(state.block_keys[:, :, level], keys[:, :, start:stop].mean(2), atol=1e-14)
-        assert state.ends[:, 0, level].tolist() == [[start, stop - 1]] * 3
-    assert not state.block_keys[:, :, 0].any()
+        close(state.blocks.keys[:, :, level], keys[:, :, start:stop].mean(2), atol=1e-14)
+        assert state.blocks.ends[:, 0, level].tolist() == [[start, stop - 1]] * 3
+    assert not state.blocks.keys[:, :, 0].any()
     close(state.keys[:, :, -12:, : WIDTH // HEADS], keys[:, :, 192:], atol=1e-14)  # the last 7, and a window of 5
 
 

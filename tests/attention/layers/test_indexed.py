@@ -27,7 +27,7 @@ def layer(seed=0, **options):
 
 
 def chosen(own, x):
-    x, call = checked_call(x, DIM, compose(None), lg.Causal(), MixerInputs(lg.Causal(), 0))
+    x, call, _ = checked_call(own, x, MixerInputs(lg.Causal(), 0))
     keys = own.columns_of(x, call, compose(None), None)[0]["index_keys"]
     return own.chosen(x, x, keys, call, x.shape[1])[0]
 
@@ -195,7 +195,7 @@ def test_a_layers_loss_has_the_weights_that_it_attends_by():
     own.k_top = LENGTH
     weights = own(x, return_weights=True)[1]
     own.k_top = TOP
-    x, call = checked_call(x, DIM, compose(None), lg.Causal(), MixerInputs(lg.Causal(), 0))
+    x, call, _ = checked_call(own, x, MixerInputs(lg.Causal(), 0))
     [(scores, allowed)] = own.index_scores(x, x, own.index_keys(x, call), call, LENGTH)
     terms = own.index_q(x).unflatten(-1, (16, 8)) @ own.index_norm(own.index_k(x)).mT[:, None] * 8**-0.5
     close(scores, (terms.relu() * own.index_w(x)[..., None] / 16**0.5).sum(2), 1e-12)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longitude.recurrent import delta, gated_delta_rule, retention, rwkv6, rwkv7, ssd
-from longitude.recurrent.ops import decayed, fla_kernels as kernels
+from longitude.recurrent.ops import decayed, fla_kernels as kernels, matrix_state
 
 
 def test_when_a_kernel_serves(monkeypatch):
@@ -66,11 +66,9 @@ def interpreted(monkeypatch):
         delta: "delta_by_kernel",
         import_module("longitude.recurrent.rwkv7"): "rwkv7_by_kernel",
     }
+    monkeypatch.setattr(matrix_state, "serve", lambda q, v, mode, reset: mode == "chunked" and reset is None)
     for module, name in bridges.items():
         theirs = getattr(module, name)
-        monkeypatch.setattr(
-            module, "serve", lambda q, v, mode="chunked", reset=None, **_: mode == "chunked" and reset is None
-        )
         monkeypatch.setattr(module, name, lambda *a, name=name, theirs=theirs: (calls.append(name), theirs(*a))[1])
     return calls
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from longitude.attention.documents import padding_of, require_number_per_token, require_tokens, runs_of
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import Documents, Mask, Padding, is_causal, require_causal, require_mask
-from longitude.attention.mixer import Mixer, MixerInputs, of_this_mode
+from longitude.attention.mixer import Mixer, MixerInputs, of_this_mode, require_cache
 from longitude.attention.operation import answer, choose_once, chosen_in_step, raw_request, require_backend, run_parts
 from longitude.attention.pairs import AllowedPairs
 from longitude.attention.request import Request, Step, require_options
@@ -176,12 +176,17 @@ class AttentionLayer(Mixer):
             expected = "lg.Causal() and windows, with documents and padding as documents="
             raise UsageError(what, expected, repr(inputs.mask))
 
-    def project_output(self, out: Tensor, x: Tensor, call: Call, inputs: MixerInputs) -> Tensor:
-        """Project the output of attention [B, L, inner] -> [B, L, dim]. x: input of the layer's projections."""
+    def result(self, out: Tensor, weights: Tensor | None, x: Tensor, call: Call, inputs: MixerInputs) -> Any:
+        """Project the output of attention [B, H, L, D] -> [B, L, dim], with the weights if requested. x: input of the layer."""
+        out = out if out.dtype == x.dtype else out.to(x.dtype)
+        out = out.transpose(1, 2).flatten(2)
         if self.gate_proj is not None:
             out = out * self.gate_proj(x).sigmoid()
         out = self.o_proj(out)
-        return self.convolve("output", out, call, inputs) if self.short_conv else out
+        out = self.convolve("output", out, call, inputs) if self.short_conv else out
+        if inputs.cache is not None:
+            inputs.cache.roll()
+        return (out, weights) if inputs.return_weights else out
 
 
 def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
@@ -189,18 +194,16 @@ def normed(norm: nn.RMSNorm | nn.LayerNorm, x: Tensor) -> Tensor:
     return norm(x.to(norm.weight.dtype)).to(x.dtype)
 
 
-def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: MixerInputs) -> tuple[Tensor, Call]:
-    """Tokens, with zeros at padding, and the checked call.
-
-    ValueError for invalid arguments, before the cache changes.
-    mask: the mask of the inputs, with the layer's part joined.
-    """
-    cache = inputs.cache
+def checked_call(layer: AttentionLayer, x: Tensor, inputs: MixerInputs) -> tuple[Tensor, Call, Composed]:
+    """Tokens, with zeros at padding, the checked call, and its encoding; ValueError before the cache changes."""
+    cache, encoding = inputs.cache, layer.encoding if inputs.encoding is None else inputs.encoding
+    require_cache(layer, cache, layer.cache_kinds)
+    mask = layer.mask_of(inputs)
     past = cache.get_seq_length() if cache is not None else 0
     if cache is not None and past and cache.keys is not None and cache.keys.shape[0] != x.shape[0]:
         raise UsageError("x", f"a batch of {len(cache.keys)}, as the cache stores", len(x))
-    if x.dim() != 3 or x.shape[2] != dim or x.numel() == 0:
-        require_tokens(x, dim)
+    if x.dim() != 3 or x.shape[2] != layer.dim or x.numel() == 0:
+        require_tokens(x, layer.dim)
     positions = inputs.positions
     if positions is None:
         positions = 0 if cache is None else cache.next_positions()
@@ -213,7 +216,7 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
     if cache is not None and past and not encoding.stable_keys:
         now = later(newest(cache.positions, cache.held), newest(call.positions, call.length))
         require_same_past(encoding, cache.max_position, now)
-    return x, call
+    return x, call, encoding
 
 
 def valid_call(

@@ -11,7 +11,6 @@ from torch import Tensor
 from longitude.attention.documents import require_tokens
 from longitude.attention.heads import Headed, join_heads
 from longitude.attention.masks import NoMask, Padding
-from longitude.attention.operation import attend
 from longitude.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,10 +76,8 @@ class CrossAttention(Headed):
         if valid is not None and valid.shape != (len(x), k.shape[2]):
             expected = [len(x), k.shape[2]]
             raise UsageError("valid", f"{expected}, one per token of the source", list(valid.shape))
-        out = attend(
-            q.to(k.dtype), k, v, mask=NoMask() if valid is None else Padding(valid), scale=self.scale,
-            dropout=self.dropout if self.training else 0.0, return_weights=return_weights, backend=self.backend,
-        )  # fmt: skip
+        mask = NoMask() if valid is None else Padding(valid)
+        out = self.attend(q.to(k.dtype), k, v, mask=mask, return_weights=return_weights)
         out, weights = out if isinstance(out, tuple) else (out, None)
         out = self.o_proj(join_heads(out.to(x.dtype)))
         return (out, weights) if return_weights else out

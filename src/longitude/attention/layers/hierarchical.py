@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -29,21 +28,8 @@ from longitude.positions.coordinates import as_int, single_axis, wide
 from longitude.positions.rotation import RotaryTable
 from longitude.positions.terms import OffsetBias
 
-if TYPE_CHECKING:
-    from longitude.attention.cache import StateLayer
-
 CHUNK = 32
 """Prefixes whose queries share a matrix product, a power of two: more of them waste scores, fewer waste time."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The options of one call, as in HierarchicalAttention."""
-
-    window: int
-    scale: float
-    dropout: float = 0.0
-    backend: str = "auto"
 
 
 class State(NamedTuple):
@@ -57,14 +43,12 @@ class State(NamedTuple):
     keys: Float[Tensor, "B Hkv kept D"]
     values: Float[Tensor, "B Hkv kept Dv"]
     places: Int[Tensor, "B 1 kept 1"]
-    block_keys: Float[Tensor, "B Hkv levels D"]
-    block_values: Float[Tensor, "B Hkv levels Dv"]
-    ends: Int[Tensor, "B 1 levels 2"]
+    blocks: Blocks
 
 
 # ---- attention --------------------------------------------------------------------------------------------------------
 def attend_tokens(
-    rule: Rule,
+    layer: HierarchicalAttention,
     q: Float[Tensor, "B H L D"],
     k: Float[Tensor, "B Hkv L D"],
     v: Float[Tensor, "B Hkv L Dv"],
@@ -95,9 +79,9 @@ def attend_tokens(
         reset, valid = None if reset is None else reset.gather(1, order), real
     with torch.autocast(q.device.type, enabled=False):
         # Where documents begin is not known while compiling: chunks of one token may begin anywhere.
-        stream = stream_of(state, (k, v, places), reset, valid, rule.window, 1 if traced else CHUNK)
-        out = attend_near(rule, q, stream, encoding, counted)
-        far, state = attend_far(rule, q, stream, encoding, counted or traced, state, inputs.cached)
+        stream = stream_of(state, (k, v, places), reset, valid, layer.window, 1 if traced else CHUNK)
+        out = attend_near(layer, q, stream, encoding, counted)
+        far, state = attend_far(layer, q, stream, encoding, counted or traced, state, inputs.cached)
         if far is not None:
             g = gate.to(far[0].dtype).masked_fill(far[1] == -math.inf, 1.0)[..., None]
             out = (g * out + (1 - g) * far[0]).to(dtype)
@@ -175,22 +159,22 @@ def source_of(slot: Int[Tensor, "#B S"], use: Bool[Tensor, "#B S"], count: int) 
 
 
 def attend_near(
-    rule: Rule, q: Float[Tensor, "B H L D"], stream: Stream, encoding: Composed, counted: bool
+    layer: HierarchicalAttention, q: Float[Tensor, "B H L D"], stream: Stream, encoding: Composed, counted: bool
 ) -> Float[Tensor, "B H L Dv"]:
     """Attention to the window. counted: whether there is one document without a state."""
-    mask: Mask = Window(rule.window)
+    mask: Mask = Window(layer.window)
     alone = stream.there & (stream.first_slot == 0)
     if not counted and not (readable(alone) and bool(alone.all())):
         mask = mask & Documents(stream.begins.cumsum(1)) & Padding(stream.there)
     places = stream.places[:, 0, :, 0]
     q_at, k_at = (as_int(p[0] if len(p) == 1 else p) for p in (places[:, stream.held :], places))
     keys = stream.keys[..., -q.shape[3] :]
-    r = raw_request(q, keys, stream.values, encoding, None, mask, q_at, k_at, rule.scale, rule.dropout, False)
-    return run(r, rule.backend)[0]
+    r = raw_request(q, keys, stream.values, encoding, None, mask, q_at, k_at, layer.factor, layer.dropping, False)
+    return run(r, layer.backend)[0]
 
 
 def attend_far(
-    rule: Rule,
+    layer: HierarchicalAttention,
     q: Float[Tensor, "B H L D"],
     stream: Stream,
     encoding: Composed,
@@ -202,7 +186,7 @@ def attend_far(
 
     static: whether shapes alone decide which blocks are computed.
     """
-    size, window, held, length, there = stream.size, rule.window, stream.held, q.shape[2], stream.there
+    size, window, held, length, there = stream.size, layer.window, stream.held, q.shape[2], stream.there
     prefix = (stream.number - window).clamp(min=0)[:, held:]
     end = (stream.slot - (stream.slot - stream.first_slot).clamp(max=window - 1))[:, held:]  # slot after the prefix
     newest = (there.byte().argmax(1, keepdim=True) + there.sum(1, keepdim=True) - 1).clamp(min=0)
@@ -230,8 +214,7 @@ def attend_far(
     begin = torch.cat([begin[:, first:], stream.first_slot.gather(1, newest) // size], 1)
     begin = begin - torch.where(begin == 0, stream.before, 0)
     number = torch.cat([chunk[first:] - begin[:, :-1], complete], 1)
-    carried = None if state is None else Blocks(state.block_keys, state.block_values, state.ends)
-    larger = larger_blocks(whole, carried, stream.before, begin, number, levels)
+    larger = larger_blocks(whole, None if state is None else state.blocks, stream.before, begin, number, levels)
     state = state_after(stream, seen, complete, newest, window, larger) if cached else None
 
     blocks, level, visible = of_chunks(smaller, larger, number[:, :-1], first, size)
@@ -239,7 +222,7 @@ def attend_far(
     grid = (chunks - first, size)
     rows = picked(q.to(dtype), q_source).unflatten(2, grid).unflatten(1, (keys.shape[1], -1)).transpose(2, 3)
     at = picked(stream.places[:, :, held:], q_source).view(-1, *grid)
-    out, lse = attend_blocks(rule, rows, blocks, level, visible, at, encoding)
+    out, lse = attend_blocks(layer, rows, blocks, level, visible, at, encoding)
     back = (end - first * size).masked_fill(prefix == 0, -1)
     out, lse = (picked(x.transpose(2, 3).flatten(1, 2).flatten(2, 3), back) for x in (out, lse[..., None]))
     return (out, lse[..., 0].masked_fill((prefix == 0)[:, None], -math.inf)), state
@@ -349,17 +332,14 @@ def state_after(
     else:
         at = newest - kept + 1 + torch.arange(kept, device=seen.device)
         keys, values, places = (picked(x, at) for x in tokens)
-    batch, heads, dtype = len(keys), keys.shape[1], torch.promote_types(keys.dtype, torch.float32)
+    batch, dtype = len(keys), torch.promote_types(keys.dtype, torch.float32)
     if larger:
         blocks = mapped(lambda *x: torch.stack([level[:, :, -1] for level in x], 2), *larger)
     else:
-        blocks = Blocks(
-            keys.new_zeros(batch, heads, 0, keys.shape[3], dtype=dtype),
-            values.new_zeros(batch, heads, 0, values.shape[3], dtype=dtype),
-            places.new_zeros(batch, 1, 0, 2),
-        )
+        like = Blocks(keys.to(dtype), values.to(dtype), places.expand(-1, -1, -1, 2))
+        blocks = mapped(lambda x: x.new_zeros(*x.shape[:2], 0, x.shape[3]), like)
     places, ends = (x.expand(batch, -1, -1, -1) for x in (places, blocks.ends))
-    return State(seen.expand(batch, 1)[:, 0], keys, values, places, blocks.keys, blocks.values, ends)
+    return State(seen.expand(batch, 1)[:, 0], keys, values, places, blocks._replace(ends=ends))
 
 
 def weighted(
@@ -374,7 +354,7 @@ def weighted(
 
 
 def attend_blocks(
-    rule: Rule,
+    layer: HierarchicalAttention,
     rows: Float[Tensor, "B Hkv C R n D"],
     blocks: Blocks,
     level: Int[Tensor, " m"],
@@ -390,12 +370,12 @@ def attend_blocks(
     if encoding.transforms:
         tables = tables_at(encoding, twice.flatten(1), keys.dtype)
         keys = encoding.keys(keys.flatten(2, 3), tables).view(keys.shape)
-    scores = rule.scale * (rows.flatten(3, 4) @ keys.mT).unflatten(3, rows.shape[3:5])
+    scores = layer.factor * (rows.flatten(3, 4) @ keys.mT).unflatten(3, rows.shape[3:5])
     scores = scores + level.to(scores.dtype) * math.log(2)
-    if terms := offset_terms(encoding):
+    if terms := encoding.terms({}):  # biases of the offset alone, by `refusal`
         bias = bias_at(terms, 2 * at[..., None] - twice[:, :, None], scores.dtype)  # [H, B, C, n, m]
         scores = scores + bias.unflatten(0, (keys.shape[1], -1)).permute(2, 0, 3, 1, 4, 5)
-    weights, lse = weighted(scores, seen, rule.dropout)
+    weights, lse = weighted(scores, seen, layer.dropping)
     return (weights.flatten(3, 4) @ values).unflatten(3, rows.shape[3:5]), lse
 
 
@@ -419,14 +399,10 @@ def midway(table: RotaryTable, dtype: torch.dtype) -> RotaryTable:
     return RotaryTable(*((x * length).to(dtype) for x in sum_of))
 
 
-def bias_at(terms: Sequence[OffsetBias], twice: Int[Tensor, ...], dtype: torch.dtype) -> Tensor:
+def bias_at(terms: Sequence[Any], twice: Int[Tensor, ...], dtype: torch.dtype) -> Tensor:
     """The sum of biases at the offsets twice / 2 -> [heads, ...]."""
     below, above = twice // 2, (twice + 1) // 2
     return sum((term.at(below) + term.at(above)) / 2 for term in terms).to(dtype)  # type: ignore[union-attr]
-
-
-def offset_terms(encoding: Composed) -> list[OffsetBias]:
-    return [term for term in encoding.terms({}) if isinstance(term, OffsetBias)]
 
 
 def refusal(encoding: Encoding) -> str | None:
@@ -505,25 +481,15 @@ class HierarchicalAttention(StateMixer, Headed):
         seen = min(keys, self.window + math.log2(max(1, keys)))  # the near tokens, and about a block for each doubling
         return 2 * seen * self.num_heads * self.head_dim
 
-    def cache_layer(self) -> StateLayer:
-        from longitude.attention.cache import StateLayer
-
-        return StateLayer()
-
     def refuses(self, encoding: Encoding) -> str | None:
         return super().refuses(encoding) or refusal(encoding)
-
-    def rule(self) -> Rule:
-        scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        dropout = self.dropout if self.training else 0.0
-        return Rule(self.window, scale, dropout, self.backend)
 
     def mix(self, x: Tensor, state: State | None, inputs: StateInputs) -> tuple[Tensor, State | None]:
         self.require_state(state, len(x), inputs.encoding)
         q, (k, v) = self.queries(x), self.keys_and_values(x)
         opening = self.gate_proj(x) + self.gate_bias
         gate = opening.to(torch.promote_types(opening.dtype, torch.float32)).sigmoid().transpose(1, 2)
-        out, state = attend_tokens(self.rule(), q, k, v, gate, inputs, state)
+        out, state = attend_tokens(self, q, k, v, gate, inputs, state)
         return self.o_proj(join_heads(out.to(q.dtype))), state
 
     @property

@@ -24,7 +24,7 @@ from longitude.native.not_finite import filled
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, by_axis, explicit, wide
-from longitude.positions.rotation import Layout, RotaryTable, apply_rotary
+from longitude.positions.rotation import Layout, apply_rotary, table_of
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 ROWS = 256
@@ -202,8 +202,7 @@ class Indexer(AttentionLayer):
             self.k_top = k_top
             for module, mode in modes.items():
                 module.training = mode
-        composed = self.encoding if inputs.encoding is None else inputs.encoding
-        x, call = checked_call(x, self.dim, composed, self.mask_of(inputs), inputs)
+        x, call, _ = checked_call(self, x, inputs)
         with torch.no_grad():
             x = self.convolve("input", x, call, inputs)
         keys, source, scores = self.index_keys(x, call), self.query_source(x).detach(), []
@@ -224,10 +223,7 @@ class Indexer(AttentionLayer):
         theta, factor, _ = self._frequencies(x.device)
         angles = positions * theta.to(wide(x.device))
         angles = angles[:, None] if angles.dim() == 3 else angles
-        table = RotaryTable(angles.cos() * factor, angles.sin() * factor).to(
-            torch.promote_types(x.dtype, torch.float32)
-        )
-        return apply_rotary(x, table, self.index_rotation)
+        return apply_rotary(x, table_of(angles, x.dtype, factor), self.index_rotation)
 
     def _frequencies(self, device: torch.device | None) -> Frequencies:
         sizes = self.index_dim, self.index_base, self.index_scaling, self.index_rotary_dim

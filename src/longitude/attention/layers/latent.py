@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from longitude.attention.heads import ScoreOptions
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
-from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
+from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.errors import Count, Positive, UsageError, check_sizes, unknown
 from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed, compose
@@ -118,11 +118,9 @@ class LatentAttention(AttentionLayer):
         return super().refuses(encoding)
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
-        encoding = self.encoding if inputs.encoding is None else inputs.encoding
         cache = inputs.cache
+        x, call, encoding = checked_call(self, x, inputs)
         self.require_sizes(encoding)
-        require_cache(self, cache, self.cache_kinds)
-        x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         absorbed = self.absorbs(call, encoding)
         x = self.convolve("input", x, call, inputs)
 
@@ -166,10 +164,7 @@ class LatentAttention(AttentionLayer):
         attend = self.absorbed if absorbed else self.expanded
         out, weights = attend(q, key, over_keys)
         out = out if finish is None else finish(out)
-        out = self.project_output(out.to(x.dtype).transpose(1, 2).flatten(2), x, call, inputs)
-        if cache is not None:
-            cache.roll()
-        return (out, weights) if inputs.return_weights else out
+        return self.result(out, weights, x, call, inputs)
 
     def query_source(self, x: Tensor) -> Tensor:
         return x if self.q_rank is None else normed(self.q_norm, self.q_down(x))

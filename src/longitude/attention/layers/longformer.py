@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from longitude.attention.documents import require_number_per_token, require_tokens, runs_of
 from longitude.attention.heads import Headed, HeadedOptions, join_heads, split_heads
 from longitude.attention.masks import Band, Documents, Global, Mask, NoMask, Padding, Pairs
-from longitude.attention.operation import attend
 from longitude.errors import check_sizes
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
@@ -103,7 +102,8 @@ class LongformerAttention(Headed):
         seen = (Band(self.window, self.window) | several) & mask
         order = torch.arange(length, device=x.device)
         chosen = several.chosen(order)
-        out = self.attend(self.queries(x), *self.keys_and_values(x), seen, positions, positions)
+        to = {"encoding": self.encoding, "k_positions": positions}
+        out = self.attend(self.queries(x), *self.keys_and_values(x), mask=seen, q_positions=positions, **to)
         (rows,) = torch.nonzero(chosen if chosen.dim() == 1 else chosen.any(0), as_tuple=True)
         if len(rows):
             projected = self.global_q_proj(x[:, rows]), self.global_k_proj(x), self.global_v_proj(x)
@@ -111,20 +111,12 @@ class LongformerAttention(Headed):
             q_positions = q_positions[rows] if q_positions.dim() == 1 else q_positions[:, rows]
             every = Pairs(mask.allowed(rows, order), length - len(rows), 0)  # attend has queries as the last tokens
             q, k, v = (split_heads(y, self.num_heads) for y in projected)
-            full = self.attend(q, k, v, every, q_positions, positions)
+            full = self.attend(q, k, v, mask=every, q_positions=q_positions, **to)
             where = chosen[..., rows, None] if chosen.dim() == 1 else chosen[:, None, rows, None]
             out = out.index_copy(2, rows, torch.where(where, full, out[:, :, rows]))
         if documents is not None:
             out = out.masked_fill((documents < 0)[:, None, :, None], 0.0)
         return self.o_proj(join_heads(out))
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, q_positions: Positions, positions: Positions
-    ) -> Tensor:
-        return attend(
-            q, k, v, encoding=self.encoding, mask=mask, q_positions=q_positions, k_positions=positions,
-            scale=self.scale, dropout=self.dropout if self.training else 0.0, backend=self.backend,
-        )  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"window={self.window}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.heads import ScoreOptions, head_sizes
 from longitude.attention.layers.base import AttentionLayer, Call, attended, checked_call, normed, tables_of
-from longitude.attention.mixer import MixerInputs, register_mixer, require_cache
+from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.errors import Positive
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
@@ -86,10 +86,8 @@ class MultiHeadAttention(AttentionLayer):
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """Project, rotate, cache, attend, project."""
-        encoding = self.encoding if inputs.encoding is None else inputs.encoding
         cache = inputs.cache
-        require_cache(self, cache, self.cache_kinds)
-        x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
+        x, call, encoding = checked_call(self, x, inputs)
         if self.short_conv:
             x = self.convolve("input", x, call, inputs)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -115,19 +113,14 @@ class MultiHeadAttention(AttentionLayer):
             k_positions = cache.positions
         if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may store keys in a wider dtype
             q, v = q.to(k.dtype), v.to(k.dtype)
-        weigh = inputs.return_weights
-        finish = None
+        finish, weigh = None, inputs.return_weights
         if self.choosing:
             call, columns, finish = self.narrowed(x, x, call, columns)
         out, weights = self.over_keys((q, k, v), call, encoding, columns, k_positions, self.scale, weigh, inputs.step)
         out = out if finish is None else finish(out)
         if encoding.rotate_values and encoding.stable_keys:  # else `attended` has rotated values and output
             out = encoding.restore_outputs(out, tables)
-        out = out if out.dtype == x.dtype else out.to(x.dtype)
-        out = self.project_output(out.transpose(1, 2).flatten(2), x, call, inputs)
-        if cache is not None:
-            cache.roll()
-        return (out, weights) if weigh else out
+        return self.result(out, weights, x, call, inputs)
 
     def convolve_heads(
         self, q: Tensor, k: Tensor, v: Tensor, call: Call, inputs: MixerInputs

@@ -1,7 +1,8 @@
-"""The loops over tokens in C, as autograd functions. The state stays in the processor's cache, not in memory."""
+"""The loops over tokens in C, as an autograd function. The state stays in the processor's cache, not in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import c_int64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,16 +12,17 @@ from torch import Tensor
 
 from longitude.errors import UsageError
 from longitude.native import load
-from longitude.native.tensors import Signature
+from longitude.native.tensors import LITERALS, Signature
 from longitude.recurrent.ops.scan import needs_formula, once
 
 REPLAYED = 32
 """Tokens per chunk in the backward of delta.c, which stores all states of one chunk."""
 LANES = 16
 """Channels in one vector, as in lanes.h."""
+FLAGS = ("keep", "flags")
 
 
-def loops(name: str, dtype: torch.dtype) -> load.Passes | None:
+def loops(name: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
     """Forward and backward of a C file for float32 or float64; None if it cannot be compiled."""
     return load.passes(Path(__file__).with_name(name), dtype)
 
@@ -31,23 +33,33 @@ def usable(name: str, x: Tensor) -> bool:
 
 
 class Kernel(NamedTuple):
-    """Sizes in the struct Shape of a C file, and the shapes of what it reads and writes, in the order of its arguments."""
+    """Sizes in the struct Shape of a C file, and the shapes of what it reads and writes, in the order of its arguments.
+
+    Args:
+        sizes: Names of the sizes.
+        inputs: Tensors that forward reads; `flags` and `keep` are uint8 or None, and have no gradient.
+        results: Outputs of the tokens, and the state after the last.
+        gradients: Gradients of the other inputs, in their order, before sums over what shares an input.
+        folded: Sums that `sum_to_size` does not compute: of a gradient, for its input.
+    """
 
     sizes: str
     inputs: dict[str, str]
     results: dict[str, str]
     gradients: dict[str, str]
+    folded: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
 
     def signature(self, name: str, backward: bool) -> Signature:
         """What forward or backward requires."""
         shapes = self.inputs | self.results | (self.gradients if backward else {})
-        typed = {x: f"{'uint8' if x in ('keep', 'flags') else 'dtype'} {shape}" for x, shape in shapes.items()}
+        typed = {x: f"{'uint8' if x in FLAGS else 'dtype'} {shape}" for x, shape in shapes.items()}
         return Signature(
             name, typed, lambda of: of.get("heads", 0) % of.get("groups", 1) == 0, "groups that divide heads"
         )
 
 
 def _delta() -> Kernel:
+    """A delta rule. b None: k is removed too, by what r reads after the decay; else r reads before it."""
     read, key, value = (
         f"batch {width}" for width in ("groups length keys", "heads length keys", "heads length values")
     )
@@ -57,29 +69,24 @@ def _delta() -> Kernel:
         {"q": read, "r": read, "k": key, "b": key, "v": value, "log_w": decay, "keep": "batch length", "first": state},
         {"out": value, "last": state},
         {"gq": key, "gr": key, "gk": key, "gb": key, "gv": value, "gw": key, "gfirst": state},
+        dict.fromkeys(("q", "r"), lambda g, x: g.unflatten(1, (x.shape[1], -1)).sum(2)),
     )
 
 
 def _scan() -> Kernel:
     token, read, state = "batch length groups channels", "batch length groups size", "batch groups size channels"
-    parts = "batch groups blocks length size"
+    diagonal, parts = "groups size channels", "batch groups blocks length size"
     return Kernel(
         "batch length groups channels size chunk threads",
-        {
-            "dt": token,
-            "x": token,
-            "A": "groups size channels",
-            "B": read,
-            "C": read,
-            "keep": "batch length",
-            "first": state,
-        },
+        {"dt": token, "x": token, "A": diagonal, "B": read, "C": read, "keep": "batch length", "first": state},
         {"out": token, "last": state},
         {"gdt": token, "gx": token, "gA": state, "gB": parts, "gC": parts, "gfirst": state},
+        dict.fromkeys(("B", "C"), lambda g, _: g.sum(2).transpose(1, 2)),
     )
 
 
 def _diagonal() -> Kernel:
+    """Real and imaginary parts of complex numbers are the 2."""
     token, pair, state = "batch length channels", "2 size channels", "batch 2 size channels"
     return Kernel(
         "batch length channels size chunk threads",
@@ -106,117 +113,57 @@ SIGNATURES = {
 """Those of forward and of backward."""
 
 
-def _call(name: str, direction: int, sizes: tuple[int, ...], *data: Tensor | None) -> None:
-    """Run forward (0) or backward (1) of a C file. sizes: the numbers of its struct Shape, threads last."""
-    known = dict(zip(KERNELS[name].sizes.split(), sizes, strict=True))
-    SIGNATURES[name][direction].require(data, blocks=-(-known.get("channels", 0) // LANES), **known)
+def _call(name: str, direction: int, sizes: dict[str, int], *data: Tensor | None) -> None:
+    """Run forward (0) or backward (1) of a C file. sizes: those of its struct Shape, and of all its shapes."""
+    SIGNATURES[name][direction].require(data, **sizes)
     if data[0] is None or not all(x is None or x.is_contiguous() for x in data):
         raise UsageError(name, "contiguous tensors", [None if x is None else x.stride() for x in data])
-    run = loops(name, data[0].dtype)
+    run, shape = loops(name, data[0].dtype), [sizes[size] for size in KERNELS[name].sizes.split()]
     assert run is not None
-    run[direction]((c_int64 * len(sizes))(*sizes), *(c_void_p(None if x is None else x.data_ptr()) for x in data))
+    run[direction]((c_int64 * len(shape))(*shape), *(c_void_p(None if x is None else x.data_ptr()) for x in data))
 
 
-def _forward(
-    ctx: Any, name: str, sizes: tuple[int, ...], like: Tensor, first: Tensor, *data: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return outputs in the shape of `like` and the state after; save the inputs for backward. first: the state before."""
-    inputs = [x if x is None else x.contiguous() for x in (*data, first)]
-    ctx.sizes = (*sizes, torch.get_num_threads())
-    out, last = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (like, first))
-    _call(name, 0, ctx.sizes, *inputs, out, last)
-    ctx.save_for_backward(*inputs)
-    return out, last
-
-
-class ScanLoop(torch.autograd.Function):
-    """dt, x [B, L, G, P], A [G, N, P], B, C [B, L, G, N], keep [B, L] uint8 or None, h [B, G, N, P] -> y [B, L, G, P], h after.
+class Loop(torch.autograd.Function):
+    """Loop.apply(C file, sizes that no shape decides, *inputs) -> outputs of the tokens, and the state after the last.
 
     Backward keeps the inputs alone, and loops over the tokens twice more, `chunk` of them at a time.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, dt: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, keep: Any, h: Tensor, chunk: int
-    ) -> Any:
-        sizes = *dt.shape, A.shape[1], min(chunk, dt.shape[1])
-        return _forward(ctx, "scan.c", sizes, dt, h, dt, x, A, B, C, keep)
+    def forward(ctx: Any, name: str, sizes: dict[str, int], *data: Tensor | None) -> Any:
+        inputs, kernel = [x if x is None else x.contiguous() for x in data], KERNELS[name]
+        shapes = zip(kernel.inputs.values(), inputs, strict=True)
+        named = (pair for shape, x in shapes if x is not None for pair in zip(shape.split(), x.shape))
+        known = {word: n for word, n in named if word not in LITERALS}
+        known |= {"decays": known.pop("1|keys", 0), "blocks": -(-known.get("channels", 0) // LANES)}
+        ctx.name, ctx.sizes = name, {**known, "threads": torch.get_num_threads(), **sizes}
+        results = _empty(inputs[-1], kernel.results, ctx.sizes)  # type: ignore[arg-type]  (a state is always there)
+        _call(name, 0, ctx.sizes, *inputs, *results)
+        ctx.save_for_backward(*inputs)
+        return tuple(results)
 
     @staticmethod
     @once
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        dt, x, *_, first = saved = ctx.saved_tensors  # read once: checkpointing recomputes them for one read
-        batch, length, groups, channels, size, *_ = ctx.sizes
-        gdt, gx, gfirst, gA = (torch.empty_like(t) for t in (dt, x, first, first))
-        gB, gC = dt.new_empty(2, batch, groups, -(-channels // LANES), length, size).unbind()
-        gy, glast = (g.contiguous() for g in grads)
-        _call("scan.c", 1, ctx.sizes, *saved, gy, glast, gdt, gx, gA, gB, gC, gfirst)
-        gB, gC = (g.sum(2).transpose(1, 2) for g in (gB, gC))
-        return gdt, gx, gA.sum(0), gB, gC, None, gfirst, None
+        saved, kernel = ctx.saved_tensors, KERNELS[ctx.name]  # read once: checkpointing recomputes them for one read
+        gradients = _empty(saved[-1], kernel.gradients, ctx.sizes)
+        _call(ctx.name, 1, ctx.sizes, *saved, *(g.contiguous() for g in grads), *gradients)
+        rest, of_inputs = iter(gradients), []
+        for name, x in zip(kernel.inputs, saved, strict=True):
+            g = None if name in FLAGS else next(rest)
+            of_inputs.append(None if g is None or x is None else kernel.folded.get(name, _summed)(g, x))
+        return None, None, *of_inputs
 
 
-class WkvLoop(torch.autograd.Function):
-    """w, u [C], k, v [B, L, C], flags [B, L] or None, state [3, B, C] -> out [B, L, C], the state after."""
-
-    @staticmethod
-    def forward(ctx: Any, w: Tensor, u: Tensor, k: Tensor, v: Tensor, flags: Tensor | None, state: Tensor) -> Any:
-        return _forward(ctx, "wkv.c", tuple(k.shape), k, state, w, u, k, v, flags)
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        _, _, k, v, _, first = saved = ctx.saved_tensors
-        gw, gu = k.new_empty(2, k.shape[0], k.shape[2]).unbind()
-        gk, gv, gfirst = (torch.empty_like(t) for t in (k, v, first))
-        gout, glast = (g.contiguous() for g in grads)
-        _call("wkv.c", 1, ctx.sizes, *saved, gout, glast, gw, gu, gk, gv, gfirst)
-        return gw.sum(0), gu.sum(0), gk, gv, None, gfirst
+def _empty(like: Tensor, shapes: dict[str, str], sizes: dict[str, int]) -> list[Tensor]:
+    return [
+        like.new_empty([sizes[word] if word in sizes else int(word) for word in shape.split()])
+        for shape in shapes.values()
+    ]
 
 
-class DiagonalLoop(torch.autograd.Function):
-    """u [B, L, H], r, B, C [2, n, H], real and imaginary, flags [B, L] or None, h [B, 2, n, H] -> y [B, L, H], h after."""
-
-    @staticmethod
-    def forward(ctx: Any, u: Tensor, r: Tensor, B: Tensor, C: Tensor, flags: Any, h: Tensor, chunk: int) -> Any:
-        sizes = *u.shape, r.shape[1], min(chunk, u.shape[1])
-        return _forward(ctx, "diagonal.c", sizes, u, h, u, r, B, C, flags)
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        u, *_, first = saved = ctx.saved_tensors
-        gu, gfirst = torch.empty_like(u), torch.empty_like(first)
-        gr, gB, gC = first.new_empty(3, *first.shape).unbind()
-        gy, glast = (g.contiguous() for g in grads)
-        _call("diagonal.c", 1, ctx.sizes, *saved, gy, glast, gu, gr, gB, gC, gfirst)
-        return gu, gr.sum(0), gB.sum(0), gC.sum(0), None, gfirst, None
-
-
-class DeltaLoop(torch.autograd.Function):
-    """q, r [B, G, L, K], k, b [B, H, L, K], v [B, H, L, V], log w [B, H, L, K|1], keep [B, L] uint8 or None, S [B, H, K, V].
-
-    -> o [B, H, L, V], S after. b None: k is removed too, by what r reads after the decay; else r reads before it.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, r: Tensor, k: Tensor, b: Tensor | None, v: Tensor, log_w: Tensor, keep: Any, state: Tensor
-    ) -> Any:
-        (batch, groups, length, keys), (_, heads, _, values) = q.shape, v.shape
-        sizes = batch, groups, length, keys, heads, values, log_w.shape[-1], b is not None, min(REPLAYED, length)
-        return _forward(ctx, "delta.c", sizes, v, state, q, r, k, b, v, log_w, keep)
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, _, k, b, v, log_w, _, state = saved = ctx.saved_tensors
-        gq, gr, gk, gb, gw = k.new_empty(5, *k.shape).unbind()
-        gv, gfirst = torch.empty_like(v), torch.empty_like(state)
-        gout, glast = (g.contiguous() for g in grads)
-        _call("delta.c", 1, ctx.sizes, *saved, gout, glast, gq, gr, gk, gb, gv, gw, gfirst)
-        gq, gr = (g.unflatten(1, (q.shape[1], -1)).sum(2) for g in (gq, gr))
-        gw = gw.sum(-1, keepdim=True) if log_w.shape[-1] == 1 else gw
-        return gq, gr, gk, None if b is None else gb, gv, gw, None, gfirst
+def _summed(gradient: Tensor, x: Tensor) -> Tensor:
+    return gradient.sum_to_size(x.shape)
 
 
 def flags_of(reset: Tensor | None, valid: Tensor | None) -> Tensor | None:

@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from longitude.attention.masks import kind_of
 from longitude.errors import UsageError, unknown
 
 
@@ -52,7 +53,7 @@ def require_tokens(who: str, **named: tuple[Tensor | None, str]) -> None:
         fine = fine and all(sizes.setdefault(dim, size) == size for dim, size in zip(dims, x.shape, strict=True))
     if not fine:
         wanted = ", ".join(f"{name} [{', '.join(dims)}]" for name, (_, dims) in tensors.items())
-        got = ", ".join(f"{name} {_shown(x)}" for name, (x, _) in tensors.items())
+        got = ", ".join(f"{name} {kind_of(x)}" for name, (x, _) in tensors.items())
         raise UsageError(who, f"floats {wanted}, none empty", got)
 
 
@@ -81,14 +82,8 @@ def require_state(who: str, state: Any, shapes: dict[str, tuple[int, ...]]) -> N
     fits = isinstance(parts, tuple) and [getattr(x, "shape", None) for x in parts] == list(shapes.values())
     if not fits:
         wanted = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        got = ", ".join(map(_shown, parts)) if isinstance(parts, tuple) else repr(parts)
+        got = ", ".join(map(kind_of, parts)) if isinstance(parts, tuple) else repr(parts)
         raise UsageError(f"state: {who}", wanted, got, "pass what an earlier call of it returned, or None")
-
-
-def _shown(x: Any) -> str:
-    if not isinstance(x, Tensor):
-        return repr(x)
-    return f"{list(x.shape)}" if x.is_floating_point() or x.is_complex() else f"{list(x.shape)} of {x.dtype}"
 
 
 def state_dtype(x: Tensor) -> torch.dtype:

@@ -9,8 +9,8 @@ products, so strong decays fall to zero and nothing overflows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longitude.recurrent.ops.checks import state_dtype
-from longitude.recurrent.ops.fla_kernels import decayed_by_kernel, serve
+from longitude.recurrent.ops.fla_kernels import decayed_by_kernel
 from longitude.recurrent.ops.matrix_state import Result, run
 
 
@@ -43,15 +43,8 @@ def decayed(
     **options: Any,
 ) -> Result:
     """Return outputs and the state after the last token; see `matrix_state.run` for the arguments."""
-
-    def kernel(
-        queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
-    ) -> Result | None:
-        taken = serve(queries[0], v, **options)
-        return decayed_by_kernel(queries[0], keys[0], v, log_decay, bonus, state) if taken else None
-
     u = None if bonus is None else bonus.to(state_dtype(v)).unflatten(0, (q.shape[1], -1))[..., None, :]
-    return run(who, _Decayed(u), [q], [k], v, log_decay, kernel=kernel, **options)
+    return run(who, _Decayed(u), [q], [k], v, log_decay, kernel=partial(decayed_by_kernel, bonus), **options)
 
 
 @dataclass(frozen=True)

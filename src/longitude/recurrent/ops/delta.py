@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from longitude.recurrent.ops.c_loops import DeltaLoop, usable
+from longitude.recurrent.ops.c_loops import REPLAYED, Loop, usable
 from longitude.recurrent.ops.checks import state_dtype
 from longitude.recurrent.ops.decayed import before_decay, by_halves, channel_decays, decays_by_channel, decays_by_head
 from longitude.recurrent.ops.matrix_state import Kernel, Result, run
@@ -47,25 +47,24 @@ def delta(
 
     b: None: b = k. early: whether r reads the state before it decays; then G = H.
     """
-    dtype, loop = state_dtype(v), options.get("mode", "chunked") == "chunked" and early == (b is not None)
+    dtype = state_dtype(v)
+    in_c = options.get("mode", "chunked") == "chunked" and early == (b is not None)
+    in_c = in_c and usable("delta.c", v if v.dtype == dtype else v.new_empty(0, dtype=dtype))
 
-    def kernels(
+    def loop(
         queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, log_decay: Tensor, state: Tensor | None
-    ) -> Result | None:
-        """The result of `kernel` if it supports the call, else of delta.c if that does, else None."""
-        if kernel is not None and (result := kernel(queries, keys, v, log_decay, state)) is not None:
-            return result
-        if not loop or not usable("delta.c", v if v.dtype == dtype else v.new_empty(0, dtype=dtype)):
-            return None
-        (batch, heads, _, width), reset = v.shape, options.get("reset")
+    ) -> Result:
+        (batch, heads, length, width), reset = v.shape, options.get("reset")
         first = v.new_zeros(batch, heads, k.shape[-1], width, dtype=dtype) if state is None else state.to(dtype)
         keep = None if reset is None else reset.logical_not().to(torch.uint8)
         written, removed = keys[0], None if b is None else keys[1]
         tokens = (None if x is None else x.to(dtype) for x in (*queries, written, removed, v, log_decay))
-        out, last = DeltaLoop.apply(*tokens, keep, first)
+        sizes = {"early": b is not None, "chunk": min(REPLAYED, length)}
+        out, last = Loop.apply("delta.c", sizes, *tokens, keep, first)
         return out.to(v.dtype), last
 
-    return run(who, _Delta(early), [q, r], [k] if b is None else [k, b], v, log_decay, kernel=kernels, **options)
+    kernels: Any = {"kernel": kernel, "loop": loop if in_c else None}
+    return run(who, _Delta(early), [q, r], [k] if b is None else [k, b], v, log_decay, **kernels, **options)
 
 
 @dataclass(frozen=True)

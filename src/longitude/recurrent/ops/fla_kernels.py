@@ -7,15 +7,17 @@ RWKV-6 and RWKV-7, and kernels for the delta rule with decays by head and by cha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+
+from longitude.native.not_finite import of_tokens
 
 MAX_KEY_DIM = 256
 
@@ -26,7 +28,7 @@ def installed() -> bool:
     return find_spec("fla") is not None and find_spec("triton") is not None
 
 
-def serve(q: Tensor, v: Tensor, mode: str = "chunked", reset: Tensor | None = None, **_: Any) -> bool:
+def serve(q: Tensor, v: Tensor, mode: str, reset: Tensor | None) -> bool:
     """Whether a kernel replaces the chunked form for queries q and values v.
 
     It does not if tokens begin documents (a decay of 0 has no logarithm), or for odd dimensions or key dimensions above 256.
@@ -46,15 +48,15 @@ def serve(q: Tensor, v: Tensor, mode: str = "chunked", reset: Tensor | None = No
 
 
 def decayed_by_kernel(
-    q: Float[Tensor, "B G L K"],
-    k: Float[Tensor, "B G L K"],
+    bonus: Float[Tensor, "H K"] | None,
+    queries: Sequence[Float[Tensor, "B G L K"]],
+    keys: Sequence[Float[Tensor, "B G L K"]],
     v: Float[Tensor, "B H L V"],
     log_decay: Float[Tensor, "B|1 H L|1 K|1"],
-    bonus: Float[Tensor, "H K"] | None,
     state: Float[Tensor, "B H K V"] | None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
     """`decayed` without resets, by a kernel."""
-    batch, heads, length, _ = v.shape
+    (q,), (k,), (batch, heads, length, _) = queries, keys, v.shape
     q, k = (x.repeat_interleave(heads // x.shape[1], 1).to(v.dtype) for x in (q, k))
     if bonus is not None:
         rwkv6, w = import_module("fla.ops.rwkv6").chunk_rwkv6, log_decay.expand(batch, heads, length, q.shape[-1])
@@ -67,14 +69,19 @@ def decayed_by_kernel(
 
 
 def delta_by_kernel(
-    q: Float[Tensor, "B G L K"],
-    k: Float[Tensor, "B G L K"],
+    tokens: Sequence[Tensor],
+    valid: Bool[Tensor, "B L"] | None,
+    _queries: Sequence[Tensor],
+    _keys: Sequence[Tensor],
     v: Float[Tensor, "B H L V"],
     log_decay: Float[Tensor, "B H L K|1"],
-    beta: Float[Tensor, "B H L"],
     state: Float[Tensor, "B H K V"] | None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """`gated_delta_rule` without resets, by Gated DeltaNet's kernel, or Kimi Delta Attention's for decays by channel."""
+    """`gated_delta_rule` without resets, by Gated DeltaNet's kernel, or Kimi Delta Attention's for decays by channel.
+
+    tokens: q, k [B, G, L, K] and beta [B, H, L], which the kernels multiply themselves.
+    """
+    q, k, beta = (x if valid is None else x.where(of_tokens(valid, x, 2), 0) for x in tokens)
     q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1).to(v.dtype) for x in (q, k))
     if log_decay.shape[-1] > 1:
         rule = import_module("fla.ops.kda").chunk_kda
@@ -85,15 +92,17 @@ def delta_by_kernel(
 
 
 def rwkv7_by_kernel(
-    r: Float[Tensor, "B H L K"],
-    log_w: Float[Tensor, "B H L K"],
-    k: Float[Tensor, "B H L K"],
+    queries: Sequence[Float[Tensor, "B H L K"]],
+    keys: Sequence[Float[Tensor, "B H L K"]],
     v: Float[Tensor, "B H L V"],
-    kappa: Float[Tensor, "B H L K"],
-    removed: Float[Tensor, "B H L K"],
+    log_w: Float[Tensor, "B H L K"],
     state: Float[Tensor, "B H K V"] | None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """`rwkv7` with removed = a kappa and without resets, by a kernel. Its chunks of 16 tokens support any decay."""
+    """`rwkv7` without resets, by a kernel. Its chunks of 16 tokens support any decay.
+
+    queries: r and kappa. keys: k, and a kappa, by which keys are removed.
+    """
+    (r, kappa), (k, removed) = queries, keys
     r, k, read, removed = (x.to(v.dtype) for x in (r, k, -kappa, removed))
     rwkv7 = import_module("fla.ops.rwkv7").chunk_rwkv7
     return _called(rwkv7, state, 1.0, r, log_w.float(), k, v, read, removed)

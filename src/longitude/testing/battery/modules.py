@@ -271,16 +271,12 @@ def dtypes_of_encodings(build: Example) -> None:
 def dtypes_of_mixers(build: MixerExample) -> None:
     """Moved to bfloat16 or float16 and computed in float64, it gives nearly what it gave.
 
-    As built, with a state of 64 where it has a state_size, and with all blocks or keys where it would choose some: rounded
+    As built, with a state of 64 where it has a state_size, and with all keys where it would choose some: rounded
     parameters choose others. The rounding of parameters is all that may differ. Every way of moving
     keeps the same numbers; moving again changes none; a state_dict takes them along; outputs are of the model's dtype.
     """
     x = numbers(1, 200, DIM)
-    options = {
-        name: n
-        for name, n in {"state_size": 64, "select_count": x.shape[1], "k_top": x.shape[1]}.items()
-        if build.has(name)
-    }
+    options = {name: n for name, n in {"state_size": 64, "k_top": x.shape[1]}.items() if build.has(name)}
     mixer = build(filled=False, **options).float()
 
     def run(module: nn.Module, dtype: torch.dtype) -> Tensor:
