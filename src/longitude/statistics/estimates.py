@@ -54,6 +54,9 @@ class Sums(NamedTuple):
         return Sums(tuple(seeds), self.of[rows], self.over[rows])
 
 
+Ends = tuple[float | None, float | None, str | None, float | None, float | None, float | None, float | None]
+
+
 class Estimate(NamedTuple):
     """A value with its intervals; what is missing is None.
 
@@ -82,7 +85,7 @@ class Estimate(NamedTuple):
     seed_high: float | None = None
 
     @property
-    def ends(self) -> tuple[Any, ...]:
+    def ends(self) -> Ends:
         """The intervals in the order that `Comparison` and findings of studies have them."""
         return self.low, self.high, self.over, self.text_low, self.text_high, self.seed_low, self.seed_high
 
