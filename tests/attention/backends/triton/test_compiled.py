@@ -22,8 +22,6 @@ def compiled(tmp_path, *arguments):
     found = json.loads((tmp_path / "rows.json").read_text())
     bad = [row for row in found if row["spilled"] or not row["fits"]]
     assert not bad and done.returncode == 0, done.stdout
-    # Between a store and another thread's load there is a barrier: from queries to queries, in the sum of the table's gradient.
-    assert all(row["barriers"] for row in found if row["kernel"] == "backward_queries" and row["adds"] != "levels")
     # In the loop over keys there is none: Triton would load nothing ahead of its use.
     assert all(row["ahead"] for row in found if row["kernel"] != "rotate" and row["num_stages"] > 1)
     return found

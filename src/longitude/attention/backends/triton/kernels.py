@@ -69,28 +69,56 @@ def _write(x, first, at, real, stride, values, WIDTH: tl.constexpr, WIDE: tl.con
 
 
 @triton.jit
-def _biases(corner, at_i, at_j):
+def _strip(pointers, at: tl.constexpr, step: tl.constexpr, count: tl.constexpr):
+    """What is at pointers + at, + at + step, ..., `count` times, in new last dimensions of 2, the smallest step last.
+
+    The constants are parts of the instructions, so a thread has one address for all of them. tl.load would bring the numbers
+    through shared memory into the layout of the product, in which assembly loads them.
+    """
+    if count > 1:
+        even = _strip(pointers, at, 2 * step, count // 2)
+        return tl.join(even, _strip(pointers, at + step, 2 * step, count // 2))
+    elif INTERPRETED:
+        return tl.load(pointers + at)
+    else:
+        pointers += at
+        return tl.inline_asm_elementwise(
+            "ld.global.f32 $0, [$1];", "=f,l", [pointers], tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def _biases(corner, at_i, at_j, STRIP: tl.constexpr):
     """The table at queries and keys of a block; corner: at its first ones.
 
-    tl.load would bring the numbers through shared memory into the layout of the product, in which assembly loads them.
+    STRIP: a thread has two numbers of every 8 x 8 square in a strip of 16 rows. Squares on one diagonal hold the same numbers,
+    which the compiler loads once. This fits the layout of products on Hopper; elsewhere numbers would pass through shared memory.
     """
-    pointers = corner + (at_i - at_j)
-    if INTERPRETED:
-        return tl.load(pointers)
-    return tl.inline_asm_elementwise("ld.global.f32 $0, [$1];", "=f,l", [pointers], tl.float32, is_pure=True, pack=1)
+    if STRIP:
+        ROWS: tl.constexpr = max(at_i.shape[0], at_j.shape[0])
+        COLUMNS: tl.constexpr = max(at_i.shape[1], at_j.shape[1])
+        DOWN: tl.constexpr = 1 if at_j.shape[0] == 1 else -1
+        r = tl.arange(0, ROWS // 16)[:, None, None] * 16 + tl.arange(0, 8)[None, :, None]
+        square = corner + DOWN * (r.to(tl.int64) - tl.arange(0, 8)[None, None, :].to(tl.int64))
+        upper = _strip(square, 0, -8 * DOWN, COLUMNS // 8)
+        both = tl.join(upper, _strip(square, 8 * DOWN, -8 * DOWN, COLUMNS // 8))
+        both = tl.reshape(both, [ROWS // 16, 8, 8, COLUMNS // 8, 2])
+        return tl.reshape(tl.permute(both, (0, 4, 1, 3, 2)), [ROWS, COLUMNS])
+    else:
+        return _strip(corner + (at_i - at_j), 0, 0, 1)
 
 
 @triton.jit
 def _scores(s, j, lo, hi, q_level, k_level, corner, at_i, at_j, masked, rate, curve, pieces, low, high,
-            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip
+            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, STRIP: tl.constexpr):  # fmt: skip
     """Scores from products, in units of log 2; -inf for hidden keys if the block is `masked`.
 
     Tensors of queries have one dimension of the products, tensors of keys the other.
     """
     if ENDS:
-        s = bend(s, _biases(corner, at_i, at_j) * rate, curve, pieces, low, high)
+        s = bend(s, _biases(corner, at_i, at_j, STRIP) * rate, curve, pieces, low, high)
     elif TABLE:
-        s += _biases(corner, at_i, at_j)
+        s += _biases(corner, at_i, at_j, STRIP)
     if LEVELS:
         s += q_level - k_level
     if masked:
@@ -197,7 +225,8 @@ def unbend(s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes
 def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, factor, last, width, nearest, pieces, rows, keys,
             heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval, skip,
             D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
+            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr,
+            STRIP: tl.constexpr):  # fmt: skip
     """A block of queries of a head: out and the logsumexp of their scores."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * Q  # under causality the longest first
     b, h = (skip + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -231,7 +260,7 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, f
         low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
         s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
                     at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve, pieces,
-                    low, high, TABLE, LEVELS, ENDS)  # fmt: skip
+                    low, high, TABLE, LEVELS, ENDS, STRIP)  # fmt: skip
         higher = tl.maximum(top, tl.max(s, 1))
         above = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet: 2^(-inf - 0) is 0
         p = tl.exp2(s - above[:, None])
@@ -296,7 +325,7 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
                      v_head, v_stride, interval, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr,
                      WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr,
                      ENDS: tl.constexpr, FAR: tl.constexpr,
-                     LEARNED: tl.constexpr):  # fmt: skip
+                     LEARNED: tl.constexpr, STRIP: tl.constexpr):  # fmt: skip
     """Gradients of the blocks of queries of a head, in sequence, and `delta` for `backward_keys`.
 
     delta_i = grad_i . out_i - grad_lse_i. The program sums its part of the table's gradient in its row of `of_table`. Q is a
@@ -344,7 +373,7 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
             low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
             s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
                         at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve,
-                        pieces, low, high, TABLE, LEVELS, ENDS)  # fmt: skip
+                        pieces, low, high, TABLE, LEVELS, ENDS, STRIP)  # fmt: skip
             values = _vectors(v_head_ptr, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
             of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
             of_s = tl.exp2(s - bits[:, None]) * (of_p - own_delta[:, None])
@@ -353,7 +382,7 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
                 level += tl.sum(of_s, 1)
             if LEARNED:
                 if ENDS:
-                    t = _biases(table + column, at_i[:, None], at_j[None, :]) * rate[:, None]
+                    t = _biases(table + column, at_i[:, None], at_j[None, :], STRIP) * rate[:, None]
                     of_s, piece, of_t, of_y, of_rate, of_slopes, of_levels = unbend(
                         of_s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES)  # fmt: skip
                     of_s *= rate[:, None]
@@ -386,7 +415,8 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
                   scale, factor, last, width, nearest, pieces, rows, keys, heads, group, q_batch, q_head,
                   q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval, blocks, skip,
                   D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
-                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
+                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr,
+            STRIP: tl.constexpr):  # fmt: skip
     """A block of keys of one head, read by all heads of its group: gradients of keys, values and levels of keys.
 
     bounds [B, 4, blocks]: the first query that attends to one of the keys, the first that attends to all, the first after these,
@@ -423,7 +453,7 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
             low, high = pieces_of(ends, distances, column, nearest, fast, slow, Q, K, ENDS)
             s = _scores(products, j[:, None], own_lo[None, :], own_hi[None, :], mine[None, :], theirs[:, None],
                         distances + column, at_i[None, :], at_j[:, None], (first < full) | (first + Q > rest),
-                        rate[None, :], curve, pieces, low, high, TABLE, LEVELS, ENDS)  # fmt: skip
+                        rate[None, :], curve, pieces, low, high, TABLE, LEVELS, ENDS, STRIP)  # fmt: skip
             p = tl.exp2(s - _in_bits(tl.load(lse + line * rows + i, mask=real, other=float("inf")))[None, :])
             of_out = _vectors(grad + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
             acc_v = tl.dot(p.to(of_out.dtype), of_out, acc_v, input_precision="ieee")

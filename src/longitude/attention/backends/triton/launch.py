@@ -73,13 +73,16 @@ class Blocks(NamedTuple):
     num_warps: int
     num_stages: int
     maxnreg: int = 255  # the most of a thread; otherwise the assembler spills registers to run more blocks
+    STRIP: bool = False  # how the table is loaded; see `_biases`
 
 
 KERNELS = "forward", "backward_queries", "backward_keys"
+# Two blocks run on a multiprocessor if a thread of 256 takes 128 registers.
+_PAIR = Blocks(128, 64, 8, 2, 128)
 _WIDE, _FLAT, _SQUARE, _SMALL = Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)
 BLOCKS = {
     8: {64: (_WIDE, _SMALL, _SMALL), 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 2))},
-    9: {64: (_WIDE, _WIDE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 2))},
+    9: {64: (_PAIR, _WIDE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 2))},
     10: {64: (_WIDE, _SQUARE, _SQUARE), 128: (_FLAT, _SQUARE, Blocks(64, 64, 8, 1))},
 }
 """Block sizes of `KERNELS` by generation of chips and largest width: the largest of those tried that spill no register and
@@ -87,7 +90,7 @@ fit into the shared memory of all its chips. Blocks of `backward_queries` are st
 benchmarks/gpu_kernels.py` prints registers and spills as reported by the assembler."""
 SEVERAL = {
     8: {64: BLOCKS[8][64], 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 1))},
-    9: {64: (_WIDE, _FLAT, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1))},
+    9: {64: (_PAIR, _FLAT, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1))},
     10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1))},
 }
 """Block sizes in the format of `BLOCKS` for curves, or a table and levels, which take more registers."""
@@ -102,7 +105,8 @@ def blocks_for(major: int, width: int, several: bool = False) -> tuple[Blocks, .
     """
     blocks = SEVERAL if several else BLOCKS
     widths = blocks.get(GENERATIONS.get(major, major), blocks[8])
-    return next(blocks for limit, blocks in widths.items() if width <= limit)
+    chosen = next(blocks for limit, blocks in widths.items() if width <= limit)
+    return tuple(blocks._replace(STRIP=major == 9) for blocks in chosen)
 
 
 def blocks_of(kernel: str, x: Inputs) -> Blocks:
