@@ -43,7 +43,7 @@ ADDS = {
     "curves": (True, False, 32),
 }
 """A table, levels, and ends of the pieces of FIRE's curves."""
-PRODUCTS = {"forward": 2, "backward_queries": 3, "backward_keys": 4}
+PRODUCTS = {"forward": 2, "backward_queries": 3, "backward_keys": 4, "diagonals": 2}
 FLOPS = {"sm_80": 2048, "sm_90": 4096, "sm_100": 8192}
 """Operations of a multiprocessor's tensor cores in a cycle, in bfloat16, dense."""
 BEFORE = Path(__file__).parent / "results" / "2026-11-30-gpu-kernels-before.json"
@@ -119,6 +119,8 @@ def inner_loop(code: str) -> list[str]:
 def rows(chips: list[int], widths: list[int], adds: list[str]) -> Iterator[dict[str, Any]]:
     for chip, width in itertools.product(chips, widths):
         for (number, kernel), what in itertools.product(enumerate(launch.KERNELS), adds):
+            if kernel == "diagonals" and not ADDS[what][0]:
+                continue
             several = what in ("both", "curves")
             blocks = launch.blocks_for(chip // 10, launch.wide(width), several)[number]
             yield compiled(kernel, chip, width, blocks, what)

@@ -35,4 +35,4 @@ CHIPS = "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"
 @pytest.mark.parametrize("chip", CHIPS)
 def test_for_every_width_and_bias(tmp_path, chip):
     found = compiled(tmp_path, "--chips", chip.removeprefix("sm_"), "--widths", "32", "64", "128")
-    assert len(found) == 3 * (3 * 5 + 2)
+    assert len(found) == 3 * (3 * 5 + 3 + 2)

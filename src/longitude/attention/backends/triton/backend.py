@@ -155,15 +155,16 @@ def _not_compiled(
 
 
 def memory(r: Request) -> int:
-    """Bytes of logsumexp and delta of each query; of the table and, for each program, a row of its gradient; of levels."""
+    """Bytes of logsumexp and delta of each query; of the table, and of its gradient in each program; of levels."""
     per_query = 2 * r.q.shape[0] * r.heads * r.rows
-    table = (r.heads + (launch.table_rows(r.q.device, r.heads) * r.heads if r.learned else 0)) * (r.rows + r.length)
+    table = r.heads * (r.rows + r.length) * (7 if r.learned else 1)
+    table += r.heads * launch.table_rows(r.q.device, r.heads) * 256 * bool(r.learned)
     levels = 4 * r.q.shape[0] * r.heads * (r.rows + r.length)
     kinds = {type(term) for term in r.terms}
     function = normalized(r)
     curves = 0 if function is None else r.q.shape[0] * (r.heads + 1) * r.rows
-    if function is not None and r.learned:  # sums of each program, by piece and by query of a block
-        curves += launch.table_rows(r.q.device, r.heads) * r.heads * (len(function.b1) + 1) * 2 * 128
+    if function is not None and r.learned:  # sums of each block of queries, by piece
+        curves += r.q.shape[0] * r.heads * (r.rows // 32 + 1) * len(function.b1) * 4
     return 4 * (per_query + table * bool(kinds & {OffsetBias, PairBias}) + curves + levels * (Drift in kinds))
 
 

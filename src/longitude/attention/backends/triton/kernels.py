@@ -16,7 +16,8 @@ With `curves` (FIRE), the table has distances, and a piecewise linear function o
 end of a piece within the range the slope changes, and the function is continuous. A curve is [3, pieces]: slopes, levels, ends.
 
 There is no atomic addition. Each number of a result is summed by one program in a fixed order, so results and gradients are
-bitwise reproducible. The gradient of the table is summed by programs that each write their row of a workspace.
+bitwise reproducible. The gradient of the table is a sum along diagonals: `diagonals` adds up the blocks of one distance, and
+sums the diagonals of the result once.
 
     Q, K            queries and keys of a block
     D, DV           width of queries and keys, and of values
@@ -199,25 +200,32 @@ def add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES: t
 
 @triton.jit
 def unbend(s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES: tl.constexpr):
-    """Gradients of t where those of scores are s, [Q, K]; the other gradients with those of this block added.
+    """Gradients of rates, slopes and levels with those of this block added, where those of scores are s, [Q, K].
 
     Most blocks have one piece, as the block before: its sums for each query, of_t and of_y, are held until another piece comes.
     """
-    slope = tl.zeros_like(s) + tl.load(curve + low)
-    of_s = s * slope
     if (piece != low) | (low != high):
         of_rate, of_slopes, of_levels = add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES)
         of_t, of_y, piece = tl.zeros_like(of_t), tl.zeros_like(of_y), low
         for m in range(low + 1, high + 1):
             within = (t > tl.load(curve + 2 * pieces + m - 1)) & ((t <= tl.load(curve + 2 * pieces + m)) | (m == high))
             part = tl.where(within, s, 0.0)
-            of_s = tl.where(within, tl.load(curve + m) * s, of_s)
             part_t, part_y = tl.sum(part * t, 1), tl.sum(part, 1)
             of_rate, of_slopes, of_levels = add_piece(m, part_t, part_y, of_rate, of_slopes, of_levels, curve, PIECES)
             s = tl.where(within, 0.0, s)
     of_t += tl.sum(s * t, 1)
     of_y += tl.sum(s, 1)
-    return of_s, piece, of_t, of_y, of_rate, of_slopes, of_levels
+    return piece, of_t, of_y, of_rate, of_slopes, of_levels
+
+
+@triton.jit
+def slopes_of(t, curve, pieces, low, high):
+    """The curve's slope at t."""
+    slope = tl.zeros_like(t) + tl.load(curve + low)
+    if low < high:
+        for m in range(low, high):
+            slope = tl.where(t > tl.load(curve + 2 * pieces + m), tl.load(curve + m + 1), slope)
+    return slope
 
 
 # ---- forward -----------------------------------------------------------------------------------------------------------
@@ -297,117 +305,139 @@ def _diagonals(x, Q: tl.constexpr, K: tl.constexpr):
     return tl.sum(tl.reshape(above, [Q // K, K, K]), 1), tl.sum(tl.reshape(below, [Q // K, K, K]), 1)
 
 
-@triton.jit
-def _last(sums):
-    """Sums of the last square."""
-    squares: tl.constexpr = sums.shape[0]
-    return tl.sum(tl.where(tl.arange(0, squares)[:, None] == squares - 1, sums, 0.0), 0)
-
-
-@triton.jit
-def _moved(sums):
-    """The sums of each square moved to the next square, and zeros for the first."""
-    squares: tl.constexpr = sums.shape[0]
-    square = tl.arange(0, squares)[:, None] + tl.zeros([1, sums.shape[1]], tl.int32)
-    return tl.where(square > 0, tl.gather(sums, (square - 1) & (squares - 1), 0), 0.0)
-
-
-@triton.jit
-def _add(at, sums):
-    at += tl.arange(0, sums.shape[0])
-    tl.store(at, tl.load(at) + sums)
-
-
 @triton.jit(do_not_specialize=SIZES)
 def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, curves, rates, of_q,
-                     of_level, of_table, of_curves, of_rates, scale, factor, last, width, nearest,
-                     pieces, batch, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch,
+                     of_level, of_curves, of_rates, scale, factor, last, width, nearest,
+                     pieces, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch,
                      v_head, v_stride, interval, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr,
                      WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr,
                      ENDS: tl.constexpr, FAR: tl.constexpr,
                      LEARNED: tl.constexpr, STRIP: tl.constexpr):  # fmt: skip
-    """Gradients of the blocks of queries of a head, in sequence, and `delta` for `backward_keys`.
+    """Gradients of a block of queries of a head, and `delta` for the kernels after it.
 
-    delta_i = grad_i . out_i - grad_lse_i. The program sums its part of the table's gradient in its row of `of_table`. Q is a
-    multiple of K.
+    delta_i = grad_i . out_i - grad_lse_i. LEARNED: of a curve, the sums of this block, too.
     """
-    h = tl.program_id(1).to(tl.int64)
-    blocks = tl.cdiv(rows, Q)
+    h, blocks = tl.program_id(1).to(tl.int64), tl.cdiv(rows, Q)
+    b, first = (tl.program_id(0) // blocks).to(tl.int64), (blocks - 1 - tl.program_id(0) % blocks) * Q
     at_i, at_j = tl.arange(0, Q), tl.arange(0, K)
     table += h * width
     curve = curves + h * 3 * pieces
     ends = ends_of(curve, pieces, ENDS)
-    own_row = h * tl.num_programs(0) + tl.program_id(0)
-    of_table += own_row * width
     PIECES: tl.constexpr = 2 * ENDS if ENDS else 1
     of_slopes, of_levels = tl.zeros([PIECES], tl.float32), tl.zeros([PIECES], tl.float32)
-    for tile in range(tl.program_id(0), batch * blocks, tl.num_programs(0)):
-        b, first = (tile // blocks).to(tl.int64), (blocks - 1 - tile % blocks) * Q
-        i = first + at_i
-        real = i < rows
-        line, written = (b * heads + h) * rows + i, b * rows * heads + h
-        own_lo = tl.load(lo + b * interval + i, mask=real, other=0)
-        own_hi = tl.load(hi + b * interval + i, mask=real, other=0)
-        queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
-        of_out = _vectors(grad + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
-        answer = _vectors(out + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
-        bits = _in_bits(tl.load(lse + line, mask=real, other=float("inf")))
-        own_delta = tl.sum(of_out.to(tl.float32) * answer.to(tl.float32), 1)
-        own_delta -= tl.load(grad_lse + line, mask=real, other=0.0)
-        tl.store(delta + line, own_delta, mask=real)
-        mine = tl.load(q_level + line, mask=real, other=0.0) if LEVELS else own_lo
-        fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
+    i = first + at_i
+    real = i < rows
+    line, written = (b * heads + h) * rows + i, b * rows * heads + h
+    own_lo = tl.load(lo + b * interval + i, mask=real, other=0)
+    own_hi = tl.load(hi + b * interval + i, mask=real, other=0)
+    queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
+    of_out = _vectors(grad + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
+    answer = _vectors(out + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
+    bits = _in_bits(tl.load(lse + line, mask=real, other=float("inf")))
+    own_delta = tl.sum(of_out.to(tl.float32) * answer.to(tl.float32), 1)
+    own_delta -= tl.load(grad_lse + line, mask=real, other=0.0)
+    tl.store(delta + line, own_delta, mask=real)
+    mine = tl.load(q_level + line, mask=real, other=0.0) if LEVELS else own_lo
+    fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
 
-        start, stop, full, rest = _interval(lo + b * interval, hi + b * interval, first, rows, Q, K)
-        acc, level, of_rate = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32)
-        of_t, of_y, piece = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0
-        carried = tl.zeros([Q // K, K], tl.float32)
-        k_head_ptr, v_head_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
-        for first_j in range(start, stop, K):
-            j = first_j + at_j
-            exists = j < keys
-            theirs = tl.load(k_level + (b * heads + h) * keys + j, mask=exists, other=0.0) if LEVELS else j
-            k_block = _vectors(k_head_ptr, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
-            products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
-            column = last + first - first_j
-            low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
-            s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
-                        at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve,
-                        pieces, low, high, TABLE, LEVELS, ENDS, STRIP)  # fmt: skip
-            values = _vectors(v_head_ptr, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
-            of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
-            of_s = tl.exp2(s - bits[:, None]) * (of_p - own_delta[:, None])
-            acc = tl.dot(of_s.to(k_block.dtype), k_block, acc, input_precision="ieee")
-            if LEVELS:
-                level += tl.sum(of_s, 1)
-            if LEARNED:
-                if ENDS:
-                    t = _biases(table + column, at_i[:, None], at_j[None, :], STRIP) * rate[:, None]
-                    of_s, piece, of_t, of_y, of_rate, of_slopes, of_levels = unbend(
-                        of_s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES)  # fmt: skip
-                    of_s *= rate[:, None]
-                # The lower diagonals of a square are the upper ones of the square below it, and of the one before it.
-                upper, lower = _diagonals(of_s, Q, K)
-                lower += carried
-                _add(of_table + column + Q - K + 1, _last(lower))
-                carried = upper + _moved(lower)
-        _write(of_q + written * D, first, at_i, real, heads * D, acc * scale, D, WIDE_D, FAR)
+    start, stop, full, rest = _interval(lo + b * interval, hi + b * interval, first, rows, Q, K)
+    acc, level, of_rate = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32)
+    of_t, of_y, piece = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0
+    k_head_ptr, v_head_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
+    for first_j in range(start, stop, K):
+        j = first_j + at_j
+        exists = j < keys
+        theirs = tl.load(k_level + (b * heads + h) * keys + j, mask=exists, other=0.0) if LEVELS else j
+        k_block = _vectors(k_head_ptr, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
+        products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
+        column = last + first - first_j
+        low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
+        s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
+                    at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve,
+                    pieces, low, high, TABLE, LEVELS, ENDS, STRIP)  # fmt: skip
+        values = _vectors(v_head_ptr, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
+        of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
+        of_s = tl.exp2(s - bits[:, None]) * (of_p - own_delta[:, None])
+        acc = tl.dot(of_s.to(k_block.dtype), k_block, acc, input_precision="ieee")
         if LEVELS:
-            tl.store(of_level + line, level, mask=real)
-        if LEARNED:
-            if start < stop:
-                newest_j = start + (stop - 1 - start) // K * K
-                _add(of_table + last + first - newest_j - (K - 1), tl.reshape(carried, [Q]))
-            tl.debug_barrier()  # the next queries read what other threads wrote; in the loop it would stop loads ahead of use
-            if ENDS:
-                of_rate, of_slopes, of_levels = add_piece(
-                    piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES
-                )
-                tl.store(of_rates + line, of_rate / rate, mask=real)
+            level += tl.sum(of_s, 1)
+        if LEARNED and ENDS:
+            t = _biases(table + column, at_i[:, None], at_j[None, :], STRIP) * rate[:, None]
+            piece, of_t, of_y, of_rate, of_slopes, of_levels = unbend(
+                of_s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES)  # fmt: skip
+    _write(of_q + written * D, first, at_i, real, heads * D, acc * scale, D, WIDE_D, FAR)
+    if LEVELS:
+        tl.store(of_level + line, level, mask=real)
     if LEARNED and ENDS:
-        at = of_curves + own_row * 2 * PIECES + tl.arange(0, PIECES)
+        of_rate, of_slopes, of_levels = add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES)
+        tl.store(of_rates + line, of_rate / rate, mask=real)
+        at = of_curves + (h * tl.num_programs(0) + tl.program_id(0)) * 2 * PIECES + tl.arange(0, PIECES)
         tl.store(at, of_slopes)
         tl.store(at + PIECES, of_levels)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def diagonals(q, k, v, grad, lse, delta, lo, hi, q_level, k_level, table, curves, rates, of_table, factor, last, width, nearest,
+              pieces, batch, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head,
+              v_stride, interval, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr,
+              Q: tl.constexpr, K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr,
+              FAR: tl.constexpr, STRIP: tl.constexpr):  # fmt: skip
+    """The gradient of the table in all blocks of a head with one distance, of every num_programs(2)-th sequence.
+
+    Q is a multiple of K. of_table [heads, sequences, distances, 2, Q / K, K] gets the sums of `_diagonals`.
+    """
+    h, column = tl.program_id(1).to(tl.int64), (tl.program_id(0) + 1) * K - 1
+    distance = column - last  # first query - first key
+    at_i, at_j = tl.arange(0, Q), tl.arange(0, K)
+    curve = curves + h * 3 * pieces
+    corner = table + h * width + column
+    ends = ends_of(curve, pieces, ENDS)
+    sums = tl.zeros([Q, K], tl.float32)
+    newest = tl.minimum(tl.cdiv(rows, Q), tl.cdiv(keys + distance, Q))
+    for sequence in range(tl.program_id(2), batch, tl.num_programs(2)):
+        b = tl.cast(sequence, tl.int64)
+        line, own_lo, own_hi = (b * heads + h) * rows, lo + b * interval, hi + b * interval
+        q_ptr, of_out_ptr = q + b * q_batch + h * q_head, grad + (b * rows * heads + h) * DV
+        k_ptr, v_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
+        block = tl.cdiv(tl.maximum(distance, 0), Q)
+        while block < newest:
+            # Up to a block in which no query attends to a key: the loop over the others has no condition, so loads run ahead.
+            stop, some = block, True
+            while (stop < newest) & some:
+                start, end, _, _ = _interval(own_lo, own_hi, stop * Q, rows, Q, K)
+                some = (start < stop * Q - distance + K) & (end > stop * Q - distance)
+                stop += tl.where(some, 1, 0)
+            for first in range(block * Q, stop * Q, Q):
+                first_j, i = first - distance, first + at_i
+                j, real = first_j + at_j, i < rows
+                exists = j < keys
+                _, _, full, rest = _interval(own_lo, own_hi, first, rows, Q, K)
+                least, most = tl.load(own_lo + i, mask=real, other=0), tl.load(own_hi + i, mask=real, other=0)
+                mine = tl.load(q_level + line + i, mask=real, other=0.0) if LEVELS else least
+                theirs = tl.load(k_level + (b * heads + h) * keys + j, mask=exists, other=0.0) if LEVELS else j
+                fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
+                low, high = pieces_of(ends, table + h * width, column, nearest, fast, slow, Q, K, ENDS)
+                queries = _vectors(q_ptr, first, at_i, real, q_stride, D, WIDE_D, FAR)
+                k_block = _vectors(k_ptr, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
+                products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
+                s = _scores(products, j[None, :], least[:, None], most[:, None], mine[:, None], theirs[None, :], corner,
+                            at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve,
+                            pieces, low, high, TABLE, LEVELS, ENDS, STRIP)  # fmt: skip
+                of_out = _vectors(of_out_ptr, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
+                values = _vectors(v_ptr, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
+                of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
+                bits = _in_bits(tl.load(lse + line + i, mask=real, other=float("inf")))
+                of_s = tl.exp2(s - bits[:, None]) * (of_p - tl.load(delta + line + i, mask=real, other=0.0)[:, None])
+                if ENDS:
+                    t = _biases(corner, at_i[:, None], at_j[None, :], STRIP) * rate[:, None]
+                    of_s *= slopes_of(t, curve, pieces, low, high) * rate[:, None]
+                sums += of_s
+            block = stop + 1
+    upper, lower = _diagonals(sums, Q, K)
+    row = (h * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(0) + tl.program_id(0)
+    at = of_table + row * 2 * Q + tl.arange(0, Q // K)[:, None] * K + at_j[None, :]
+    tl.store(at, upper)
+    tl.store(at + Q, lower)
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ KERNELS_FILE = "longitude.attention.backends.triton.kernels"  # imported on use:
 LOG2 = 0.6931471805599453
 MOST = 2**16 - 1
 PROGRAMS = 2
-"""Programs per multiprocessor that sum gradients of the table; each writes its row of a workspace."""
+"""Programs per multiprocessor that sum gradients of the table, if a block's distances are fewer."""
 
 
 class Terms(NamedTuple):
@@ -76,22 +77,22 @@ class Blocks(NamedTuple):
     STRIP: bool = False  # how the table is loaded; see `_biases`
 
 
-KERNELS = "forward", "backward_queries", "backward_keys"
+KERNELS = "forward", "backward_queries", "backward_keys", "diagonals"
 # Two blocks run on a multiprocessor if a thread of 256 takes 128 registers.
-_PAIR = Blocks(128, 64, 8, 2, 128)
+_PAIR, _FLAT_PAIR = Blocks(128, 64, 8, 2, 128), Blocks(128, 32, 8, 2, 128)
 _WIDE, _FLAT, _SQUARE, _SMALL = Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)
 BLOCKS = {
-    8: {64: (_WIDE, _SMALL, _SMALL), 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 2))},
-    9: {64: (_PAIR, _WIDE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 2))},
-    10: {64: (_WIDE, _SQUARE, _SQUARE), 128: (_FLAT, _SQUARE, Blocks(64, 64, 8, 1))},
+    8: {64: (_WIDE, _SMALL, _SMALL, _SMALL), 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 2), _SMALL)},
+    9: {64: (_PAIR, _FLAT_PAIR, Blocks(64, 128, 8, 2), _WIDE), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 2), _WIDE)},
+    10: {64: (_WIDE, _SQUARE, _SQUARE, _SQUARE), 128: (_FLAT, _SQUARE, Blocks(64, 64, 8, 1), _SQUARE)},
 }
 """Block sizes of `KERNELS` by generation of chips and largest width: the largest of those tried that spill no register and
-fit into the shared memory of all its chips. Blocks of `backward_queries` are stacked squares. `python
+fit into the shared memory of all its chips. Blocks of `diagonals` are stacked squares. `python
 benchmarks/gpu_kernels.py` prints registers and spills as reported by the assembler."""
 SEVERAL = {
-    8: {64: BLOCKS[8][64], 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 1))},
-    9: {64: (_PAIR, _FLAT, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1))},
-    10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1))},
+    8: {64: BLOCKS[8][64], 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 1), _SMALL)},
+    9: {64: (_PAIR, _FLAT_PAIR, Blocks(64, 128, 8, 2), _WIDE), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1), _WIDE)},
+    10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1), _SQUARE)},
 }
 """Block sizes in the format of `BLOCKS` for curves, or a table and levels, which take more registers."""
 GENERATIONS = {12: 8, 11: 10}
@@ -125,7 +126,7 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     """The arguments that all kernels have by the same names."""
     (_, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
     terms, limits = x.terms, x.limits
-    # Blocks at the ends read beyond the offsets, and the diagonals of a square are written with a zero behind them.
+    # Blocks at the ends read beyond the offsets; one number more makes it whole blocks.
     before, after = -keys % blocks.K, -rows % blocks.Q + 1
     at = dict.fromkeys(Terms._fields, x.q)  # of a term that is not there any address serves
     if terms.curves is not None:
@@ -203,17 +204,14 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
 
     blocks = blocks_of("backward_queries", x)
     shared, tiles = _shared(x, blocks), batch * -(-rows // blocks.Q)
-    before = shared["last"] + 1 - keys  # of this kernel's blocks; those of backward_keys pad the table otherwise
     learned = learned and terms.table is not None
-    programs = min(tiles, table_rows(x.q.device, heads)) if learned else tiles
-    of_table = lse.new_zeros(heads, programs, shared["width"]) if learned else lse
     curved = learned and terms.curves is not None
-    of_curves = lse.new_empty(heads, programs, 2, 2 * shared["ENDS"]) if curved else lse
+    of_curves = lse.new_empty(heads, tiles, 2, 2 * shared["ENDS"]) if curved else lse
     of_rates = torch.empty_like(lse) if curved else lse
     with torch.cuda.device_of(x.q):
-        kernels.backward_queries[(programs, heads)](
-            out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
-            of_curves=of_curves, of_rates=of_rates, scale=x.scale, batch=batch, LEARNED=learned, **shared,
+        kernels.backward_queries[(tiles, heads)](
+            out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0],
+            of_curves=of_curves, of_rates=of_rates, scale=x.scale, LEARNED=learned, **shared,
         )  # fmt: skip
 
     blocks = blocks_of("backward_keys", x)
@@ -227,7 +225,7 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
             )  # fmt: skip
     gradients = Terms()
     if learned:
-        of_table = of_table.sum(1)[:, before : before + rows + keys - 1].contiguous()
+        of_table = along_diagonals(x, grad, lse, delta)
         gradients = Terms(table=of_table * LOG2 if curved else of_table)
     if curved:
         ends_apart = F.pad(of_curves.sum(1)[..., : shared["pieces"]], (0, 0, 0, 1))  # ends have no gradient
@@ -235,6 +233,26 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
     if terms.q_level is not None:
         gradients = gradients._replace(q_level=of_levels[0], k_level=of_levels[1])
     return Gradients(of_q, of_k, of_v, gradients)
+
+
+def along_diagonals(x: Inputs, grad: Tensor, lse: Tensor, delta: Tensor) -> Float[Tensor, "H Lq+Lk-1"]:
+    """The gradient of the table, of distances if there are curves."""
+    kernels = import_module(KERNELS_FILE)
+    batch, heads, rows, keys = *x.q.shape[:3], x.k.shape[2]
+    blocks = blocks_of("diagonals", x)
+    shared, squares = _shared(x, blocks), blocks.Q // blocks.K
+    distances = -(-rows // blocks.Q) * squares - squares + -(-keys // blocks.K)
+    programs = min(batch, max(1, table_rows(x.q.device, heads) // distances))
+    sums = lse.new_empty(heads, programs, distances, 2, squares, blocks.K)
+    with torch.cuda.device_of(x.q):
+        kernels.diagonals[(distances, heads, programs)](
+            grad=grad, lse=lse, delta=delta, of_table=sums, batch=batch, **shared
+        )
+    total, before = lse.new_zeros(heads, distances + squares, blocks.K), shared["last"] + 1 - keys
+    for half, square in product((0, 1), range(squares)):
+        # The lower diagonals of a square are the upper ones of the square below it.
+        total[:, half + square :][:, :distances] += sums[:, :, :, half, square].sum(1)
+    return total.flatten(1)[:, before : before + rows + keys - 1].contiguous()
 
 
 def table_rows(device: torch.device, heads: int) -> int:
