@@ -92,7 +92,8 @@ def resources(source: ASTSource, chip: int, options: dict[str, Any]) -> dict[str
         file.write(found.asm["cubin"])
         file.flush()
         tools = (triton.knobs.nvidia.cuobjdump, "-res-usage"), (triton.knobs.nvidia.nvdisasm, "-c")
-        usage, code = (subprocess.check_output([tool.path, option, file.name], text=True) for tool, option in tools)
+        quiet = {"text": True, "stderr": subprocess.DEVNULL}
+        usage, code = (subprocess.check_output([tool.path, option, file.name], **quiet) for tool, option in tools)
     loop = inner_loop(code)
     return {
         "registers": int(re.search(r"REG:(\d+)", usage)[1]),
@@ -119,11 +120,10 @@ def inner_loop(code: str) -> list[str]:
 def rows(chips: list[int], widths: list[int], adds: list[str]) -> Iterator[dict[str, Any]]:
     for chip, width in itertools.product(chips, widths):
         for (number, kernel), what in itertools.product(enumerate(launch.KERNELS), adds):
-            if kernel == "diagonals" and not ADDS[what][0]:
-                continue
             several = what in ("both", "curves")
             blocks = launch.blocks_for(chip // 10, launch.wide(width), several)[number]
-            yield compiled(kernel, chip, width, blocks, what)
+            if kernel != "diagonals" or ADDS[what][0]:
+                yield compiled(kernel, chip, width, blocks, what)
         yield from (rotation(chip, width, half) for half in (True, False))
 
 
@@ -143,14 +143,11 @@ def rotation(chip: int, width: int, half: bool) -> dict[str, Any]:
 def cells(row: dict[str, Any], earlier: list[dict[str, Any]]) -> dict[str, Any]:
     """A line of the table, by column."""
     before = next((old for old in earlier if all(old[name] == row[name] for name in ABOUT)), {})
-    blocks = {"block": f"{row['Q']}x{row['K']}, {row['num_warps']} warps"}
     numbers = {name: f"{before[name]} → {row[name]}" if name in before else row[name] for name in COLUMNS}
     operations = PRODUCTS.get(row["kernel"], 0) * 2 * row["Q"] * row["K"] * row["head_dim"]
-    cycles = {
-        "products": operations // FLOPS[row["chip"]] if row["chip"] in FLOPS else "-",
-        "issue": row["loop"] * row["num_warps"] // 4,
-    }
-    return {**{name: row[name] for name in ABOUT}, **blocks, **numbers, **cycles}
+    products = operations // FLOPS[row["chip"]] if row["chip"] in FLOPS else "-"
+    about = {name: row[name] for name in ABOUT} | {"block": f"{row['Q']}x{row['K']}, {row['num_warps']} warps"}
+    return {**about, **numbers, "products": products, "issue": row["loop"] * row["num_warps"] // 4}
 
 
 def main() -> int:

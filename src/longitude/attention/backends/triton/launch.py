@@ -89,9 +89,8 @@ BLOCKS = {
 """Block sizes of `KERNELS` by generation of chips and largest width: the largest of those tried that spill no register and
 fit into the shared memory of all its chips. Blocks of `diagonals` are stacked squares. `python
 benchmarks/gpu_kernels.py` prints registers and spills as reported by the assembler."""
-SEVERAL = {
+SEVERAL = BLOCKS | {
     8: {64: BLOCKS[8][64], 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 1), _SMALL)},
-    9: {64: (_PAIR, _FLAT_PAIR, Blocks(64, 128, 8, 2), _WIDE), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1), _WIDE)},
     10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1), _SQUARE)},
 }
 """Block sizes in the format of `BLOCKS` for curves, or a table and levels, which take more registers."""
@@ -126,8 +125,7 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     """The arguments that all kernels have by the same names."""
     (_, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
     terms, limits = x.terms, x.limits
-    # Blocks at the ends read beyond the offsets; one number more makes it whole blocks.
-    before, after = -keys % blocks.K, -rows % blocks.Q + 1
+    before, after = -keys % blocks.K, -rows % blocks.Q  # blocks at the ends read beyond the offsets
     at = dict.fromkeys(Terms._fields, x.q)  # of a term that is not there any address serves
     if terms.curves is not None:
         # Beyond the ends distances do not fall.
