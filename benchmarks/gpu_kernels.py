@@ -49,7 +49,7 @@ FLOPS = {"sm_80": 2048, "sm_90": 4096, "sm_100": 8192}
 BEFORE = Path(__file__).parent / "results" / "2026-11-30-gpu-kernels-before.json"
 ABOUT, COLUMNS = ("chip", "kernel", "head_dim", "adds"), ("registers", "spilled", "shared", "loop", "loop_barriers")
 WHOLE = {"q", "k", "v", "out", "grad", "of_q", "of_k", "of_v"}
-INTEGERS, FLOATS = {"lo", "hi", "bounds"}, {"scale", "factor"}
+INTEGERS, FLOATS = {"lo", "hi", "bounds", "reach"}, {"scale", "factor"}
 FLOAT_ROWS = "lse grad_lse delta q_level k_level table curves rates of_level of_table of_rates of_curves".split()
 
 

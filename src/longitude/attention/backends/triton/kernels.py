@@ -242,10 +242,8 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, f
     i = first + at_i
     real = i < rows
     line = (b * heads + h) * rows + i
-    k += b * k_batch + h // group * k_head
-    v += b * v_batch + h // group * v_head
-    lo += b * interval
-    hi += b * interval
+    k, v = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
+    lo, hi = lo + b * interval, hi + b * interval
     k_level += (b * heads + h) * keys
     table += h * width
     curve = curves + h * 3 * pieces
@@ -328,8 +326,8 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
     i = first + at_i
     real = i < rows
     line, written = (b * heads + h) * rows + i, b * rows * heads + h
-    own_lo = tl.load(lo + b * interval + i, mask=real, other=0)
-    own_hi = tl.load(hi + b * interval + i, mask=real, other=0)
+    lo, hi = lo + b * interval, hi + b * interval
+    own_lo, own_hi = tl.load(lo + i, mask=real, other=0), tl.load(hi + i, mask=real, other=0)
     queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
     of_out = _vectors(grad + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
     answer = _vectors(out + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
@@ -340,7 +338,7 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
     mine = tl.load(q_level + line, mask=real, other=0.0) if LEVELS else own_lo
     fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
 
-    start, stop, full, rest = _interval(lo + b * interval, hi + b * interval, first, rows, Q, K)
+    start, stop, full, rest = _interval(lo, hi, first, rows, Q, K)
     acc, level, of_rate = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32)
     of_t, of_y, piece = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0
     k_head_ptr, v_head_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
@@ -377,14 +375,15 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def diagonals(q, k, v, grad, lse, delta, lo, hi, q_level, k_level, table, curves, rates, of_table, factor, last, width, nearest,
-              pieces, batch, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head,
-              v_stride, interval, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr,
+def diagonals(q, k, v, grad, lse, delta, lo, hi, reach, q_level, k_level, table, curves, rates, of_table, factor, last, width,
+              nearest, pieces, batch, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch,
+              v_head, v_stride, interval, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr,
               Q: tl.constexpr, K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr,
               FAR: tl.constexpr, STRIP: tl.constexpr):  # fmt: skip
     """The gradient of the table in all blocks of a head with one distance, of every num_programs(2)-th sequence.
 
-    Q is a multiple of K. of_table [heads, sequences, distances, 2, Q / K, K] gets the sums of `_diagonals`.
+    Q is a multiple of K. reach: visible keys are more than reach[0] and at most reach[1] before their queries. of_table
+    [heads, sequences, distances, 2, Q / K, K] gets the sums of `_diagonals`.
     """
     h, column = tl.program_id(1).to(tl.int64), (tl.program_id(0) + 1) * K - 1
     distance = column - last  # first query - first key
@@ -394,6 +393,7 @@ def diagonals(q, k, v, grad, lse, delta, lo, hi, q_level, k_level, table, curves
     ends = ends_of(curve, pieces, ENDS)
     sums = tl.zeros([Q, K], tl.float32)
     newest = tl.minimum(tl.cdiv(rows, Q), tl.cdiv(keys + distance, Q))
+    newest = tl.where((distance + Q > tl.load(reach)) & (distance - K < tl.load(reach + 1)), newest, 0)
     for sequence in range(tl.program_id(2), batch, tl.num_programs(2)):
         b = tl.cast(sequence, tl.int64)
         line, own_lo, own_hi = (b * heads + h) * rows, lo + b * interval, hi + b * interval

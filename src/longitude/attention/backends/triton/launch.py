@@ -223,8 +223,7 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
             )  # fmt: skip
     gradients = Terms()
     if learned:
-        of_table = along_diagonals(x, grad, lse, delta)
-        gradients = Terms(table=of_table * LOG2 if curved else of_table)
+        gradients = Terms(table=along_diagonals(x, grad, lse, delta) * (LOG2 if curved else 1.0))
     if curved:
         ends_apart = F.pad(of_curves.sum(1)[..., : shared["pieces"]], (0, 0, 0, 1))  # ends have no gradient
         gradients = gradients._replace(curves=ends_apart, rates=of_rates.sum(1, keepdim=True) * LOG2)
@@ -242,15 +241,17 @@ def along_diagonals(x: Inputs, grad: Tensor, lse: Tensor, delta: Tensor) -> Floa
     distances = -(-rows // blocks.Q) * squares - squares + -(-keys // blocks.K)
     programs = min(batch, max(1, table_rows(x.q.device, heads) // distances))
     sums = lse.new_empty(heads, programs, distances, 2, squares, blocks.K)
+    i = torch.arange(rows, dtype=torch.int32, device=lse.device)
+    reach = torch.stack([(i - x.limits.hi).amin(), (i - x.limits.lo).amax()])
     with torch.cuda.device_of(x.q):
         kernels.diagonals[(distances, heads, programs)](
-            grad=grad, lse=lse, delta=delta, of_table=sums, batch=batch, **shared
+            grad=grad, lse=lse, delta=delta, reach=reach, of_table=sums, batch=batch, **shared
         )
     total, before = lse.new_zeros(heads, distances + squares, blocks.K), shared["last"] + 1 - keys
     for half, square in product((0, 1), range(squares)):
         # The lower diagonals of a square are the upper ones of the square below it.
         total[:, half + square :][:, :distances] += sums[:, :, :, half, square].sum(1)
-    return total.flatten(1)[:, before : before + rows + keys - 1].contiguous()
+    return total.flatten(1)[:, before : before + rows + keys - 1]
 
 
 def table_rows(device: torch.device, heads: int) -> int:
