@@ -79,19 +79,19 @@ class Blocks(NamedTuple):
 
 KERNELS = "forward", "backward_queries", "backward_keys", "diagonals"
 # Two blocks run on a multiprocessor if a thread of 256 takes 128 registers.
-_PAIR, _FLAT_PAIR = Blocks(128, 64, 8, 2, 128), Blocks(128, 32, 8, 2, 128)
+_PAIR, _FLAT_PAIR, _TALL = Blocks(128, 64, 8, 2, 128), Blocks(128, 32, 8, 2, 128), Blocks(64, 32, 8, 2)
 _WIDE, _FLAT, _SQUARE, _SMALL = Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)
 BLOCKS = {
-    8: {64: (_WIDE, _SMALL, _SMALL, _SMALL), 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 2), _SMALL)},
+    8: {64: (_WIDE, _SMALL, _SMALL, _SMALL), 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 2), _TALL)},
     9: {64: (_PAIR, _FLAT_PAIR, Blocks(64, 128, 8, 2), _WIDE), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 2), _WIDE)},
-    10: {64: (_WIDE, _SQUARE, _SQUARE, _SQUARE), 128: (_FLAT, _SQUARE, Blocks(64, 64, 8, 1), _SQUARE)},
+    10: {64: (_WIDE, _SQUARE, _SQUARE, _SQUARE), 128: (_FLAT, _SQUARE, Blocks(64, 64, 8, 1), _TALL)},
 }
 """Block sizes of `KERNELS` by generation of chips and largest width: the largest of those tried that spill no register and
 fit into the shared memory of all its chips. Blocks of `diagonals` are stacked squares. `python
 benchmarks/gpu_kernels.py` prints registers and spills as reported by the assembler."""
 SEVERAL = BLOCKS | {
-    8: {64: BLOCKS[8][64], 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 1), _SMALL)},
-    10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1), _SQUARE)},
+    8: {64: BLOCKS[8][64], 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 1), _TALL)},
+    10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1), _TALL)},
 }
 """Block sizes in the format of `BLOCKS` for curves, or a table and levels, which take more registers."""
 GENERATIONS = {12: 8, 11: 10}
