@@ -1,5 +1,5 @@
 # type: ignore  (Triton's language)
-"""Attention with a bias in Triton: one kernel forward, two backward; no tensor of Lq x Lk numbers is ever stored.
+"""Attention with a bias in Triton: a kernel forward, two backward, one for a learned table; none stores Lq x Lk numbers.
 
     scores[i, j] = scale q_i . k_j + table[i - j] + q_level[i] - k_level[j]       for the keys j of query i, lo_i <= j < hi_i
 
