@@ -22,8 +22,6 @@ def compiled(tmp_path, *arguments):
     found = json.loads((tmp_path / "rows.json").read_text())
     bad = [row for row in found if row["spilled"] or not row["fits"]]
     assert not bad and done.returncode == 0, done.stdout
-    # Between a store and another thread's load there is a barrier: from queries to queries, in the sum of the table's gradient.
-    assert all(row["barriers"] for row in found if row["kernel"] == "backward_queries" and row["adds"] != "levels")
     # In the loop over keys there is none: Triton would load nothing ahead of its use.
     assert all(row["ahead"] for row in found if row["kernel"] != "rotate" and row["num_stages"] > 1)
     return found
@@ -37,4 +35,4 @@ CHIPS = "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"
 @pytest.mark.parametrize("chip", CHIPS)
 def test_for_every_width_and_bias(tmp_path, chip):
     found = compiled(tmp_path, "--chips", chip.removeprefix("sm_"), "--widths", "32", "64", "128")
-    assert len(found) == 3 * (3 * 5 + 2)
+    assert len(found) == 3 * (3 * 5 + 3 + 2)

@@ -124,22 +124,16 @@ def of_chip(r: Request) -> str | None:
     pieces = 0 if function is None else len(function.b1) + 1
     widths = r.q.shape[3], r.v.shape[3]
     added = OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0
-    return _not_compiled(device, r.q.dtype, *widths, *added)
+    return _not_compiled(device, r.q.dtype, widths, added)
 
 
 @lru_cache
 def _not_compiled(
-    device: torch.device,
-    dtype: torch.dtype,
-    d: int,
-    dv: int,
-    table: bool,
-    levels: bool,
-    pieces: int,
-    learned: bool,
+    device: torch.device, dtype: torch.dtype, widths: tuple[int, int], added: tuple[bool, bool, int, bool]
 ) -> str | None:
-    """Why the kernels of a call do not run here, tried on one block."""
-    q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in (d, dv))
+    """Why the kernels of a call do not run here, tried on one block. added: a table, levels, pieces of curves, learned."""
+    table, levels, pieces, learned = added
+    q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in widths)
     level = torch.zeros(1, 1, 1, device=device) if levels else None
     lo, hi = (torch.full((1, 1), end, dtype=torch.int32, device=device) for end in (0, 1))
     distances = torch.zeros(1, 1, device=device) if table or pieces else None
@@ -155,15 +149,16 @@ def _not_compiled(
 
 
 def memory(r: Request) -> int:
-    """Bytes of logsumexp and delta of each query; of the table and, for each program, a row of its gradient; of levels."""
+    """Bytes of logsumexp and delta of each query; of the table, and of its gradient in each program; of levels."""
     per_query = 2 * r.q.shape[0] * r.heads * r.rows
-    table = (r.heads + (launch.table_rows(r.q.device, r.heads) * r.heads if r.learned else 0)) * (r.rows + r.length)
+    programs = launch.table_rows(r.q.device, r.heads)
+    table = r.heads * ((7 * (r.rows + r.length) + 256 * programs) if r.learned else r.rows + r.length)
     levels = 4 * r.q.shape[0] * r.heads * (r.rows + r.length)
     kinds = {type(term) for term in r.terms}
     function = normalized(r)
     curves = 0 if function is None else r.q.shape[0] * (r.heads + 1) * r.rows
-    if function is not None and r.learned:  # sums of each program, by piece and by query of a block
-        curves += launch.table_rows(r.q.device, r.heads) * r.heads * (len(function.b1) + 1) * 2 * 128
+    if function is not None and r.learned:  # sums of each block of queries, by piece
+        curves += r.q.shape[0] * r.heads * (r.rows // 32 + 1) * len(function.b1) * 4
     return 4 * (per_query + table * bool(kinds & {OffsetBias, PairBias}) + curves + levels * (Drift in kinds))
 
 

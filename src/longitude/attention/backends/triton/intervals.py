@@ -116,9 +116,8 @@ def _of_cuts(pairs: AllowedPairs, band: Reach, device: torch.device) -> tuple[Te
     lo, hi = (x.to(device) for x in (runs.lo, runs.hi))
     some = lo < hi
     lo, hi = _within(i, lo, hi, *band)
-    hi = (
-        torch.where(some, hi, pairs.k_order).cummax(-1).values
-    )  # of queries whose document has no keys: an empty interval
+    # Queries whose document has no keys have an empty interval.
+    hi = torch.where(some, hi, pairs.k_order).cummax(-1).values
     lo = torch.where(some, lo, hi)
     return (lo - pairs.k_order).to(torch.int32), (hi - pairs.k_order).to(torch.int32)
 

@@ -1,5 +1,5 @@
 # type: ignore  (Triton's language)
-"""Attention with a bias in Triton: one kernel forward, two backward; no tensor of Lq x Lk numbers is ever stored.
+"""Attention with a bias in Triton: a kernel forward, two backward, one for a learned table; none stores Lq x Lk numbers.
 
     scores[i, j] = scale q_i . k_j + table[i - j] + q_level[i] - k_level[j]       for the keys j of query i, lo_i <= j < hi_i
 
@@ -16,7 +16,8 @@ With `curves` (FIRE), the table has distances, and a piecewise linear function o
 end of a piece within the range the slope changes, and the function is continuous. A curve is [3, pieces]: slopes, levels, ends.
 
 There is no atomic addition. Each number of a result is summed by one program in a fixed order, so results and gradients are
-bitwise reproducible. The gradient of the table is summed by programs that each write their row of a workspace.
+bitwise reproducible. The gradient of the table is a sum along diagonals: `diagonals` adds up the blocks of one distance, and
+sums the diagonals of the result once.
 
     Q, K            queries and keys of a block
     D, DV           width of queries and keys, and of values
@@ -69,28 +70,56 @@ def _write(x, first, at, real, stride, values, WIDTH: tl.constexpr, WIDE: tl.con
 
 
 @triton.jit
-def _biases(corner, at_i, at_j):
+def _strip(pointers, at: tl.constexpr, step: tl.constexpr, count: tl.constexpr):
+    """What is at pointers + at, + at + step, ..., `count` times, in new last dimensions of 2, the smallest step last.
+
+    The constants are parts of the instructions, so a thread has one address for all of them. tl.load would bring the numbers
+    through shared memory into the layout of the product, in which assembly loads them.
+    """
+    if count > 1:
+        even = _strip(pointers, at, 2 * step, count // 2)
+        return tl.join(even, _strip(pointers, at + step, 2 * step, count // 2))
+    elif INTERPRETED:
+        return tl.load(pointers + at)
+    else:
+        pointers += at
+        return tl.inline_asm_elementwise(
+            "ld.global.f32 $0, [$1];", "=f,l", [pointers], tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def _biases(corner, at_i, at_j, STRIP: tl.constexpr):
     """The table at queries and keys of a block; corner: at its first ones.
 
-    tl.load would bring the numbers through shared memory into the layout of the product, in which assembly loads them.
+    STRIP: a thread has two numbers of every 8 x 8 square in a strip of 16 rows. Squares on one diagonal hold the same numbers,
+    which the compiler loads once. This fits the layout of products on Hopper; elsewhere numbers would pass through shared memory.
     """
-    pointers = corner + (at_i - at_j)
-    if INTERPRETED:
-        return tl.load(pointers)
-    return tl.inline_asm_elementwise("ld.global.f32 $0, [$1];", "=f,l", [pointers], tl.float32, is_pure=True, pack=1)
+    if STRIP:
+        ROWS: tl.constexpr = max(at_i.shape[0], at_j.shape[0])
+        COLUMNS: tl.constexpr = max(at_i.shape[1], at_j.shape[1])
+        DOWN: tl.constexpr = 1 if at_j.shape[0] == 1 else -1
+        r = tl.arange(0, ROWS // 16)[:, None, None] * 16 + tl.arange(0, 8)[None, :, None]
+        square = corner + DOWN * (r.to(tl.int64) - tl.arange(0, 8)[None, None, :].to(tl.int64))
+        upper = _strip(square, 0, -8 * DOWN, COLUMNS // 8)
+        both = tl.join(upper, _strip(square, 8 * DOWN, -8 * DOWN, COLUMNS // 8))
+        both = tl.reshape(both, [ROWS // 16, 8, 8, COLUMNS // 8, 2])
+        return tl.reshape(tl.permute(both, (0, 4, 1, 3, 2)), [ROWS, COLUMNS])
+    else:
+        return _strip(corner + (at_i - at_j), 0, 0, 1)
 
 
 @triton.jit
 def _scores(s, j, lo, hi, q_level, k_level, corner, at_i, at_j, masked, rate, curve, pieces, low, high,
-            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr):  # fmt: skip
+            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, STRIP: tl.constexpr):  # fmt: skip
     """Scores from products, in units of log 2; -inf for hidden keys if the block is `masked`.
 
     Tensors of queries have one dimension of the products, tensors of keys the other.
     """
     if ENDS:
-        s = bend(s, _biases(corner, at_i, at_j) * rate, curve, pieces, low, high)
+        s = bend(s, _biases(corner, at_i, at_j, STRIP) * rate, curve, pieces, low, high)
     elif TABLE:
-        s += _biases(corner, at_i, at_j)
+        s += _biases(corner, at_i, at_j, STRIP)
     if LEVELS:
         s += q_level - k_level
     if masked:
@@ -171,25 +200,32 @@ def add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES: t
 
 @triton.jit
 def unbend(s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES: tl.constexpr):
-    """Gradients of t where those of scores are s, [Q, K]; the other gradients with those of this block added.
+    """Gradients of rates, slopes and levels with those of this block added, where those of scores are s, [Q, K].
 
     Most blocks have one piece, as the block before: its sums for each query, of_t and of_y, are held until another piece comes.
     """
-    slope = tl.zeros_like(s) + tl.load(curve + low)
-    of_s = s * slope
     if (piece != low) | (low != high):
         of_rate, of_slopes, of_levels = add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES)
         of_t, of_y, piece = tl.zeros_like(of_t), tl.zeros_like(of_y), low
         for m in range(low + 1, high + 1):
             within = (t > tl.load(curve + 2 * pieces + m - 1)) & ((t <= tl.load(curve + 2 * pieces + m)) | (m == high))
             part = tl.where(within, s, 0.0)
-            of_s = tl.where(within, tl.load(curve + m) * s, of_s)
             part_t, part_y = tl.sum(part * t, 1), tl.sum(part, 1)
             of_rate, of_slopes, of_levels = add_piece(m, part_t, part_y, of_rate, of_slopes, of_levels, curve, PIECES)
             s = tl.where(within, 0.0, s)
     of_t += tl.sum(s * t, 1)
     of_y += tl.sum(s, 1)
-    return of_s, piece, of_t, of_y, of_rate, of_slopes, of_levels
+    return piece, of_t, of_y, of_rate, of_slopes, of_levels
+
+
+@triton.jit
+def slopes_of(t, curve, pieces, low, high):
+    """The curve's slope at t."""
+    slope = tl.zeros_like(t) + tl.load(curve + low)
+    if low < high:
+        for m in range(low, high):
+            slope = tl.where(t > tl.load(curve + 2 * pieces + m), tl.load(curve + m + 1), slope)
+    return slope
 
 
 # ---- forward -----------------------------------------------------------------------------------------------------------
@@ -197,7 +233,8 @@ def unbend(s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes
 def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, factor, last, width, nearest, pieces, rows, keys,
             heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval, skip,
             D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
+            TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr,
+            STRIP: tl.constexpr):  # fmt: skip
     """A block of queries of a head: out and the logsumexp of their scores."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * Q  # under causality the longest first
     b, h = (skip + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -205,10 +242,8 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, f
     i = first + at_i
     real = i < rows
     line = (b * heads + h) * rows + i
-    k += b * k_batch + h // group * k_head
-    v += b * v_batch + h // group * v_head
-    lo += b * interval
-    hi += b * interval
+    k, v = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
+    lo, hi = lo + b * interval, hi + b * interval
     k_level += (b * heads + h) * keys
     table += h * width
     curve = curves + h * 3 * pieces
@@ -231,7 +266,7 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, curves, rates, f
         low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
         s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
                     at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve, pieces,
-                    low, high, TABLE, LEVELS, ENDS)  # fmt: skip
+                    low, high, TABLE, LEVELS, ENDS, STRIP)  # fmt: skip
         higher = tl.maximum(top, tl.max(s, 1))
         above = tl.where(higher == float("-inf"), 0.0, higher)  # no key yet: 2^(-inf - 0) is 0
         p = tl.exp2(s - above[:, None])
@@ -268,117 +303,141 @@ def _diagonals(x, Q: tl.constexpr, K: tl.constexpr):
     return tl.sum(tl.reshape(above, [Q // K, K, K]), 1), tl.sum(tl.reshape(below, [Q // K, K, K]), 1)
 
 
-@triton.jit
-def _last(sums):
-    """Sums of the last square."""
-    squares: tl.constexpr = sums.shape[0]
-    return tl.sum(tl.where(tl.arange(0, squares)[:, None] == squares - 1, sums, 0.0), 0)
-
-
-@triton.jit
-def _moved(sums):
-    """The sums of each square moved to the next square, and zeros for the first."""
-    squares: tl.constexpr = sums.shape[0]
-    square = tl.arange(0, squares)[:, None] + tl.zeros([1, sums.shape[1]], tl.int32)
-    return tl.where(square > 0, tl.gather(sums, (square - 1) & (squares - 1), 0), 0.0)
-
-
-@triton.jit
-def _add(at, sums):
-    at += tl.arange(0, sums.shape[0])
-    tl.store(at, tl.load(at) + sums)
-
-
 @triton.jit(do_not_specialize=SIZES)
 def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, k_level, table, curves, rates, of_q,
-                     of_level, of_table, of_curves, of_rates, scale, factor, last, width, nearest,
-                     pieces, batch, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch,
+                     of_level, of_curves, of_rates, scale, factor, last, width, nearest,
+                     pieces, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch,
                      v_head, v_stride, interval, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr,
                      WIDE_DV: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr,
                      ENDS: tl.constexpr, FAR: tl.constexpr,
-                     LEARNED: tl.constexpr):  # fmt: skip
-    """Gradients of the blocks of queries of a head, in sequence, and `delta` for `backward_keys`.
+                     LEARNED: tl.constexpr, STRIP: tl.constexpr):  # fmt: skip
+    """Gradients of a block of queries of a head, and `delta` for the kernels after it.
 
-    delta_i = grad_i . out_i - grad_lse_i. The program sums its part of the table's gradient in its row of `of_table`. Q is a
-    multiple of K.
+    delta_i = grad_i . out_i - grad_lse_i. LEARNED: of a curve, the sums of this block, too.
     """
-    h = tl.program_id(1).to(tl.int64)
-    blocks = tl.cdiv(rows, Q)
+    h, blocks = tl.program_id(1).to(tl.int64), tl.cdiv(rows, Q)
+    b, first = (tl.program_id(0) // blocks).to(tl.int64), (blocks - 1 - tl.program_id(0) % blocks) * Q
     at_i, at_j = tl.arange(0, Q), tl.arange(0, K)
     table += h * width
     curve = curves + h * 3 * pieces
     ends = ends_of(curve, pieces, ENDS)
-    own_row = h * tl.num_programs(0) + tl.program_id(0)
-    of_table += own_row * width
     PIECES: tl.constexpr = 2 * ENDS if ENDS else 1
     of_slopes, of_levels = tl.zeros([PIECES], tl.float32), tl.zeros([PIECES], tl.float32)
-    for tile in range(tl.program_id(0), batch * blocks, tl.num_programs(0)):
-        b, first = (tile // blocks).to(tl.int64), (blocks - 1 - tile % blocks) * Q
-        i = first + at_i
-        real = i < rows
-        line, written = (b * heads + h) * rows + i, b * rows * heads + h
-        own_lo = tl.load(lo + b * interval + i, mask=real, other=0)
-        own_hi = tl.load(hi + b * interval + i, mask=real, other=0)
-        queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
-        of_out = _vectors(grad + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
-        answer = _vectors(out + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
-        bits = _in_bits(tl.load(lse + line, mask=real, other=float("inf")))
-        own_delta = tl.sum(of_out.to(tl.float32) * answer.to(tl.float32), 1)
-        own_delta -= tl.load(grad_lse + line, mask=real, other=0.0)
-        tl.store(delta + line, own_delta, mask=real)
-        mine = tl.load(q_level + line, mask=real, other=0.0) if LEVELS else own_lo
-        fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
+    i = first + at_i
+    real = i < rows
+    line, written = (b * heads + h) * rows + i, b * rows * heads + h
+    lo, hi = lo + b * interval, hi + b * interval
+    own_lo, own_hi = tl.load(lo + i, mask=real, other=0), tl.load(hi + i, mask=real, other=0)
+    queries = _vectors(q + b * q_batch + h * q_head, first, at_i, real, q_stride, D, WIDE_D, FAR)
+    of_out = _vectors(grad + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
+    answer = _vectors(out + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
+    bits = _in_bits(tl.load(lse + line, mask=real, other=float("inf")))
+    own_delta = tl.sum(of_out.to(tl.float32) * answer.to(tl.float32), 1)
+    own_delta -= tl.load(grad_lse + line, mask=real, other=0.0)
+    tl.store(delta + line, own_delta, mask=real)
+    mine = tl.load(q_level + line, mask=real, other=0.0) if LEVELS else own_lo
+    fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
 
-        start, stop, full, rest = _interval(lo + b * interval, hi + b * interval, first, rows, Q, K)
-        acc, level, of_rate = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32)
-        of_t, of_y, piece = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0
-        carried = tl.zeros([Q // K, K], tl.float32)
-        k_head_ptr, v_head_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
-        for first_j in range(start, stop, K):
-            j = first_j + at_j
-            exists = j < keys
-            theirs = tl.load(k_level + (b * heads + h) * keys + j, mask=exists, other=0.0) if LEVELS else j
-            k_block = _vectors(k_head_ptr, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
-            products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
-            column = last + first - first_j
-            low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
-            s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
-                        at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve,
-                        pieces, low, high, TABLE, LEVELS, ENDS)  # fmt: skip
-            values = _vectors(v_head_ptr, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
-            of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
-            of_s = tl.exp2(s - bits[:, None]) * (of_p - own_delta[:, None])
-            acc = tl.dot(of_s.to(k_block.dtype), k_block, acc, input_precision="ieee")
-            if LEVELS:
-                level += tl.sum(of_s, 1)
-            if LEARNED:
-                if ENDS:
-                    t = _biases(table + column, at_i[:, None], at_j[None, :]) * rate[:, None]
-                    of_s, piece, of_t, of_y, of_rate, of_slopes, of_levels = unbend(
-                        of_s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES)  # fmt: skip
-                    of_s *= rate[:, None]
-                # The lower diagonals of a square are the upper ones of the square below it, and of the one before it.
-                upper, lower = _diagonals(of_s, Q, K)
-                lower += carried
-                _add(of_table + column + Q - K + 1, _last(lower))
-                carried = upper + _moved(lower)
-        _write(of_q + written * D, first, at_i, real, heads * D, acc * scale, D, WIDE_D, FAR)
+    start, stop, full, rest = _interval(lo, hi, first, rows, Q, K)
+    acc, level, of_rate = tl.zeros([Q, WIDE_D], tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32)
+    of_t, of_y, piece = tl.zeros([Q], tl.float32), tl.zeros([Q], tl.float32), 0
+    k_head_ptr, v_head_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
+    for first_j in range(start, stop, K):
+        j = first_j + at_j
+        exists = j < keys
+        theirs = tl.load(k_level + (b * heads + h) * keys + j, mask=exists, other=0.0) if LEVELS else j
+        k_block = _vectors(k_head_ptr, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
+        products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
+        column = last + first - first_j
+        low, high = pieces_of(ends, table, column, nearest, fast, slow, Q, K, ENDS)
+        s = _scores(products, j[None, :], own_lo[:, None], own_hi[:, None], mine[:, None], theirs[None, :], table + column,
+                    at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve,
+                    pieces, low, high, TABLE, LEVELS, ENDS, STRIP)  # fmt: skip
+        values = _vectors(v_head_ptr, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
+        of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
+        of_s = tl.exp2(s - bits[:, None]) * (of_p - own_delta[:, None])
+        acc = tl.dot(of_s.to(k_block.dtype), k_block, acc, input_precision="ieee")
         if LEVELS:
-            tl.store(of_level + line, level, mask=real)
-        if LEARNED:
-            if start < stop:
-                newest_j = start + (stop - 1 - start) // K * K
-                _add(of_table + last + first - newest_j - (K - 1), tl.reshape(carried, [Q]))
-            tl.debug_barrier()  # the next queries read what other threads wrote; in the loop it would stop loads ahead of use
-            if ENDS:
-                of_rate, of_slopes, of_levels = add_piece(
-                    piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES
-                )
-                tl.store(of_rates + line, of_rate / rate, mask=real)
+            level += tl.sum(of_s, 1)
+        if LEARNED and ENDS:
+            t = _biases(table + column, at_i[:, None], at_j[None, :], STRIP) * rate[:, None]
+            piece, of_t, of_y, of_rate, of_slopes, of_levels = unbend(
+                of_s, t, curve, pieces, low, high, piece, of_t, of_y, of_rate, of_slopes, of_levels, PIECES)  # fmt: skip
+    _write(of_q + written * D, first, at_i, real, heads * D, acc * scale, D, WIDE_D, FAR)
+    if LEVELS:
+        tl.store(of_level + line, level, mask=real)
     if LEARNED and ENDS:
-        at = of_curves + own_row * 2 * PIECES + tl.arange(0, PIECES)
+        of_rate, of_slopes, of_levels = add_piece(piece, of_t, of_y, of_rate, of_slopes, of_levels, curve, PIECES)
+        tl.store(of_rates + line, of_rate / rate, mask=real)
+        at = of_curves + (h * tl.num_programs(0) + tl.program_id(0)) * 2 * PIECES + tl.arange(0, PIECES)
         tl.store(at, of_slopes)
         tl.store(at + PIECES, of_levels)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def diagonals(q, k, v, grad, lse, delta, lo, hi, reach, q_level, k_level, table, curves, rates, of_table, factor, last, width,
+              nearest, pieces, batch, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride, v_batch,
+              v_head, v_stride, interval, D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr,
+              Q: tl.constexpr, K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr,
+              FAR: tl.constexpr, STRIP: tl.constexpr):  # fmt: skip
+    """The gradient of the table in all blocks of a head with one distance, of every num_programs(2)-th sequence.
+
+    Q is a multiple of K. reach: visible keys are more than reach[0] and at most reach[1] before their queries. of_table
+    [heads, sequences, distances, 2, Q / K, K] gets the sums of `_diagonals`.
+    """
+    h, column = tl.program_id(1).to(tl.int64), (tl.program_id(0) + 1) * K - 1
+    distance = column - last  # first query - first key
+    at_i, at_j = tl.arange(0, Q), tl.arange(0, K)
+    curve = curves + h * 3 * pieces
+    corner = table + h * width + column
+    ends = ends_of(curve, pieces, ENDS)
+    sums = tl.zeros([Q, K], tl.float32)
+    newest = tl.minimum(tl.cdiv(rows, Q), tl.cdiv(keys + distance, Q))
+    newest = tl.where((distance + Q > tl.load(reach)) & (distance - K < tl.load(reach + 1)), newest, 0)
+    for sequence in range(tl.program_id(2), batch, tl.num_programs(2)):
+        b = tl.cast(sequence, tl.int64)
+        line, own_lo, own_hi = (b * heads + h) * rows, lo + b * interval, hi + b * interval
+        q_ptr, of_out_ptr = q + b * q_batch + h * q_head, grad + (b * rows * heads + h) * DV
+        k_ptr, v_ptr = k + b * k_batch + h // group * k_head, v + b * v_batch + h // group * v_head
+        block = tl.cdiv(tl.maximum(distance, 0), Q)
+        while block < newest:
+            # Up to a block in which no query attends to a key: the loop over the others has no condition, so loads run ahead.
+            stop, some = block, True
+            while (stop < newest) & some:
+                start, end, _, _ = _interval(own_lo, own_hi, stop * Q, rows, Q, K)
+                some = (start < stop * Q - distance + K) & (end > stop * Q - distance)
+                stop += tl.where(some, 1, 0)
+            for first in range(block * Q, stop * Q, Q):
+                first_j, i = first - distance, first + at_i
+                j, real = first_j + at_j, i < rows
+                exists = j < keys
+                _, _, full, rest = _interval(own_lo, own_hi, first, rows, Q, K)
+                least, most = tl.load(own_lo + i, mask=real, other=0), tl.load(own_hi + i, mask=real, other=0)
+                mine = tl.load(q_level + line + i, mask=real, other=0.0) if LEVELS else least
+                theirs = tl.load(k_level + (b * heads + h) * keys + j, mask=exists, other=0.0) if LEVELS else j
+                fast, slow, rate = _rates(rates + b * rows, first, i, real, rows, Q, ENDS)
+                low, high = pieces_of(ends, table + h * width, column, nearest, fast, slow, Q, K, ENDS)
+                queries = _vectors(q_ptr, first, at_i, real, q_stride, D, WIDE_D, FAR)
+                k_block = _vectors(k_ptr, first_j, at_j, exists, k_stride, D, WIDE_D, FAR)
+                products = tl.dot(queries, tl.trans(k_block), input_precision="ieee") * factor
+                s = _scores(products, j[None, :], least[:, None], most[:, None], mine[:, None], theirs[None, :], corner,
+                            at_i[:, None], at_j[None, :], (first_j < full) | (first_j + K > rest), rate[:, None], curve,
+                            pieces, low, high, TABLE, LEVELS, ENDS, STRIP)  # fmt: skip
+                of_out = _vectors(of_out_ptr, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
+                values = _vectors(v_ptr, first_j, at_j, exists, v_stride, DV, WIDE_DV, FAR)
+                of_p = tl.dot(of_out, tl.trans(values), input_precision="ieee")
+                bits = _in_bits(tl.load(lse + line + i, mask=real, other=float("inf")))
+                of_s = tl.exp2(s - bits[:, None]) * (of_p - tl.load(delta + line + i, mask=real, other=0.0)[:, None])
+                if ENDS:
+                    t = _biases(corner, at_i[:, None], at_j[None, :], STRIP) * rate[:, None]
+                    of_s *= slopes_of(t, curve, pieces, low, high) * rate[:, None]
+                sums += of_s
+            block = stop + 1
+    upper, lower = _diagonals(sums, Q, K)
+    row = (h * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(0) + tl.program_id(0)
+    at = of_table + row * 2 * Q + tl.arange(0, Q // K)[:, None] * K + at_j[None, :]
+    tl.store(at, upper)
+    tl.store(at + Q, lower)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -386,7 +445,8 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
                   scale, factor, last, width, nearest, pieces, rows, keys, heads, group, q_batch, q_head,
                   q_stride, k_batch, k_head, k_stride, v_batch, v_head, v_stride, interval, blocks, skip,
                   D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
-                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr):  # fmt: skip
+                  K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr, ENDS: tl.constexpr, FAR: tl.constexpr,
+            STRIP: tl.constexpr):  # fmt: skip
     """A block of keys of one head, read by all heads of its group: gradients of keys, values and levels of keys.
 
     bounds [B, 4, blocks]: the first query that attends to one of the keys, the first that attends to all, the first after these,
@@ -423,7 +483,7 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, t
             low, high = pieces_of(ends, distances, column, nearest, fast, slow, Q, K, ENDS)
             s = _scores(products, j[:, None], own_lo[None, :], own_hi[None, :], mine[None, :], theirs[:, None],
                         distances + column, at_i[None, :], at_j[:, None], (first < full) | (first + Q > rest),
-                        rate[None, :], curve, pieces, low, high, TABLE, LEVELS, ENDS)  # fmt: skip
+                        rate[None, :], curve, pieces, low, high, TABLE, LEVELS, ENDS, STRIP)  # fmt: skip
             p = tl.exp2(s - _in_bits(tl.load(lse + line * rows + i, mask=real, other=float("inf")))[None, :])
             of_out = _vectors(grad + written * DV, first, at_i, real, heads * DV, DV, WIDE_DV, FAR)
             acc_v = tl.dot(p.to(of_out.dtype), of_out, acc_v, input_precision="ieee")

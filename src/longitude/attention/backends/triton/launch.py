@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ KERNELS_FILE = "longitude.attention.backends.triton.kernels"  # imported on use:
 LOG2 = 0.6931471805599453
 MOST = 2**16 - 1
 PROGRAMS = 2
-"""Programs per multiprocessor that sum gradients of the table; each writes its row of a workspace."""
+"""Programs per multiprocessor that sum gradients of the table, if a block's distances are fewer."""
 
 
 class Terms(NamedTuple):
@@ -73,22 +74,24 @@ class Blocks(NamedTuple):
     num_warps: int
     num_stages: int
     maxnreg: int = 255  # the most of a thread; otherwise the assembler spills registers to run more blocks
+    STRIP: bool = False  # how the table is loaded; see `_biases`
 
 
-KERNELS = "forward", "backward_queries", "backward_keys"
+KERNELS = "forward", "backward_queries", "backward_keys", "diagonals"
+# Two blocks run on a multiprocessor if a thread of 256 takes 128 registers.
+_PAIR, _FLAT_PAIR, _TALL = Blocks(128, 64, 8, 2, 128), Blocks(128, 32, 8, 2, 128), Blocks(64, 32, 8, 2)
 _WIDE, _FLAT, _SQUARE, _SMALL = Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)
 BLOCKS = {
-    8: {64: (_WIDE, _SMALL, _SMALL), 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 2))},
-    9: {64: (_WIDE, _WIDE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 2))},
-    10: {64: (_WIDE, _SQUARE, _SQUARE), 128: (_FLAT, _SQUARE, Blocks(64, 64, 8, 1))},
+    8: {64: (_WIDE, _SMALL, _SMALL, _SMALL), 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 2), _TALL)},
+    9: {64: (_PAIR, _FLAT_PAIR, Blocks(64, 128, 8, 2), _WIDE), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 2), _WIDE)},
+    10: {64: (_WIDE, _SQUARE, _SQUARE, _SQUARE), 128: (_FLAT, _SQUARE, Blocks(64, 64, 8, 1), _TALL)},
 }
 """Block sizes of `KERNELS` by generation of chips and largest width: the largest of those tried that spill no register and
-fit into the shared memory of all its chips. Blocks of `backward_queries` are stacked squares. `python
+fit into the shared memory of all its chips. Blocks of `diagonals` are stacked squares. `python
 benchmarks/gpu_kernels.py` prints registers and spills as reported by the assembler."""
-SEVERAL = {
-    8: {64: BLOCKS[8][64], 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 1))},
-    9: {64: (_WIDE, _FLAT, Blocks(64, 128, 8, 2)), 128: (_WIDE, _FLAT, Blocks(32, 128, 8, 1))},
-    10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1))},
+SEVERAL = BLOCKS | {
+    8: {64: BLOCKS[8][64], 128: (_FLAT, _SMALL, Blocks(32, 64, 8, 1), _TALL)},
+    10: {64: BLOCKS[10][64], 128: (_FLAT, Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 1), _TALL)},
 }
 """Block sizes in the format of `BLOCKS` for curves, or a table and levels, which take more registers."""
 GENERATIONS = {12: 8, 11: 10}
@@ -102,7 +105,8 @@ def blocks_for(major: int, width: int, several: bool = False) -> tuple[Blocks, .
     """
     blocks = SEVERAL if several else BLOCKS
     widths = blocks.get(GENERATIONS.get(major, major), blocks[8])
-    return next(blocks for limit, blocks in widths.items() if width <= limit)
+    chosen = next(blocks for limit, blocks in widths.items() if width <= limit)
+    return tuple(blocks._replace(STRIP=major == 9) for blocks in chosen)
 
 
 def blocks_of(kernel: str, x: Inputs) -> Blocks:
@@ -121,8 +125,7 @@ def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     """The arguments that all kernels have by the same names."""
     (_, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
     terms, limits = x.terms, x.limits
-    # Blocks at the ends read beyond the offsets, and the diagonals of a square are written with a zero behind them.
-    before, after = -keys % blocks.K, -rows % blocks.Q + 1
+    before, after = -keys % blocks.K, -rows % blocks.Q  # blocks at the ends read beyond the offsets
     at = dict.fromkeys(Terms._fields, x.q)  # of a term that is not there any address serves
     if terms.curves is not None:
         # Beyond the ends distances do not fall.
@@ -199,17 +202,14 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
 
     blocks = blocks_of("backward_queries", x)
     shared, tiles = _shared(x, blocks), batch * -(-rows // blocks.Q)
-    before = shared["last"] + 1 - keys  # of this kernel's blocks; those of backward_keys pad the table otherwise
     learned = learned and terms.table is not None
-    programs = min(tiles, table_rows(x.q.device, heads)) if learned else tiles
-    of_table = lse.new_zeros(heads, programs, shared["width"]) if learned else lse
     curved = learned and terms.curves is not None
-    of_curves = lse.new_empty(heads, programs, 2, 2 * shared["ENDS"]) if curved else lse
+    of_curves = lse.new_empty(heads, tiles, 2, 2 * shared["ENDS"]) if curved else lse
     of_rates = torch.empty_like(lse) if curved else lse
     with torch.cuda.device_of(x.q):
-        kernels.backward_queries[(programs, heads)](
-            out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
-            of_curves=of_curves, of_rates=of_rates, scale=x.scale, batch=batch, LEARNED=learned, **shared,
+        kernels.backward_queries[(tiles, heads)](
+            out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0],
+            of_curves=of_curves, of_rates=of_rates, scale=x.scale, LEARNED=learned, **shared,
         )  # fmt: skip
 
     blocks = blocks_of("backward_keys", x)
@@ -223,14 +223,35 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
             )  # fmt: skip
     gradients = Terms()
     if learned:
-        of_table = of_table.sum(1)[:, before : before + rows + keys - 1].contiguous()
-        gradients = Terms(table=of_table * LOG2 if curved else of_table)
+        gradients = Terms(table=along_diagonals(x, grad, lse, delta) * (LOG2 if curved else 1.0))
     if curved:
         ends_apart = F.pad(of_curves.sum(1)[..., : shared["pieces"]], (0, 0, 0, 1))  # ends have no gradient
         gradients = gradients._replace(curves=ends_apart, rates=of_rates.sum(1, keepdim=True) * LOG2)
     if terms.q_level is not None:
         gradients = gradients._replace(q_level=of_levels[0], k_level=of_levels[1])
     return Gradients(of_q, of_k, of_v, gradients)
+
+
+def along_diagonals(x: Inputs, grad: Tensor, lse: Tensor, delta: Tensor) -> Float[Tensor, "H Lq+Lk-1"]:
+    """The gradient of the table, of distances if there are curves."""
+    kernels = import_module(KERNELS_FILE)
+    batch, heads, rows, keys = *x.q.shape[:3], x.k.shape[2]
+    blocks = blocks_of("diagonals", x)
+    shared, squares = _shared(x, blocks), blocks.Q // blocks.K
+    distances = -(-rows // blocks.Q) * squares - squares + -(-keys // blocks.K)
+    programs = min(batch, max(1, table_rows(x.q.device, heads) // distances))
+    sums = lse.new_empty(heads, programs, distances, 2, squares, blocks.K)
+    i = torch.arange(rows, dtype=torch.int32, device=lse.device)
+    reach = torch.stack([(i - x.limits.hi).amin(), (i - x.limits.lo).amax()])
+    with torch.cuda.device_of(x.q):
+        kernels.diagonals[(distances, heads, programs)](
+            grad=grad, lse=lse, delta=delta, reach=reach, of_table=sums, batch=batch, **shared
+        )
+    total, before = lse.new_zeros(heads, distances + squares, blocks.K), shared["last"] + 1 - keys
+    for half, square in product((0, 1), range(squares)):
+        # The lower diagonals of a square are the upper ones of the square below it.
+        total[:, half + square :][:, :distances] += sums[:, :, :, half, square].sum(1)
+    return total.flatten(1)[:, before : before + rows + keys - 1]
 
 
 def table_rows(device: torch.device, heads: int) -> int:
