@@ -145,7 +145,7 @@ def _written(
                 extension.training = fine_tune(aside, out=out, **train)
             written = aside if train is None else out
             if plan.layers is not None:
-                (written / FILE).write_text(page(plan, written, train is not None), encoding="utf-8")
+                (written / FILE).write_text(page(plan, train is not None), encoding="utf-8")
             costs = [] if cost is None else [cost.compare(written)]
             if train is None:
                 place(aside, out)

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from longitude.checkpoints.compare import difference, frequencies_of, head_dim_of
+from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import class_of
 from longitude.errors import UsageError
 from longitude.extend.plan import ExtendPlan, Target, original_of
-from longitude.positions.config_keys import FULL, SCHEMAS
+from longitude.positions.config_keys import SCHEMAS
 from longitude.positions.hugging_face import to_hugging_face
+from longitude.positions.scaling import DynamicNTK, LongRoPE, NTKByParts, YaRN
 from longitude.positions.scaling.linear import is_unrotated
 from longitude.serving.config import Stops
-from longitude.serving.effective import Case, judged, opened
-from longitude.serving.findings import findings, wrong
-from longitude.serving.line import FACTS, lines_in
+from longitude.serving.effective import opened
+from longitude.serving.vllm import FOUR_TIMES
 from longitude.serving.write import started, written
 
 FILE = "serve.md"
 """Name of the file in the new folder."""
-CLOSE = 1e-3
-"""Relative tolerance between the frequencies of an engine and those of transformers."""
 
 
-class Line(NamedTuple):
+@dataclass(frozen=True)
+class Line:
     """How an engine serves the model.
 
     Attributes:
@@ -40,42 +40,22 @@ class Line(NamedTuple):
     note: str = ""
 
 
-def of_folder(plan: ExtendPlan, folder: Path, name: str) -> list[Line]:
-    """The command of each engine for the new folder, which it calls `name`: none if the engine's rules find it wrong."""
-    config, alone, _ = opened(str(folder))
-    file = "model.gguf" if name == "." else f"{name}.gguf"
-    convert = f"python convert_hf_to_gguf.py {shlex.quote(name)} --outfile {shlex.quote(file)} && "
-    lines = []
-    for engine in ("vllm", "sglang", "llama.cpp"):
-        facts, is_file = FACTS[engine], engine == "llama.cpp"
-        command = started(engine, file if is_file else name, {facts.flag("length"): str(plan.length)})
-        case = judged(lines_in(command)[0], config, alone)
-        compare = "`longitude check FOLDER --against FILE` says whether the converter wrote all of it" * is_file
-        if why := refusal(plan, case):
-            lines.append(Line(facts.name, "", f"none: {why}"))
-        else:
-            lines.append(Line(facts.name, convert * is_file + command, otherwise(plan, case, plan.original) or compare))
-    return [*lines, Line("transformers", f"transformers serve {shlex.quote(name)}")]
+def of_folder(plan: ExtendPlan, folder: str) -> list[Line]:
+    """Commands for the new folder."""
+    file = "model.gguf" if folder == "." else f"{folder}.gguf"
+    convert = f"python convert_hf_to_gguf.py {shlex.quote(folder)} --outfile {shlex.quote(file)}"
 
+    def command(engine: str, model: str, flag: str) -> str:
+        return started(engine, model, {flag: str(plan.length)})
 
-def refusal(plan: ExtendPlan, case: Case) -> str:
-    """Why an engine does not serve the new length as transformers does; empty if it does."""
-    if wrong(rows := findings(case)):
-        return rows[0].text
-    if is_unrotated(plan.scheme) and case.line.engine != "llama.cpp":
-        return "it makes a table of max_position_embeddings times factor rows"
-    return "; ".join(case.unknown) or otherwise(plan, case, plan.length)
-
-
-def otherwise(plan: ExtendPlan, case: Case, length: int) -> str:
-    """How an engine rotates a text of this length otherwise than transformers; empty if it does not."""
-    width = head_dim_of(plan.source.config, FULL)
-    for label, alone in case.alone.items():
-        used = case.used.get(label, case.used.get(None))
-        got, wanted = (rope and frequencies_of(rope, width, length) for rope in (used, alone))
-        if got and wanted and (text := difference(got, wanted, CLOSE).text):
-            return f"it {text}, in a text of {length} tokens"
-    return ""
+    compare = "`longitude check FOLDER --against FILE` says whether the converter wrote all of it"
+    lines = [
+        Line("vLLM", command("vllm", folder, "--max-model-len")),
+        Line("SGLang", command("sglang", folder, "--context-length")),
+        Line("llama.cpp", f"{convert} && {command('llama.cpp', file, '-c')}", compare),
+        Line("transformers", f"transformers serve {shlex.quote(folder)}"),
+    ]
+    return [_if_any(plan, line) for line in lines]
 
 
 def line_for(engine: str, name: str, target: Target) -> str:
@@ -115,26 +95,62 @@ def line_for(engine: str, name: str, target: Target) -> str:
         raise ValueError(f"{name}: {engine} has no line for {target.method}: {stop.what} ({stop.source})") from stop
 
 
-def page(plan: ExtendPlan, folder: Path, trained: bool) -> str:
-    """Content of `serve.md` in the new folder, which is valid wherever that is moved."""
+def _if_any(plan: ExtendPlan, line: Line) -> Line:
+    """The line, or the reason why the engine cannot rotate as the scheme asks."""
+    if isinstance(plan.scheme, DynamicNTK) and line.engine == "llama.cpp":
+        return Line(line.engine, "", "none: it has no scheme that follows the length of the text")
+    if isinstance(plan.scheme, DynamicNTK) and line.engine == "vLLM":
+        return Line(line.engine, "", "none: it leaves the base unchanged for dynamic")
+    if plan.config["model_type"] in FOUR_TIMES and isinstance(plan.scheme, NTKByParts) and line.engine == "vLLM":
+        return Line(line.engine, "", "none: it computes the ramp from 4 times the original length")
+    if is_unrotated(plan.scheme) and line.engine in ("vLLM", "SGLang"):
+        return Line(line.engine, "", "none: it makes a table of max_position_embeddings times factor rows")
+    return line
+
+
+def notes(plan: ExtendPlan) -> list[str]:
+    """Differences of engines from transformers, with the folder and with the original weights."""
+    scheme, sentences = plan.scheme, list[str]()
+    if isinstance(scheme, NTKByParts):
+        missing = plan.attention_factor / YaRN(plan.factor, plan.original).factors()[0]
+        if not math.isclose(missing, 1, rel_tol=1e-6):
+            sentences.append(
+                f'SGLang does not read attention_factor: give "attn_factor": {missing:.10g} in rope_parameters there.'
+            )
+    if isinstance(scheme, DynamicNTK):
+        longest = round(scheme.factor * plan.original)
+        sentences.append(f"SGLang rotates every text, short ones too, as transformers rotates one of {longest} tokens.")
+    if isinstance(scheme, LongRoPE):
+        factor = plan.attention_factor
+        sentences.append(f"vLLM takes the long factors at every length if the served length is above {plan.original}.")
+        sentences.append(
+            f'vLLM and SGLang do not read attention_factor: give "short_mscale": {factor:.10g}, "long_mscale": {factor:.10g} in '
+            f"rope_parameters there."
+        )
+    return sentences
+
+
+def page(plan: ExtendPlan, trained: bool) -> str:
+    """Content of `serve.md`, which is valid wherever its folder is moved."""
     parts = [
         "# How to serve this checkpoint",
         f"In this folder, give only the length, {plan.length} tokens:",
     ]
-    parts.append(_listed(of_folder(plan, folder, ".")))
+    parts.append(_listed(of_folder(plan, ".")))
     if not trained and not plan.target.searched and SCHEMAS[0] in plan.inner:
         parts.append(
             f"Without this folder: `longitude extend MODEL --to {plan.length} --for ENGINE`, with the same method."
         )
+    parts += [f"* {note}" for note in notes(plan)]
     return "\n\n".join(parts) + "\n"
 
 
 def terminal(plan: ExtendPlan | None, folder: str) -> Iterator[str]:
-    """Engines that cannot serve the new folder, and a command of one that can; the file has those of all engines."""
+    """What engines do otherwise, and the command that serves the new folder; the file has those of all engines."""
     if plan is None or plan.layers is None:
         return
-    lines = of_folder(plan, Path(folder), folder)
-    yield from (f"{line.engine}: {line.note}." for line in lines if not line.command)
+    lines = of_folder(plan, folder)
+    yield from (*notes(plan), *(f"{line.engine}: {line.note}." for line in lines if not line.command))
     line = next(line for line in lines if line.command)
     yield f"\nserve ({line.engine}; {folder}/{FILE} has other engines)\n{line.command}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from longitude.extend import serve
@@ -185,7 +184,8 @@ def as_json(
             "search": plan.search and {name: getattr(plan.search, name) for name in ("loss", "starts", "tried")},
         }
         if out is not None and plan.layers is not None:
-            result["serve"] = {"lines": [line._asdict() for line in serve.of_folder(plan, Path(out), out)]}
+            lines = [vars(line) for line in serve.of_folder(plan, out)]
+            result["serve"] = {"lines": lines, "notes": serve.notes(plan)}
     if training is not None:
         result["tuned"] = {name: value for name, value in vars(training).items() if name != "costs"}
     names = {"before": "original", "after": "extended"}
