@@ -17,7 +17,7 @@ from longitude.study.answers import share
 from longitude.study.criterion import GAINS, IS_SOLVED, LEVEL, NOT_SOLVED, RISES
 from longitude.study.report import write_report
 from longitude.study.results import LAST, read_run
-from longitude.study.tables import markdown
+from longitude.study.tables import latex
 from tests.study.conftest import (
     BITS,
     BLIND,
@@ -159,7 +159,7 @@ def test_the_shorter_length_stands_beside_the_longest(tmp_path):
     run = write_run(tmp_path, {"fire": (2.3, 2.3, 2.5, 2.8, 3.1), **BLIND}, seeds=SEEDS, noise=0.004)
     analysis = analyse(run)
     assert [verdicts_of(run, length)["fire"] for length in (512, 4096)] == [LEVEL, RISES]
-    page, paper = write_report(analysis).read_text(), markdown(analysis)
+    page, paper = write_report(analysis).read_text(), latex(analysis).replace("$-$", "−").replace(r"\%", "%")
     [row] = [text for text in printed(run, 120).splitlines() if text.startswith("fire")]
     assert re.search(r"level .*rises \+35%", row)
     for text in (page, paper):

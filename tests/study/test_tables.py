@@ -1,4 +1,4 @@
-"""Tables of a study as CSV, Markdown and LaTeX."""
+"""Tables of a study as CSV and LaTeX."""
 
 import csv
 import io

@@ -17,7 +17,6 @@ def report(
     run: Annotated[Path, tyro.conf.Positional],
     json: bool = False,
     csv: bool = False,
-    markdown: bool = False,
     latex: bool = False,
     all: bool = False,
     comparisons: bool = False,
@@ -28,7 +27,6 @@ def report(
         run: Directory of a study or a measurement.
         json: Print the rows as JSON instead of the table.
         csv: Print encoding, length, value, the ends of its 95% interval, change and verdict as CSV.
-        markdown: Print the tables as Markdown: values with intervals, comparisons.
         latex: Print tables with captions as LaTeX, for the package booktabs.
         all: With --csv: print every method and every column.
         comparisons: With --csv: print the comparison of every two encodings at every length, not the values.
@@ -36,13 +34,9 @@ def report(
     from longitude.measure.run import is_measured, read_results
 
     if run.is_dir() and is_measured(run):
-        if csv or markdown or latex or comparisons:
-            raise UsageError(
-                "--csv, --markdown, --latex and --comparisons",
-                "a study",
-                f"measurements in {run}",
-                "--json prints rows",
-            )
+        if csv or latex or comparisons:
+            got = f"measurements in {run}"
+            raise UsageError("--csv, --latex and --comparisons", "a study", got, "--json prints rows")
         from longitude.cli import measure
 
         measure.show(read_results(run), json)
@@ -50,18 +44,15 @@ def report(
     from longitude.study import tables
     from longitude.study.analysis import analyse
 
-    if json + csv + markdown + latex > 1:
-        raise ValueError("--json, --csv, --markdown and --latex are forms of one output; choose one")
+    if json + csv + latex > 1:
+        raise ValueError("--json, --csv and --latex are forms of one output; choose one")
     if (comparisons or all) and not csv or comparisons and all:
         raise ValueError("--comparisons and --all are two forms of --csv; add --csv and one of them, or leave both out")
-    if not (csv or markdown or latex):
+    if not (csv or latex):
         return show(run, json)
     analysis = analyse(run, numbers_only=True)
-    if csv:
-        rows = tables.every_comparison if comparisons else tables.findings if all else tables.short_findings
-        print(tables.csv(rows(analysis)), end="")
-    else:
-        print((tables.latex if latex else tables.markdown)(analysis), end="")
+    rows = tables.every_comparison if comparisons else tables.findings if all else tables.short_findings
+    print(tables.latex(analysis) if latex else tables.csv(rows(analysis)), end="")
     return DONE
 
 

@@ -43,7 +43,7 @@ VERDICTS = {
 
 
 class Finding(NamedTuple):
-    """Finding for a label at a length by a method: a row of terminal, page, charts, CSV and Markdown. Missing values are None.
+    """Finding for a label at a length by a method: a row of terminal, page, charts, CSV and LaTeX. Missing values are None.
 
     value, low, high: the task's metric, mean over seeds, with its 95% interval, which is over `over`: seeds and documents, or
     documents for one seed. text_low, text_high: the interval over documents alone; seed_low, seed_high: that over seeds alone.
@@ -118,7 +118,7 @@ class Column(NamedTuple):
     Attributes:
         head: Its head.
         cell: A label's findings, in the order of lengths -> its cell.
-        places: Where it is shown: on the terminal, on the page, and in tables for papers (Markdown, LaTeX).
+        places: Where it is shown: on the terminal, on the page, and in tables for papers (LaTeX).
         place: Which of a label's findings gives its color.
     """
 

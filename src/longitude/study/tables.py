@@ -1,6 +1,6 @@
-"""The tables of a study as CSV, Markdown and LaTeX, for papers and spreadsheets."""
+"""The tables of a study as CSV and LaTeX, for papers and spreadsheets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -74,27 +74,19 @@ def every_comparison(analysis: Analysis) -> pd.DataFrame:
 
 
 def latex(analysis: Analysis) -> str:
-    """Tables of `markdown` without facts about training, as LaTeX with captions; the three lines are comments."""
+    """The values by length, and comparisons at the longest length, as LaTeX with captions; the three lines are comments."""
     lines = [r"% \usepackage{booktabs}", *(f"% {head}: {text}." for head, text in conclude(analysis).lines.items())]
-    run, criterion, (values, *others) = analysis.run, analysis.criterion, _tables(analysis)
+    run, criterion = analysis.run, analysis.criterion
     of_values = f"{' '.join(criterion.title().split())} By length in {run.task.unit}; brackets are 95% intervals."
-    captioned = [table.latex(*values, of_values)]
-    if analysis.compared(run.lengths[-1]):
-        captioned.append(table.latex(*others[-1], f"Pairs of encodings at {run.lengths[-1]} {run.task.unit}."))
+    captioned = [table.latex(*_values(analysis), of_values)]
+    if pairs := analysis.compared(run.lengths[-1]):
+        caption = f"Pairs of encodings at {run.lengths[-1]} {run.task.unit}."
+        captioned.append(table.latex(*comparison_lines(pairs, criterion), caption))
     return "\n\n".join(["\n".join(lines), *captioned]) + "\n"
 
 
-def markdown(analysis: Analysis) -> str:
-    """The three lines, the values by length, facts about training, and comparisons at the longest length, as Markdown."""
-    conclusion = "\n".join(f"* **{head}**: {text}." for head, text in conclude(analysis).lines.items())
-    values, *others = (table.markdown(*lines) for lines in _tables(analysis))
-    if analysis.compared(analysis.run.lengths[-1]):
-        others.insert(-1, f"At {analysis.run.lengths[-1]} {analysis.run.task.unit}:")
-    return "\n\n".join([conclusion, values, *others]) + "\n"
-
-
-def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
-    """Heads and lines: values by length, facts about training, and comparisons at the longest length, if there are any."""
+def _values(analysis: Analysis) -> tuple[list[str], list[list[Any]]]:
+    """Heads and lines of the values by length."""
     run, criterion = analysis.run, analysis.criterion
     columns = criterion.columns("paper")
     heads = ["encoding", *map(str, run.lengths), "verdict", *(column.head for column in columns)]
@@ -104,13 +96,7 @@ def _tables(analysis: Analysis) -> Iterator[tuple[list[str], list[list[Any]]]]:
         cells = [with_ends(criterion.number(finding), criterion.bounds(finding)) for finding in part]
         last = [criterion.verdict_cell(part), *(column.cell(part) for column in columns)]
         lines.append([label, *cells, *(in_brackets(cell.text, cell.interval) for cell in last)])
-    lines += [[name, *cells, "", *("" for _ in columns)] for name, *cells in floor_lines(run, 3)]
-    yield heads, lines
-    if columns := {name: values for name, values in training(run).items() if any(values.values())}:
-        cells = [[label, *(number(values[label]) for values in columns.values())] for label in run.labels]
-        yield ["encoding", *(name.replace("_", " ") for name in columns)], cells
-    if pairs := analysis.compared(run.lengths[-1]):
-        yield comparison_lines(pairs, criterion)
+    return heads, lines + [[name, *cells, "", *("" for _ in columns)] for name, *cells in floor_lines(run, 3)]
 
 
 def floor_lines(run: Run, digits: int = 2) -> list[list[str]]:
