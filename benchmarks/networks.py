@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import longitude as lg
 from kinds import offset_biases, rotations
 from longitude.bench.measurement import Row
+from longitude.labels import parse_label
 from target import Call, Session
 
 VOCABULARY, WIDTH, LAYERS, HEADS = 256, 256, 4, 4
@@ -21,7 +22,7 @@ def of_ours(label: str, length: int) -> nn.Module:
     torch.manual_seed(0)
     config = lg.LongitudeConfig(
         vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        max_position_embeddings=length, encoding=label,
+        max_position_embeddings=length, **parse_label(label).options(LAYERS),
     )  # fmt: skip
     return lg.LongitudeForCausalLM(config)
 

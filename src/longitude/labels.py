@@ -164,19 +164,6 @@ def parse_encoding(label: str) -> list[Spec]:
     return _specs(label)
 
 
-def parse_mixer(label: str) -> Spec:
-    """Read "window:size=64" as {"name": "window", "size": 64}: a label of one mixer alone. Errors as `parse_label`."""
-    parsed = parse_label(label)
-    if len(parsed.mixers) != 1 or parsed.encodings or parsed.layers:
-        raise UsageError("", "one mixer, such as window:size=64", repr(label))
-    return parsed.mixers[0]
-
-
-def is_label(text: str) -> bool:
-    """Whether a text is more than one name: a label of several parts, or with options."""
-    return "+" in text or ":" in text or LAYERS in text
-
-
 def require_characters(label: str) -> None:
     """ValueError for a label with a character that labels must not contain."""
     if (foreign := FOREIGN.search(label)) is not None:

@@ -46,7 +46,7 @@ SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_atte
     "config",
     [
         GPT2Config(**SHAPE, n_positions=16, bos_token_id=1, eos_token_id=2),
-        LongitudeConfig(**SHAPE, encoding="learned:max_length=16"),
+        LongitudeConfig(**SHAPE, encoding={"name": "learned", "max_length": 16}),
     ],
     ids=lambda config: config.model_type,
 )

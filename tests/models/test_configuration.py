@@ -9,7 +9,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import longitude as lg
 from longitude.attention.mixer import MIXERS
-from longitude.labels import parse_label
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
@@ -55,10 +54,6 @@ test_mistakes = refused_calls(
         config("encoding", "{'layout': 'half'}", encoding={"layout": "half"}),
         config("encoding", "encodings", "'alibi'", encoding="alibi", encodings=["rope"] * 4),
         config("mixers", "4", "got 'mamba'", mixers="mamba"),
-        config("mixer", "'mamba'", encoding="rope+window:size=5", mixer="mamba"),
-        config("mixers", "['attention']", encoding="rope+window:size=5..nope", mixers=["attention"]),
-        config("mixer", "'rope+window:size=5'", mixer="rope+window:size=5"),
-        config("gru", "window", mixers=["window:size=5+gru"]),
         called("encodings", "first", encodings=["rope", "learned"], **LAYERS),
         called("Rotary", "Mamba", mixer="mamba", encoding="rope"),
         called("ALiBi", "Mamba", mixers=["mamba", "attention"], encodings=["alibi"] * 2, **LAYERS),
@@ -96,26 +91,6 @@ def test_every_option_is_written_out(spec, tmp_path):
     assert type(loaded) is LongitudeConfig
     unnamed = {"_name_or_path": None}
     assert loaded.to_dict() | unnamed == LongitudeConfig(encoding=spec).to_dict() | unnamed
-
-
-LABELS = [
-    "rope+ssmax",
-    "t5:max_distance=32",
-    "rope:base=5e5,scaling=yarn,factor=16,original_max_length=256+fox",
-    "rope..rope..rope..nope",
-    "alibi+window:size=5",
-    "mamba:state_size=4+attention",
-    "rope+window:size=5..mamba",
-]
-
-
-@pytest.mark.parametrize("label", LABELS)
-def test_a_label_is_what_commands_read_in_it(label, tmp_path):
-    """In the config, and after it was saved and loaded; one mixer in `mixer` and encodings of layers, too."""
-    config, spelled = LongitudeConfig(encoding=label), LongitudeConfig(**parse_label(label).options(4))
-    config.save_pretrained(tmp_path)
-    for read in (config, AutoConfig.from_pretrained(tmp_path)):
-        assert (read.layer_specs(), read.layer_mixers()) == (spelled.layer_specs(), spelled.layer_mixers())
 
 
 @torch.no_grad()

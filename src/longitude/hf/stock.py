@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longitude.errors import UsageError, one_line_of
 from longitude.hf.layer import PositionEmbeddings, attach
-from longitude.labels import LAYERS, is_label, parse_encoding
+from longitude.labels import LAYERS, parse_encoding
 from longitude.models.configuration import LongitudeConfig, by_pattern
 from longitude.models.decoder import built_by_layer
 from longitude.models.stock_caches import PLAIN_LAYERS
@@ -214,9 +214,7 @@ def resolved(encoding: Spec, config: PreTrainedConfig, layer: int | None = None)
     )
     specs = []
     for part in parts:
-        labeled = parse_encoding(part) if isinstance(part, str) and is_label(part) else [part]
-        for named in labeled:
-            options: dict[str, Any] = {"name": named} if isinstance(named, str) else dict(named)
+        for options in parse_encoding(part) if isinstance(part, str) else [dict(part)]:
             factory = ENCODINGS[options.get("name", "")]
             if "head_dim" in options_of(factory):
                 options.setdefault("head_dim", heads["head_dim"])

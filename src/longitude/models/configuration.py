@@ -16,14 +16,13 @@ from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.attention.short_conv import conv_places
 from longitude.errors import Count, Positive, UsageError, check_declared, unknown
-from longitude.labels import is_label, parse_encoding, parse_label, parse_mixer
 from longitude.positions.base import ENCODINGS, resolved
 from longitude.positions.rotary import Rotary
 from longitude.positions.scaling import Scaling, from_dict
 from longitude.registry import options_of
 
 Spec = str | dict[str, Any] | list[Any]
-"""An encoding: a name, a label, {"name": name, **options}, or a list of them, composed."""
+"""An encoding: a name, {"name": name, **options}, or a list of them, composed."""
 
 Activation = Literal["swiglu", "geglu_tanh", "gelu", "gelu_tanh", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -37,8 +36,6 @@ SHARED = {
 """Mixer options, with the config key that sets each for all layers, unless the mixer's spec sets it."""
 GATED = ("swiglu", "geglu_tanh")
 """Activations of MLPs with a gate."""
-DEFAULTS = {"encoding": "auto", "encodings": None, "mixer": "attention", "mixers": None}
-"""Config keys that a label may set, with their defaults."""
 
 
 @strict
@@ -73,14 +70,11 @@ class LongitudeConfig(PreTrainedConfig):
         encoding (`str`, `dict` or `list`, *optional*, defaults to `"auto"`):
             The encoding of all layers: a name of `lg.list_encodings()`, {"name": name, **options}, or a list of them, which are
             composed. Mixers that cannot use it have none. "auto" is "rope" if a mixer rotates queries and keys, else "nope".
-            Also a label, as commands take them: "rope+ssmax", "t5:max_distance=32", "rope..rope..rope..nope" for a
-            pattern of layers; if the label names mixers, it sets `mixer` or `mixers`, too.
         encodings (`list`, *optional*):
             One such encoding per layer, instead of `encoding`, or a pattern of fewer, repeated from the first layer to the last.
             With the base of a rotation and a temperature in an encoding, and a window in a mixer, this is position by layer.
         mixer (`str` or `dict`, *optional*, defaults to `"attention"`):
-            What mixes tokens in all layers: a name of `lg.list_mixers()`, {"name": name, **options}, or a label,
-            "window:size=64".
+            What mixes tokens in all layers: a name of `lg.list_mixers()`, or {"name": name, **options}.
         mixers (`list`, *optional*):
             One such mixer per layer, instead of `mixer`, or a pattern of fewer: a hybrid.
         encoder_encoding (`str`, `dict` or `list`, *optional*):
@@ -188,8 +182,6 @@ class LongitudeConfig(PreTrainedConfig):
                 raise UsageError("LongitudeConfig", "options of mixers in a mixer's spec", name, remedy)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        for name in ("encoding", "mixer"):
-            self._take_label(name)
         check_declared("LongitudeConfig", DECLARED, {name: getattr(self, name) for name in DECLARED})
         self.short_conv = [*conv_places(() if self.short_conv is None else self.short_conv)]
         for name in ("hidden_dropout", "attention_dropout"):
@@ -235,23 +227,6 @@ class LongitudeConfig(PreTrainedConfig):
         self.encoding, self.encodings = self._one_or_each("encoding", "encodings", "auto", self.resolve)
         super().__post_init__(**kwargs)
 
-    def _take_label(self, name: str) -> None:
-        """Set the options that a label in option `name` stands for. ValueError if one of them is set already."""
-        text = getattr(self, name)
-        if not isinstance(text, str) or not is_label(text):
-            return
-        label = parse_label(text)
-        named = label.options(self.num_hidden_layers)
-        if not label.mixers:
-            named.pop("mixers", None)  # those of layers, all attention
-        if name == "mixer" and label.encodings:
-            raise UsageError("mixer", "mixers alone", repr(text), "give the whole label as encoding")
-        setattr(self, name, DEFAULTS[name])
-        for option, value in named.items():
-            if getattr(self, option) != DEFAULTS[option]:
-                raise UsageError(option, f"none with {name}={text!r}, which sets it", repr(getattr(self, option)))
-            setattr(self, option, value)
-
     def _require_taken(self, option: str, names: Iterable[str]) -> None:
         """UsageError if the config key of a shared option is set and no mixer of these names has the option."""
         key = SHARED[option]
@@ -281,10 +256,7 @@ class LongitudeConfig(PreTrainedConfig):
 
     def resolve_mixer(self, spec: str | dict[str, Any]) -> dict[str, Any]:
         """A mixer's spec with every option written out that the rest of the config does not set."""
-        if isinstance(spec, str):
-            options = parse_mixer(spec) if is_label(spec) else {"name": spec}
-        else:
-            options = dict(spec) if isinstance(spec, dict) else {}
+        options = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, dict) else {}
         if not isinstance(name := options.pop("name", None), str):
             raise UsageError("mixer", 'a name or {"name": name, **options}', repr(spec))
         full = mixer_resolved(name, options, **self.sizes)
@@ -317,9 +289,6 @@ class LongitudeConfig(PreTrainedConfig):
 
     def resolve(self, spec: Spec, layer: int | None = None) -> dict[str, Any] | list[dict[str, Any]]:
         """A spec with every option written out, for one layer or for all."""
-        if isinstance(spec, str) and is_label(spec):
-            parts = parse_encoding(spec)
-            spec = parts if len(parts) > 1 else parts[0]
         if isinstance(spec, list):
             return [member for part in spec for member in _listed(self.resolve(part, layer))]
         options = {"name": spec} if isinstance(spec, str) else dict(spec)

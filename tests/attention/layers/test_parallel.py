@@ -10,6 +10,7 @@ from packaging.version import Version
 import longitude as lg
 from longitude import testing
 from longitude.attention.state_mixer import StateMixer
+from longitude.labels import parse_label
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from tests.models.test_parity import NAMES, SMALL, decoded, same
 from tests.support import close, random, refused_calls
@@ -118,13 +119,15 @@ def model(**mixer: Any) -> LongitudeForCausalLM:
 def test_options_of_a_config_reach_its_attention():
     made = model(qk_norm=True, attention={"name": "window", "size": 3}, state="retention").model.layers[0].mixer
     assert made.attention.q_norm is not None and made.attention.size == 3 and type(made.state) is lg.recurrent.Retention
-    encoded = lg.LongitudeConfig(hidden_size=64, encoding="rope+parallel:attention=latent").encoding
+    encoded = lg.LongitudeConfig(
+        hidden_size=64, encoding="rope", mixer={"name": "parallel", "attention": "latent"}
+    ).encoding
     assert encoded["head_dim"] == lg.attention.LatentAttention(64, 4).rope_dim != 16
 
 
 def test_a_label_gives_options_to_both():
     label = "rope+parallel:attention=window,attention.size=3,state.state_size=8,normalize=false"
-    mixer = LongitudeConfig(hidden_size=64, encoding=label).mixer
+    mixer = LongitudeConfig(hidden_size=64, **parse_label(label).options(4)).mixer
     assert (mixer["attention"]["name"], mixer["attention"]["size"]) == ("window", 3)
     assert (mixer["state"]["name"], mixer["state"]["state_size"], mixer["normalize"]) == ("mamba2", 8, False)
 
@@ -144,6 +147,10 @@ test_wrong_options = refused_calls(
         (lambda: model(short_conv="kv", attention={"name": "attention", "short_conv": ["input"]}), "short_conv"),
         (lambda: model(qk_norm=True, attention="performer"), "qk_norm"),
         (other_cache, "cache"),
-        (lambda: LongitudeConfig(encoding="parallel:attention.siz=3,attention=window"), "'siz'", "'size'"),
+        (
+            lambda: LongitudeConfig(**parse_label("parallel:attention.siz=3,attention=window").options(4)),
+            "'siz'",
+            "'size'",
+        ),
     ]
 )
