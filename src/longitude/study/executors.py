@@ -10,13 +10,14 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from longitude import plugins
 from longitude.errors import UsageError
 from longitude.runs.machine import cores
-from longitude.runs.store import BusyError, Ends
+from longitude.runs.store import BusyError, Ends, one_by_one
 from longitude.study.config import StudyConfig
 from longitude.study.trial import Status
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 3
 """Maximum starts of a trial in a call if its process is killed, for example for lack of memory."""
-Ended = Status | str | BusyError
-"""End of a trial: its status, the reason why none was recorded, or that another process works on it."""
 Executor = Callable[
     ["TrialRunner", "Sequence[TrialUnits]", "Callable[[TrialUnits, float, str], None]", "Note"],
     "Ends[TrialUnits, Status | str]",
@@ -38,18 +37,7 @@ done and words, and with sentences."""
 
 def in_process(runner, trials, on_progress, note):
     """One trial after the other, in this process."""
-    for units in trials:
-        yield units, attempted(runner, units, lambda *now, units=units: on_progress(units, *now), note)
-
-
-def attempted(
-    runner: "TrialRunner", units: "TrialUnits", on_progress: Callable[[float, str], None], note: "Note"
-) -> Ended:
-    """Run one trial; return the BusyError if another process works on it."""
-    try:
-        return runner.run(units, on_progress, note)
-    except BusyError as busy:
-        return busy
+    return one_by_one(lambda units: runner.run(units, partial(on_progress, units), note), trials)
 
 
 def executor_of(config: StudyConfig, trials: int, workers: int | None = None) -> Executor:
@@ -157,7 +145,9 @@ def _work(
     try:
         plugins.restore(loaded)
         send = lambda kind: lambda *content: sender.send((kind, *content))  # noqa: E731
-        sender.send(("ended", attempted(runner, units, send("progress"), send("note"))))
+        sender.send(("ended", runner.run(units, send("progress"), send("note"))))
+    except BusyError as busy:
+        sender.send(("ended", busy))
     except Exception as error:  # the disk is full, or a plugin differs
         sender.send(("raised", error))
 
