@@ -1,4 +1,4 @@
-"""Intervals over seeds: Student's published sample, pairing, coverage, adjusted p-values, pooled spreads."""
+"""Intervals over seeds: Student's published sample, pairing, coverage, adjusted p-values."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import pytest
 from longitude.statistics.seeds import (
     benjamini_hochberg,
     holm,
-    pooled_spread,
     seed_difference,
     t_interval,
 )
@@ -89,15 +88,6 @@ def test_benjamini_and_hochbergs_own_example():
     assert sum(each < 0.05 for each in benjamini_hochberg(TRIAL)) == 4
     assert sum(each < 0.05 for each in holm(TRIAL)) == 3
     assert benjamini_hochberg([]) == [] and benjamini_hochberg(TRIAL[::-1]) == benjamini_hochberg(TRIAL)[::-1]
-
-
-def test_spreads_are_pooled_only_where_they_are_alike():
-    alike = [[1.0, 2.0, 3.0], [11.0, 12.5, 14.0], [5.0, 5.8, 6.6]]
-    assert pooled_spread(alike) == (pytest.approx(np.sqrt((1 + 2.25 + 0.64) / 3)), 6)
-    unequal = [[0.0, 2.0], [0.0, 1.0, 2.0, 3.0]]  # squares of 2 and 5, on one degree of freedom and on three
-    assert pooled_spread(unequal) == (pytest.approx(np.sqrt((2 + 5) / (1 + 3))), 4)
-    assert pooled_spread([[1.0, 1.01, 1.02], [5.0, 9.0, 13.0], [2.0, 2.01, 1.99]]) is None
-    assert pooled_spread(alike[:1]) is None and pooled_spread([[1.0], [2.0], [3.0]]) is None
 
 
 test_wrong_use = refused_calls([

@@ -98,29 +98,6 @@ def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     return stats.false_discovery_control(_sorted(p)[0]).tolist() if len(p) else []
 
 
-def pooled_spread(groups: Sequence[Sequence[float]]) -> tuple[float, int] | None:
-    """The spread between seeds that several labels share, with its degrees of freedom; None if their spreads differ.
-
-    They differ if Bartlett's test has a p-value below 0.05.
-
-    Args:
-        groups: One value per seed of each label.
-
-    Returns:
-        The pooled standard deviation, in the unit of the values, and its degrees of freedom.
-
-    Source:
-        Bartlett 1937, https://doi.org/10.1098/rspa.1937.0109
-    """
-    several = [np.asarray(losses, np.float64) for losses in groups if len(losses) > 1]
-    if len(several) < 2 or any(not np.isfinite(losses).all() or np.ptp(losses) == 0 for losses in several):
-        return None
-    if stats.bartlett(*several).pvalue < 0.05:
-        return None
-    freedom = sum(len(losses) - 1 for losses in several)
-    return math.sqrt(sum((len(losses) - 1) * losses.var(ddof=1) for losses in several) / freedom), freedom
-
-
 def _sorted(p: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """p-values, checked, and their order."""
     values = np.asarray(p, np.float64)

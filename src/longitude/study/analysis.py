@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from longitude.report.wording import capital, named
 from longitude.statistics.estimates import HOLDS, UNCLEAR, Comparison
-from longitude.statistics.seeds import pooled_spread
 from longitude.study.answers import AnswerCriterion
 from longitude.study.criterion import Criterion, Effective, Finding
 from longitude.study.data import WINDOWS
@@ -141,13 +140,12 @@ def ranked(analysis: Analysis, method: str | None = None) -> list[Finding]:
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """Notes on training that differs between labels or from the default, and on the spread of seeds."""
+    """Notes on training that differs between labels or from the default, and on little text."""
     run = analysis.run
     sampled = run.sampled_positions
     notes = [
         *([f"training windows had {sampled}"] if sampled else []),
         *chosen_rates(run.choices),
-        *spread_of_seeds(analysis),
         *little_text(run, analysis.criterion.things),
     ]
     return [capital(note) for note in notes]
@@ -161,17 +159,6 @@ def little_text(run: Run, things: str) -> list[str]:
         return []
     has = f"the held-out text has {documents} {things} with {windows} windows of {run.config.longest} {run.task.unit}"
     return [f"{has}; {asked} {things} with {WINDOWS * asked} were asked for"]
-
-
-def spread_of_seeds(analysis: Analysis) -> list[str]:
-    """Spread of seeds at the training length, if it is equal for every label."""
-    criterion, run = analysis.criterion, analysis.run
-    spread = pooled_spread([finding.values for finding in analysis.main if finding.length == run.train_length])
-    if spread is None:
-        return []
-    amount = f"{criterion.amount(spread[0], 1)} {criterion.points}"
-    what = "loss" if criterion.less_is_better else "score"
-    return [f"seeds change the {what} at {run.train_length} by {amount} (standard deviation)"]
 
 
 def undone(run: Run, called: Callable[[str], str] = named) -> list[str]:
