@@ -81,6 +81,11 @@ class Estimate(NamedTuple):
     seed_low: float | None = None
     seed_high: float | None = None
 
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The intervals in the order that `Comparison` and findings of studies have them."""
+        return self.low, self.high, self.over, self.text_low, self.text_high, self.seed_low, self.seed_high
+
     def below(self, limit: float) -> str:
         """`HOLDS` if the interval lies below the limit, `LOST` if above; else, and if it is over seeds alone, `UNCLEAR`."""
         if self.low is None or self.high is None or self.over == "seeds":
@@ -181,8 +186,7 @@ def level(sums: Sums, metric: str) -> Estimate:
 
 def change(a: Sums, b: Sums, metric: str) -> Estimate | None:
     """metric(a) / metric(b) - 1, paired by seed and document; None without a seed in common."""
-    both = common(a, b)
-    if both is None:
+    if (both := common(a, b)) is None:
         return None
     a, b = both
     text = paired_ratio(a.pooled, b.pooled, metric=metric)
@@ -192,8 +196,7 @@ def change(a: Sums, b: Sums, metric: str) -> Estimate | None:
 
 def difference(a: Sums, b: Sums, metric: str) -> Estimate | None:
     """metric(a) - metric(b), paired by seed and document, with its p-value."""
-    both = common(a, b)
-    if both is None:
+    if (both := common(a, b)) is None:
         return None
     a, b = both
     x, y = per_seed(a, metric), per_seed(b, metric)
@@ -202,22 +205,20 @@ def difference(a: Sums, b: Sums, metric: str) -> Estimate | None:
 
 def change_beyond(a: Sums, start: Sums, b: Sums, start_of_b: Sums, metric: str) -> Estimate | None:
     """The change of a less that of b, each from its own start, paired by seed and document, with its p-value."""
-    seeds = [seed for seed in a.seeds if all(seed in other.seeds for other in (start, b, start_of_b))]
-    if not seeds or len({sums.of.shape[1] for sums in (a, start, b, start_of_b)}) > 1:
+    if (ends := common(a, start, b, start_of_b)) is None:
         return None
-    ends = [sums.only(seeds) for sums in (a, start, b, start_of_b)]
     after, before, after_b, before_b = (per_seed(sums, metric) for sums in ends)
     text = difference_of_ratios([sums.pooled for sums in ends], metric=metric)
     x, y = after / before, after_b / before_b
     return estimated(x - y, text, seed_difference(x, y))
 
 
-def common(a: Sums, b: Sums) -> tuple[Sums, Sums] | None:
-    """Both, restricted to the seeds in common; None if there are none or the documents differ."""
-    seeds = [seed for seed in a.seeds if seed in b.seeds]
-    if not seeds or a.of.shape[1] != b.of.shape[1]:
+def common(first: Sums, *others: Sums) -> list[Sums] | None:
+    """All, restricted to the seeds in common; None if there are none or the documents differ."""
+    seeds = [seed for seed in first.seeds if all(seed in sums.seeds for sums in others)]
+    if not seeds or any(sums.of.shape[1] != first.of.shape[1] for sums in others):
         return None
-    return a.only(seeds), b.only(seeds)
+    return [sums.only(seeds) for sums in (first, *others)]
 
 
 # ---- which of two labels is better -------------------------------------------------------------------------------------
@@ -281,13 +282,5 @@ def _of(
 ) -> Comparison:
     assert estimate.value is not None
     decided = len(estimate.values) > 1 and p is not None and p < SIGNIFICANT and estimate.above(0) == HOLDS
-    ends = (
-        estimate.low,
-        estimate.high,
-        estimate.over,
-        estimate.text_low,
-        estimate.text_high,
-        estimate.seed_low,
-        estimate.seed_high,
-    )
-    return Comparison(better, worse, length, len(estimate.values), documents, estimate.value, *ends, p, q, decided)
+    counts = length, len(estimate.values), documents
+    return Comparison(better, worse, *counts, estimate.value, *estimate.ends, p, q, decided)

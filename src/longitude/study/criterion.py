@@ -86,8 +86,7 @@ class Finding(NamedTuple):
     @classmethod
     def of(cls, method: str, label: str, length: int, documents: int, value: Estimate) -> "Finding":
         """An estimate of a label at a length."""
-        ends = (value.low, value.high, value.over, value.text_low, value.text_high, value.seed_low, value.seed_high)
-        return cls(method, label, length, len(value.values), documents, value.value, *ends, value.values)
+        return cls(method, label, length, len(value.values), documents, value.value, *value.ends, value.values)
 
 
 class Effective(NamedTuple):

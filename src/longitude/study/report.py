@@ -7,7 +7,6 @@ import inspect
 import re
 import shlex
 import textwrap
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -205,8 +204,8 @@ def _learned(analysis: Analysis) -> list[dict[str, Any]]:
     return [
         {
             "label": level.label,
-            "floor": _estimate(level.floor, lambda x: _signed(x, "+.3f")),
-            "control": _estimate(level.control, lambda x: _signed(x, "+.3f")),
+            "floor": _estimate(level.floor),
+            "control": _estimate(level.control),
             "learned": LEARNED[level.verdict],
         }
         for level in analysis.criterion.learned.values()
@@ -228,17 +227,12 @@ def _training(run: Run) -> dict[str, Any]:
     return {"heads": heads, "lines": lines}
 
 
-def _estimate(estimate: Estimate | None, form: Callable[[float], str]) -> tuple[float | str, str, str]:
+def _estimate(estimate: Estimate | None) -> tuple[float | str, str, str]:
     """The value, in words, and its interval."""
     if estimate is None or estimate.value is None:
         return "", "–", ""
-    ends = "" if estimate.low is None or estimate.high is None else f"{form(estimate.low)} to {form(estimate.high)}"
-    return estimate.value, form(estimate.value), ends
-
-
-def _signed(number: float, form: str) -> str:
-    """A number in a format, with the minus sign of tables."""
-    return f"{number:{form}}".replace("-", "−")
+    ends = "" if estimate.low is None or estimate.high is None else f"{estimate.low:+.3f} to {estimate.high:+.3f}"
+    return estimate.value, f"{estimate.value:+.3f}".replace("-", "−"), ends.replace("-", "−")
 
 
 def _described(label: str) -> list[dict[str, Any]]:
