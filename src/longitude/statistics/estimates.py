@@ -28,6 +28,8 @@ SIGNIFICANT = 0.05
 """Significance level for p-values adjusted by Holm."""
 HOLDS, LOST, UNCLEAR = "holds", "does not hold", "cannot tell"
 """Whether a statement about a number holds, by the number's interval."""
+Bound = float | None
+"""An end of an interval; None if there is no interval."""
 
 
 class Sums(NamedTuple):
@@ -82,7 +84,7 @@ class Estimate(NamedTuple):
     seed_high: float | None = None
 
     @property
-    def ends(self) -> tuple[Any, ...]:
+    def ends(self) -> tuple[Bound, Bound, str | None, Bound, Bound, Bound, Bound]:
         """The intervals in the order that `Comparison` and findings of studies have them."""
         return self.low, self.high, self.over, self.text_low, self.text_high, self.seed_low, self.seed_high
 
