@@ -66,7 +66,7 @@ class Tried:
 
 
 def windows_of(documents: Sequence[Tensor], length: int, tokens: int | None = None) -> list[Tensor]:
-    """Windows [length + 1] of about `tokens` tokens, evenly spread over documents, int64 [n] each. UsageError if there are none."""
+    """Windows [length + 1] of about `tokens` tokens, evenly spread over documents [n] each. UsageError if there is none."""
     places = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
     if not places:
         expected, longest = f"text of {length + 1} tokens in a document", max(map(len, documents), default=0)

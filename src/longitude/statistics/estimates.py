@@ -28,6 +28,8 @@ SIGNIFICANT = 0.05
 """Significance level for p-values adjusted by Holm."""
 HOLDS, LOST, UNCLEAR = "holds", "does not hold", "cannot tell"
 """Whether a statement about a number holds, by the number's interval."""
+Bound = float | None
+"""An end of an interval; None if there is no interval."""
 
 
 class Sums(NamedTuple):
@@ -52,9 +54,6 @@ class Sums(NamedTuple):
         """The sums of these seeds alone."""
         rows = [self.seeds.index(seed) for seed in seeds]
         return Sums(tuple(seeds), self.of[rows], self.over[rows])
-
-
-Ends = tuple[float | None, float | None, str | None, float | None, float | None, float | None, float | None]
 
 
 class Estimate(NamedTuple):
@@ -85,7 +84,7 @@ class Estimate(NamedTuple):
     seed_high: float | None = None
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> tuple[Bound, Bound, str | None, Bound, Bound, Bound, Bound]:
         """The intervals in the order that `Comparison` and findings of studies have them."""
         return self.low, self.high, self.over, self.text_low, self.text_high, self.seed_low, self.seed_high
 
