@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import c_int64, c_void_p
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,12 +133,10 @@ class Loop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str, sizes: dict[str, int], *data: Tensor | None) -> Any:
         inputs, kernel = [x if x is None else x.contiguous() for x in data], KERNELS[name]
-        shapes = zip(kernel.inputs.values(), inputs, strict=True)
-        named = (pair for shape, x in shapes if x is not None for pair in zip(shape.split(), x.shape))
-        known = {word: n for word, n in named if word not in LITERALS}
-        known |= {"decays": known.pop("1|keys", 0), "blocks": -(-known.get("channels", 0) // LANES)}
+        known, ctx.gradients = _sizes(name, *[None if x is None else x.shape for x in inputs])
         ctx.name, ctx.sizes = name, {**known, "threads": torch.get_num_threads(), **sizes}
-        results = _empty(inputs[-1], kernel.results, ctx.sizes)  # type: ignore[arg-type]  (a state is always there)
+        of_shape: Any = dict(zip(kernel.inputs.values(), inputs, strict=True))
+        results = [torch.empty_like(of_shape[shape]) for shape in kernel.results.values()]
         _call(name, 0, ctx.sizes, *inputs, *results)
         ctx.save_for_backward(*inputs)
         return tuple(results)
@@ -146,7 +145,7 @@ class Loop(torch.autograd.Function):
     @once
     def backward(ctx: Any, *grads: Tensor) -> Any:
         saved, kernel = ctx.saved_tensors, KERNELS[ctx.name]  # read once: checkpointing recomputes them for one read
-        gradients = _empty(saved[-1], kernel.gradients, ctx.sizes)
+        gradients = [saved[-1].new_empty(shape) for shape in ctx.gradients]
         _call(ctx.name, 1, ctx.sizes, *saved, *(g.contiguous() for g in grads), *gradients)
         rest, of_inputs = iter(gradients), []
         for name, x in zip(kernel.inputs, saved, strict=True):
@@ -155,11 +154,16 @@ class Loop(torch.autograd.Function):
         return None, None, *of_inputs
 
 
-def _empty(like: Tensor, shapes: dict[str, str], sizes: dict[str, int]) -> list[Tensor]:
-    return [
-        like.new_empty([sizes[word] if word in sizes else int(word) for word in shape.split()])
-        for shape in shapes.values()
-    ]
+@lru_cache(4096)  # layers have the same shapes
+def _sizes(name: str, *shapes: torch.Size | None) -> tuple[dict[str, int], list[list[int]]]:
+    """The sizes that the shapes of inputs decide, and the shapes of gradients; do not write to them."""
+    kernel = KERNELS[name]
+    declared = zip(kernel.inputs.values(), shapes, strict=True)
+    named = (pair for words, shape in declared if shape is not None for pair in zip(words.split(), shape))
+    known = {word: n for word, n in named if word not in LITERALS}
+    known |= {"decays": known.pop("1|keys", 0), "blocks": -(-known.get("channels", 0) // LANES)}
+    every = LITERALS | known
+    return known, [[every[word] for word in words.split()] for words in kernel.gradients.values()]
 
 
 def _summed(gradient: Tensor, x: Tensor) -> Tensor:
