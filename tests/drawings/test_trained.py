@@ -45,7 +45,7 @@ def test_biases_before_and_after(study):
 
 def test_runs_that_lack_what_is_asked_for(study, command):
     code, out, err = command("show", study, "--encoding", "nope")
-    assert code == 2 and out == "" and "no model of NoPE: config.json and model.safetensors missing" in err
+    assert code == 2 and out == "" and "there is no config.json" in err
     _, _, err = command("show", study, "--encoding", "ropee")
     assert "unknown label of --encoding 'ropee': did you mean 'rope'?" in err
     _, _, err = command("show", "alibi", "--encoding", "rope")

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from longitude.checkpoints.load import load
 from longitude.drawings.drawing import Line, Lines, floor_of, middle
 from longitude.errors import unknown
-from longitude.models import LongitudeForCausalLM
 from longitude.positions.base import Encoding
 from longitude.positions.bias import FORBIDDEN
 from longitude.positions.composed import Composed
 from longitude.report.wording import named
-from longitude.runs.quiet import quiet
 from longitude.study.results import Run, TrialResult, read_run
 from longitude.study.train import build_model
 
@@ -32,7 +31,7 @@ def opened(path: Path, labels: Sequence[str]) -> tuple[Run, dict[str, TrialResul
         labels: Some of its labels; none: all.
 
     Raises:
-        ValueError: For a label that the study does not have, or for a missing model.
+        ValueError: For a label that the study does not have, or has no completed trial of.
     """
     run = read_run(path)
     done = {}
@@ -44,11 +43,6 @@ def opened(path: Path, labels: Sequence[str]) -> tuple[Run, dict[str, TrialResul
             why = "; ".join(f"seed {trial.seed}: {trial.status}" for trial in run.of(label))
             remedy = "run the same `longitude study` again, it continues"
             raise ValueError(f"{path} has no trained model of {named(label)} ({why}); {remedy}")
-        lost = [name for name in ("config.json", "model.safetensors") if not (trials[0].folder / name).exists()]
-        if lost:
-            no_model = f"{trials[0].folder} has no model of {named(label)}: {' and '.join(lost)} missing"
-            remedy = "copy the units of the study, too, or train it again with `longitude study`"
-            raise ValueError(f"{no_model}; {remedy}")
         done[label] = trials[0]
     return run, done
 
@@ -76,8 +70,7 @@ def biases(run: Run, trial: TrialResult) -> Iterator[Lines]:
     """Drawings of the biases of the first and the last layer that has its own, before and after training."""
     number = count(1)
     before = _encodings(build_model(run.config, trial.label, trial.seed))
-    with quiet():
-        after = _encodings(LongitudeForCausalLM.from_pretrained(trial.folder).eval())
+    after = _encodings(load(trial.folder, tokenizer=False).model)
     for kind, layers in before.items():
         for place in sorted({0, len(layers) - 1}):
             first, trained = layers[place], after[kind][place]

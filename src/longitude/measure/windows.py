@@ -171,14 +171,11 @@ class Bounded(Reader):
         return torch.cat(losses, dim=1)[:, max(0, skip - width + 1) :]
 
 
-def nats_of(reader: Reader, ids: Tensor) -> np.ndarray:
+def nats_of(model: nn.Module, ids: Tensor) -> np.ndarray:
     """-ln p of each token of a text [n + 1] except the first, given all tokens before it: float64 [n]."""
-    tokens = ids[None].clone()
-    if reader.bos is not None:
-        tokens[:, 0] = reader.bos
-    with evaluating(reader.model):
-        device = next((parameter.device for parameter in reader.model.parameters()), "cpu")
-        return reader.losses(tokens.to(device), 0)[0].double().cpu().numpy()
+    count = len(ids) - 1
+    [[nats]] = score(model, [ids], [count], [plan_windows([count], count, count)], count, None)
+    return nats
 
 
 class Resumable(Reader):

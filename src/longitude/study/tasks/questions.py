@@ -181,18 +181,13 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
         return torch.cat([model(some.to(model.device)).logits.argmax(-1).cpu() for some in tokens.split(at_once)])
 
 
-def by_distance(right: Tensor, asked: Tensor, distances: Tensor, whole: bool) -> dict[str, np.ndarray]:
+def by_distance(right: Tensor, asked: Tensor, distances: Tensor, whole: bool) -> pd.DataFrame:
     """Share of right answers of each example [B, T], at distances from each power of two to the next; whole: 1 if all are."""
     low = 2 ** distances.clamp(min=1).log2().floor().long()
-    found = []
-    for distance in low[asked].unique():
-        here = asked & (low == distance)
-        asks = here.sum(1)
-        for document in asks.nonzero()[:, 0]:
-            share = (right & here)[document].sum() / asks[document]
-            share = share.floor() if whole else share
-            found.append((int(document), int(distance), float(share), int(asks[document])))
-    return dict(zip(("document", "distance", "exact", "symbols"), map(np.array, zip(*found, strict=True)), strict=True))
+    answers = {"document": asked.nonzero()[:, 0], "distance": low[asked], "exact": right[asked].float()}
+    exact = pd.DataFrame(answers).groupby(["distance", "document"])["exact"]
+    share = exact.min() if whole else exact.mean()
+    return pd.DataFrame({"exact": share.astype(float), "symbols": exact.size()}).reset_index()
 
 
 def growing(longest: int, steps: int) -> np.ndarray:
