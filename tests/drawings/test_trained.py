@@ -34,12 +34,12 @@ def test_biases_before_and_after(study):
     run, trials = opened(study, ["t5", "rope"])
     [found] = biases(run, trials["t5"])
     before = next(m for m in build_model(run.config, "t5", 0).modules() if isinstance(m, T5Bias))
-    assert [*found.lines] == ["head 1", "head 2", "head 1, before", "head 2, before"]
+    assert [*found.lines] == ["every head", "head 1, before", "head 2, before"]
+    offsets, after = found.lines["every head"]
+    assert after.tolist() == [1.0] * len(offsets)
     for head in (1, 2):
-        offsets, after = found.lines[f"head {head}"]
-        assert after == [1.0] * len(offsets)
         offsets, bias = found.lines[f"head {head}, before"]
-        assert bias == pytest.approx(before.bias_at(torch.tensor(offsets))[head - 1].tolist(), abs=1e-4)
+        assert bias == pytest.approx(before.bias_at(torch.from_numpy(offsets))[head - 1].tolist(), abs=1e-4)
     assert [*biases(run, trials["rope"])] == []  # no bias that positions alone decide
 
 

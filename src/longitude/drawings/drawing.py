@@ -120,7 +120,7 @@ class Grid(Drawing):
         return pd.DataFrame({"row": names, "x": columns.ravel(), "value": np.asarray(self.values, float).ravel()})
 
 
-def floor_of(values: np.ndarray) -> float | None:
+def floor_of(values: Sequence[np.ndarray]) -> float | None:
     """FLOOR if a number is below it, else None."""
     return FLOOR if np.nanmin(values, initial=0.0) < FLOOR else None
 
