@@ -18,18 +18,44 @@ learns the task with these defaults. The tasks here are those of papers that com
 """
 
 from itertools import permutations
+from typing import ClassVar
 
 import numpy as np
 
 from longitude.errors import UsageError
 from longitude.study.tasks.base import register_task
-from longitude.study.tasks.languages import Parity, WordProblem, cyclic
+from longitude.study.tasks.languages import Parity
 from longitude.study.tasks.questions import NOT_ASKED, Questions, Sample
 from longitude.study.tasks.recall import distinct
 from longitude.study.tasks.written import PLUS, CopyDecoder, Written
 
 
 # ---- groups: after each element the product of all up to it ----------------------------------------------------------
+class WordProblem(Questions):
+    """Elements of a group, and after each of them the product of all up to it.
+
+    Attributes:
+        table: [order, order], table[a, b] = a b.
+    """
+
+    table: ClassVar[np.ndarray]
+
+    def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
+        tokens = random.integers(0, len(self.table), (examples, length))
+        labels = tokens.copy()
+        for t in range(1, length):
+            labels[:, t] = self.table[labels[:, t - 1], tokens[:, t]]
+        return Sample(tokens, labels, np.broadcast_to(np.arange(length), tokens.shape).copy())
+
+    def floor(self, length: int) -> float:
+        return 1 / len(self.table)
+
+
+def cyclic(order: int) -> np.ndarray:
+    """The table of addition modulo the order."""
+    return np.add.outer(np.arange(order), np.arange(order)) % order
+
+
 def symmetric(points: int, even: bool = False) -> np.ndarray:
     """The table of all permutations of some points, or the even ones: (a b)(x) = a(b(x)); element 0 changes nothing."""
     every = list(permutations(range(points)))

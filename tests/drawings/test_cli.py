@@ -58,7 +58,6 @@ def test_files(command, tmp_path):
         ("alibi --length 1", ["--length", "2", "1"]),
         ("alibi --out alibi.pdf", ["alibi.pdf", ".svg"]),
         ("alibi --out no/alibi.svg", ["no/alibi.svg"]),
-        ("ssmax --log", ["--log", "ssmax"]),
         ("rope --encoding rope", ["--encoding", "rope"]),
     ],
 )

@@ -34,18 +34,18 @@ def test_biases_before_and_after(study):
     run, trials = opened(study, ["t5", "rope"])
     [found] = biases(run, trials["t5"])
     before = next(m for m in build_model(run.config, "t5", 0).modules() if isinstance(m, T5Bias))
-    assert [*found.lines] == ["head 1", "head 2", "head 1, before", "head 2, before"]
+    assert [*found.lines] == ["every head", "head 1, before", "head 2, before"]
+    offsets, after = found.lines["every head"]
+    assert after.tolist() == [1.0] * len(offsets)
     for head in (1, 2):
-        offsets, after = found.lines[f"head {head}"]
-        assert after == [1.0] * len(offsets)
         offsets, bias = found.lines[f"head {head}, before"]
-        assert bias == pytest.approx(before.bias_at(torch.tensor(offsets))[head - 1].tolist(), abs=1e-4)
+        assert bias == pytest.approx(before.bias_at(torch.from_numpy(offsets))[head - 1].tolist(), abs=1e-4)
     assert [*biases(run, trials["rope"])] == []  # no bias that positions alone decide
 
 
 def test_runs_that_lack_what_is_asked_for(study, command):
     code, out, err = command("show", study, "--encoding", "nope")
-    assert code == 2 and out == "" and "no model of NoPE: config.json and model.safetensors missing" in err
+    assert code == 2 and out == "" and "there is no config.json" in err
     _, _, err = command("show", study, "--encoding", "ropee")
     assert "unknown label of --encoding 'ropee': did you mean 'rope'?" in err
     _, _, err = command("show", "alibi", "--encoding", "rope")

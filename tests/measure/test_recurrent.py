@@ -6,8 +6,9 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 import longitude as lg
 from longitude.checkpoints.load import byte_tokenizer, config_of
 from longitude.measure.config import MeasureConfig
-from longitude.measure.plan import keeps_keys, outline_of, plan
+from longitude.measure.plan import outline_of, plan
 from longitude.measure.run import measure
+from longitude.measure.windows import keeps_keys
 from longitude.runs.terminal import Progress
 from longitude.testing import fill
 from tests.checkpoints.copied import of_mamba

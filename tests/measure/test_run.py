@@ -15,13 +15,12 @@ from transformers import AutoModelForCausalLM
 from longitude.cli import main
 from longitude.measure import Row, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
-from longitude.measure.plan import Part, plan
+from longitude.measure.plan import plan
 from longitude.measure.report import terminal, write_report
 from longitude.measure.rows import from_frame
-from longitude.measure.run import Measured, Results, measure, read_results
+from longitude.measure.run import measure, read_results
 from longitude.measure.tables import sentences, tables
 from longitude.runs.terminal import Progress
-from longitude.statistics import proportions
 from longitude.statistics.documents import interval, paired_difference
 from tests.measure.conftest import write
 from tests.support import edit_config
@@ -119,25 +118,6 @@ def test_more_context_is_compared_on_the_same_targets(checkpoints, config, tmp_p
     [shortest] = [unit for unit in (tmp_path / "run" / "units").iterdir() if "-32-same-targets" in unit.name]
     shutil.rmtree(shortest)  # as where it failed: another base would stand in the same column
     assert not [row for row in read_results(tmp_path / "run").rows if row.metric == "bits_per_byte_difference"]
-
-
-def test_scores_are_compared_with_the_models_own_short_score(tmp_path):
-    """Of all depths together, at the longest length, over the training length or the shortest."""
-    about = {"models": {m: {"label": m, "trained": t} for m, t in (("a", 64), ("b", None))}}
-    about["configuration"] = {"tasks": ["passkey"], "lengths": [32, 64, 128]}
-    shared: dict[str, Any] = {"task": "passkey", "metric": "accuracy", "weighting": "trial", "count": 10}
-    values = {"a": {32: (1.0, 1.0), 64: (0.9, 0.7), 128: (0.5, 0.3)}, "b": {32: (0.0, 0.0), 128: (0.5, 0.5)}}
-    rows = [
-        Row(**shared, label=label, length=length, depth=float(i), value=value)
-        for label, lengths in values.items()
-        for length, both in lengths.items()
-        for i, value in enumerate(both)
-    ]
-    measured = (Measured("a", Part("passkey", 32, ""), rows, None, None, []),)
-    lines = [line for line in sentences(Results(tmp_path, about, measured)) if "of its own" in line]
-    _, low, high = proportions.ratio(proportions.wilson(0.4, 20), proportions.wilson(0.8, 20))
-    interval = f"95% interval {low:.0%} to {high:.0%}"
-    assert lines == [f"a: passkey at 128 tokens is 50% of its own at 64 ({interval})"]  # of b there is nothing to keep
 
 
 @pytest.fixture(scope="module")

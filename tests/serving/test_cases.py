@@ -108,7 +108,7 @@ def test_a_corrected_line_reaches_the_length(thread) -> None:
     assert bool(remedy) == (thread not in NO_LINE)
     if remedy:
         [(again, rows)] = cases(name, remedy)
-        assert not wrong(rows) and again.tokens == (case.meant.length or case.before.declared)
+        assert not wrong(rows) and again.served.length == (case.meant.length or case.before.declared)
 
 
 NO_LINE = ("omlx#1077", "vllm#58080 draft")

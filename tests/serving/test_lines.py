@@ -296,7 +296,7 @@ def test_a_gguf_file(tmp_path) -> None:
     line = f"llama-server -m {tmp_path}/m.gguf -c 32768 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 8192"
     for text, expected in ((line, 32768), (line.replace("--rope-scale 4 ", ""), 8192)):
         [(case, rows, _)] = check_lines(str(tmp_path / "m.gguf"), text)
-        assert case.tokens == expected and (expected == 8192) == any(row.verdict == "wrong" for row in rows)
+        assert case.served.length == expected and (expected == 8192) == any(row.verdict == "wrong" for row in rows)
         assert case.rope is not None and case.rope.base == 5e5
 
 
@@ -418,7 +418,7 @@ def test_extend_prints_a_line_that_check_finds_right(engine, command) -> None:
     assert rules("qwen3", line) == []
     [(case, _)] = cases("qwen3", line)
     assert case.rope is not None and case.rope.scaling is not None and case.rope.scaling.name == "yarn"
-    assert case.rope.base == 1000000 and (case.tokens == 131072 or engine == "mlx")
+    assert case.rope.base == 1000000 and (case.served.length == 131072 or engine == "mlx")
 
 
 @pytest.mark.parametrize(
@@ -471,13 +471,13 @@ def test_a_corrected_line_keeps_what_was_meant(name, line, expected) -> None:
     remedy, why = corrected(case)
     assert remedy is not None, why
     [(again, faults)] = cases(name, remedy)
-    assert not wrong(faults) and again.tokens == 131072
+    assert not wrong(faults) and again.served.length == 131072
     assert again.yarn is not None and (again.yarn.factor, again.yarn.original_max_length) == (4.0, expected)
 
 
 def test_a_switch_may_be_turned_off() -> None:
     [(case, rows)] = cases("llama3", LLAMA + "-c 131072 --parallel 4 --no-kv-unified")
-    assert case.tokens == 32768 and not wrong(rows)
+    assert case.served.length == 32768 and not wrong(rows)
 
 
 def test_no_length_where_the_engine_stops() -> None:

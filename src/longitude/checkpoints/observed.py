@@ -196,12 +196,10 @@ class Layer:
             return f"{self.kind} gets no mask that is made of positions alone"
         for query in sorted({0, declared.window or 0, declared.chunk or 0, length - 1}):
             keys = torch.arange(query + 2)
-            first = 0 if declared.window is None else query - declared.window + 1
-            first = max(first, 0 if declared.chunk is None else query // declared.chunk * declared.chunk)
             none = torch.zeros_like(keys)
             with Zeros():
                 got = self.visible(none, none, none + query, keys)
-            if not torch.equal(got.expand_as(keys), want := (keys >= first) & (keys <= query)):
+            if not torch.equal(got.expand_as(keys), want := declared.allowed(torch.tensor([query]), keys)[0]):
                 return f"{self.kind}: query {query} attends to {int(got.sum())} keys, read of its config are {int(want.sum())}"
         return None
 

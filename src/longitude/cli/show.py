@@ -4,7 +4,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +19,6 @@ EXAMPLES = """  longitude show rope alibi --length 512
 def show(
     name: Annotated[tuple[str, ...], tyro.conf.Positional],
     encoding: tuple[str, ...] = (),
-    log: bool = False,
     all: bool = False,
     picture: str | None = None,
     length: int | None = None,
@@ -36,7 +34,6 @@ def show(
         name: Model specs (alibi, rope:base=500000, alibi+window:size=64), folders of studies, checkpoints, and
             config.json. Several are drawn side by side.
         encoding: Draw only these trained models of a study; all by default.
-        log: Draw distances on a logarithmic axis.
         all: Print every picture and every fact.
         picture: Draw this picture alone, by its name: bias, weights, table, ...; for a slide, with --out.
         length: Number of positions to draw; 1024 by default.
@@ -62,7 +59,7 @@ def show(
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
     shown = [*subjects(name, encoding, {key: size for key, size in sizes.items() if size is not None})]
     every = all or json or out is not None or picture is not None
-    drawings = _chosen(shown, every, log)
+    drawings = _chosen(shown, every)
     if picture is not None:
         drawings = chosen_of(drawings, picture)
         without = [subject.label for subject in shown if picture not in {ALL, *(d.name for d in subject.drawings)}]
@@ -85,7 +82,7 @@ def show(
         return DONE
     _print(shown, drawings if out is None else [], every and picture is None)
     if not every and any(subject.brief for subject in shown):
-        count = len(_chosen(shown, True, False)) - len(drawings)
+        count = len(_chosen(shown, True)) - len(drawings)
         more = f"{count} more picture{'s' * (count > 1)}, options and backends" if count else "Options and backends"
         print(f"\n{more}: longitude show {shlex.join([*name, '--all'])}")
     return DONE
@@ -103,23 +100,12 @@ def _card(names: Sequence[str], out: Path, others: Sequence[str]) -> int:
     return DONE
 
 
-def _chosen(shown: Sequence[Any], every: bool, log: bool) -> list[Any]:
+def _chosen(shown: Sequence[Any], every: bool) -> list[Any]:
     """All drawings side by side; unless every one is asked for, only the first of each subject that has brief facts."""
-    from longitude.drawings.drawing import Lines, side_by_side
+    from longitude.drawings.drawing import side_by_side
 
-    def far(drawing: Any) -> bool:
-        return isinstance(drawing, Lines) and drawing.far
-
-    def of(subject: Any) -> Sequence[Any]:
-        if every or subject.brief is None:
-            return subject.drawings
-        return [drawing for drawing in subject.drawings if not log or far(drawing)][:1]
-
-    drawings = side_by_side({subject.label: of(subject) for subject in shown})
-    if log and not any(map(far, drawings)):
-        labels = ", ".join(subject.label for subject in shown)
-        raise UsageError("--log", "a picture with a distance", f"none of {labels}", "leave it out")
-    return [replace(drawing, log_x=True) if log and far(drawing) else drawing for drawing in drawings]
+    first = {subject.label: subject.drawings[:1] for subject in shown if not every and subject.brief is not None}
+    return side_by_side({subject.label: first.get(subject.label, subject.drawings) for subject in shown})
 
 
 def _print(shown: Sequence[Any], drawings: Sequence[Any], every: bool) -> None:

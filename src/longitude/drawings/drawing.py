@@ -55,7 +55,7 @@ class Lines(Drawing):
 
     Attributes:
         lines: Name -> (x [n], y [n]); numbers that are not finite are left out.
-        log_x: Whether the horizontal axis is logarithmic (symmetric: 0 is shown, and numbers below 0 mirror those above).
+        log_x: Whether the horizontal axis is logarithmic; 0 is shown.
         log_y: Whether the vertical axis is logarithmic; all numbers must be above 0.
         far: Whether the horizontal axis is a distance between tokens: linear, unless a reader asks for a logarithmic one.
         marks: Label -> position of a vertical marker line on the horizontal axis.
@@ -120,7 +120,7 @@ class Grid(Drawing):
         return pd.DataFrame({"row": names, "x": columns.ravel(), "value": np.asarray(self.values, float).ravel()})
 
 
-def floor_of(values: np.ndarray) -> float | None:
+def floor_of(values: Sequence[np.ndarray]) -> float | None:
     """FLOOR if a number is below it, else None."""
     return FLOOR if np.nanmin(values, initial=0.0) < FLOOR else None
 
@@ -147,8 +147,7 @@ def evenly(things: Sequence[Any], most: int) -> list[Any]:
 def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = "linear") -> list[float]:
     """Places on an axis: steps of 1, 2 or 5; powers of 10, and 2 and 5 times them if they are few; 0, 1, 4, 16, ..."""
     if scale == "offsets":
-        powers = [0, *(4**k for k in range(16))]
-        return sorted({sign * power for power in powers for sign in (1, -1) if low <= sign * power <= high})
+        return [power for power in (0, *(4**k for k in range(16))) if low <= power <= high]
     if scale == "log":
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         places = [m * 10.0**k for k in decades for m in ((1,) if len(decades) > 4 else (1, 2, 5))]

@@ -15,7 +15,7 @@ import torch
 
 from longitude.attention.operation import attend
 from longitude.drawings.build import Shape
-from longitude.drawings.drawing import Drawing, Grid, Lines, floor_of, heads, middle, offsets_of
+from longitude.drawings.drawing import Drawing, Grid, Line, Lines, floor_of, heads, middle, offsets_of
 from longitude.drawings.rotations import pairs_of, scores
 from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.bias import FORBIDDEN, T5Bias, t5_bucket
@@ -117,10 +117,8 @@ def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     sided = getattr(encoding, "bidirectional", False) or getattr(encoding, "future", "symmetric") != "symmetric"
     offsets = np.unique([*-offsets, *offsets]) if sided else offsets
 
-    values = encoding.bias(torch.tensor([newest]), newest - torch.from_numpy(offsets))[:, 0].numpy()
-    values = np.where(values > FORBIDDEN, values, np.nan)
-    lines = heads(values, offsets)
-    floor = floor_of(values)
+    lines = bias_lines(encoding, newest, offsets)
+    floor = floor_of([values for _, values in lines.values()])
     cut = f" Drawn down to {floor:.0f}, where a weight is 2e-9 of what it would be with bias 0." if floor else ""
     yield Lines.by_offset(
         name="bias",
@@ -131,6 +129,12 @@ def bias(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         focus=middle(lines),
         floor=floor,
     )
+
+
+def bias_lines(encoding: Encoding, newest: int, offsets: np.ndarray) -> dict[str, Line]:
+    """Biases of the keys at these offsets before the newest query, a line for each head; NaN for keys that are forbidden."""
+    values = encoding.bias(torch.tensor([newest]), newest - torch.from_numpy(offsets))[:, 0].double().numpy()
+    return heads(np.where(values > FORBIDDEN, values, np.nan), offsets)
 
 
 def buckets(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:

@@ -83,7 +83,7 @@ def _curves(drawing: Lines, width: int) -> Iterator[str]:
 
 
 def _logarithm(x: Any) -> Any:
-    return np.sign(x) * np.log2(np.abs(x) + 1)
+    return np.log2(np.asarray(x) + 1)
 
 
 def _canvas(width: int, left: float, low: float, right: float, high: float) -> Canvas:

@@ -6,22 +6,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from longitude.drawings.drawing import Line, Lines, floor_of, middle
+from longitude.checkpoints.load import load
+from longitude.drawings.drawing import Line, Lines, floor_of, middle, offsets_of
+from longitude.drawings.encodings import bias_lines
 from longitude.errors import unknown
-from longitude.models import LongitudeForCausalLM
 from longitude.positions.base import Encoding
-from longitude.positions.bias import FORBIDDEN
 from longitude.positions.composed import Composed
 from longitude.report.wording import named
-from longitude.runs.quiet import quiet
 from longitude.study.results import Run, TrialResult, read_run
 from longitude.study.train import build_model
-
-POINTS = 120
-"""Offsets of a line, about."""
 
 
 def opened(path: Path, labels: Sequence[str]) -> tuple[Run, dict[str, TrialResult]]:
@@ -32,7 +27,7 @@ def opened(path: Path, labels: Sequence[str]) -> tuple[Run, dict[str, TrialResul
         labels: Some of its labels; none: all.
 
     Raises:
-        ValueError: For a label that the study does not have, or for a missing model.
+        ValueError: For a label that the study does not have, or has no completed trial of.
     """
     run = read_run(path)
     done = {}
@@ -44,11 +39,6 @@ def opened(path: Path, labels: Sequence[str]) -> tuple[Run, dict[str, TrialResul
             why = "; ".join(f"seed {trial.seed}: {trial.status}" for trial in run.of(label))
             remedy = "run the same `longitude study` again, it continues"
             raise ValueError(f"{path} has no trained model of {named(label)} ({why}); {remedy}")
-        lost = [name for name in ("config.json", "model.safetensors") if not (trials[0].folder / name).exists()]
-        if lost:
-            no_model = f"{trials[0].folder} has no model of {named(label)}: {' and '.join(lost)} missing"
-            remedy = "copy the units of the study, too, or train it again with `longitude study`"
-            raise ValueError(f"{no_model}; {remedy}")
         done[label] = trials[0]
     return run, done
 
@@ -76,8 +66,7 @@ def biases(run: Run, trial: TrialResult) -> Iterator[Lines]:
     """Drawings of the biases of the first and the last layer that has its own, before and after training."""
     number = count(1)
     before = _encodings(build_model(run.config, trial.label, trial.seed))
-    with quiet():
-        after = _encodings(LongitudeForCausalLM.from_pretrained(trial.folder).eval())
+    after = _encodings(load(trial.folder, tokenizer=False).model)
     for kind, layers in before.items():
         for place in sorted({0, len(layers) - 1}):
             first, trained = layers[place], after[kind][place]
@@ -97,7 +86,7 @@ def biases(run: Run, trial: TrialResult) -> Iterator[Lines]:
                 lines=lines,
                 marks={"training length": run.train_length},
                 focus=middle({name: 0 for name in lines if not name.endswith("before")}),
-                floor=floor_of(np.concatenate([np.asarray(y, float) for _, y in lines.values()])),
+                floor=floor_of([values for _, values in lines.values()]),
             )
 
 
@@ -112,15 +101,9 @@ def _encodings(model: Any) -> dict[str, list[Encoding]]:
 
 @torch.no_grad()
 def _lines(module: Encoding, run: Run) -> dict[str, Line]:
-    """Biases for the last query of the longest window, a line for each head; none if they depend on tokens or do not exist."""
+    """Biases for the last query of the longest window; none if they depend on tokens or do not exist."""
     longest = max(run.task.positions(length) for length in (run.lengths[-1], run.train_length))
-    offsets = np.unique(np.geomspace(1, longest, POINTS).astype(int) - 1)
     try:
-        bias = module.bias(torch.tensor([longest - 1]), longest - 1 - torch.from_numpy(offsets))
+        return bias_lines(module, longest - 1, offsets_of(longest))
     except ValueError:
         return {}
-    lines = {}
-    for head, values in enumerate(bias[:, 0].double().numpy(), 1):
-        finite = np.isfinite(values) & (values > FORBIDDEN)  # a one-sided bias forbids the rest
-        lines[f"head {head}"] = offsets[finite].tolist(), values[finite].round(4).tolist()
-    return lines

@@ -12,16 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.load import Checkpoint, Source, load, tokenizer_of
 from longitude.checkpoints.positions import last_position
 from longitude.extend.units import PASSES, SAMPLE, digest_of_weights
 from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.sources import read_text
 from longitude.measure.text import DocumentLosses, losses_by_length
-from longitude.measure.windows import LOGITS, Bounded, Resumable
-from longitude.positions.config_keys import FULL
-from longitude.runs.costs import Memory, flops_per_second, forward_flops, forward_memory
+from longitude.measure.windows import Bounded, Resumable, memory_to_read
+from longitude.runs.costs import flops_per_second, forward_flops
 from longitude.runs.machine import available_memory, device_of, require_memory
 from longitude.runs.quiet import quiet
 from longitude.runs.store import Store, Unit
@@ -122,12 +120,6 @@ def sample_within(
     return Sample(length, windows * length, windows * seconds(length))
 
 
-def memory_within(source: Source, length: int) -> Memory:
-    """Memory of a batch of windows of `length` tokens."""
-    dim, rows = head_dim_of(source.config, FULL), max(1, BATCH // length)
-    return forward_memory(source.skeleton, dim, source.dtype, length, rows, chunk=length, logits=LOGITS)
-
-
 def inputs_of(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
     """Inputs of a unit for a model that rotates as by a configuration."""
     digest = sha256(config.to_json_string().encode()).hexdigest()
@@ -161,7 +153,8 @@ class CostMeasurement:
     def require_memory(self, length: int) -> None:
         """ValueError when the model with one window of `length` tokens is larger than what is free."""
         what = f"{self.source.name}: reading {length} tokens at once takes"
-        require_memory(memory_within(self.source, length).total, available_memory(device_of().type), what, WITHOUT)
+        needs = memory_to_read(self.source.skeleton, self.source.dtype, length, BATCH, chunk=length)
+        require_memory(needs.total, available_memory(device_of().type), what, WITHOUT)
 
     def require_finite(self, sums: Sums, length: int) -> None:
         """ValueError unless the losses of the original model are finite."""

@@ -11,9 +11,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from longitude import plugins
-from longitude.attention.mixer import Mixer
 from longitude.checkpoints import load as checkpoints
-from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import raw_config, rope_types, trained_length
 from longitude.checkpoints.lint import contradictions
 from longitude.checkpoints.positions import has_alibi, last_position
@@ -34,9 +32,8 @@ from longitude.measure.endpoint import Endpoint, ServerTokenizer
 from longitude.measure.sources import Text, read_text
 from longitude.measure.text import targets_of
 from longitude.measure.transport import address
-from longitude.measure.windows import LOGITS, follows_length, plan_windows
-from longitude.positions.config_keys import FULL
-from longitude.runs.costs import H100, WIDEST, Cost, Memory, flops_per_second, forward_flops, forward_memory
+from longitude.measure.windows import follows_length, memory_to_read, plan_windows
+from longitude.runs.costs import H100, WIDEST, Cost, Memory, flops_per_second, forward_flops
 from longitude.runs.machine import available_memory, device_of, require_memory
 from longitude.runs.store import Unit
 
@@ -291,23 +288,12 @@ def memory_of(config: MeasureConfig, outline: Any) -> Memory:
     """Memory that a model needs at the longest length."""
     longest = config.lengths[-1]
     chunk = longest if follows_length(outline) is not None else config.chunk
-    head_dim = head_dim_of(outline.config.get_text_config(), FULL) if keeps_keys(outline) else 0
-    return forward_memory(
-        outline, head_dim, dtype_of(config, outline), longest, max(1, config.batch // longest), chunk, LOGITS
-    )
+    return memory_to_read(outline, dtype_of(config, outline), longest, config.batch, chunk)
 
 
 def dtype_of(config: MeasureConfig, outline: Any) -> torch.dtype:
     """The dtype that a model is loaded in."""
     return getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
-
-
-def keeps_keys(model: Any) -> bool:
-    """Whether a layer has attention heads, with keys and values that grow with the context: Mamba and RWKV have none."""
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]  # of our own models
-    if mixers:
-        return any(mixer.growth != "O(1)" for mixer in mixers)
-    return hasattr(model.config.get_text_config(), "num_attention_heads")
 
 
 def _positions(config: Any, last: int | None) -> str:

@@ -96,8 +96,8 @@ def _retrieval(results: Results, task: str) -> Table:
     lengths = with_trained(options["lengths"], trained.values() if options["trained"] else ())
     cells: dict[str, list[Cell]] = {}
     for label in results.labels:
-        scores = _scores(results, label, task)
-        cells[label] = [_of_score(scores[at], at == trained[label]) if at in scores else NONE for at in lengths]
+        scores = _scores(results, label, task, trained[label])
+        cells[label] = [scores.get(at, NONE) for at in lengths]
     about = retrieval.TASKS[task]
     over = " Means over depths." if about.depths else ""
     caption = (
@@ -107,25 +107,14 @@ def _retrieval(results: Results, task: str) -> Table:
     return Table(task, caption, lengths, _lines(results, cells))
 
 
-class Score(NamedTuple):
-    """A mean over questions with Wilson's interval."""
-
-    value: float
-    low: float
-    high: float
-    questions: int
-
-
-def _scores(results: Results, label: str, task: str) -> dict[int, Score]:
-    """Length -> the score of a model in a task, over all depths."""
-    rows = [row for row in results.rows if (row.label, row.task) == (label, task)]
-    counts = {at: sum(row.count or 0 for row in rows if row.length == at) for at in {row.length for row in rows}}
-    means = retrieval.scores_by_length(rows)
-    return {at: Score(*proportions.wilson(mean, counts[at]), counts[at]) for at, mean in means.items()}
-
-
-def _of_score(score: Score, trained: bool) -> Cell:
-    return Cell(f"{score.value:.0%}", f"{score.low:.0%} to {score.high:.0%}, n {score.questions}", trained)
+def _scores(results: Results, label: str, task: str, trained: int | None) -> dict[int, Cell]:
+    """Length -> the score of a model in a task, over all depths, with Wilson's interval."""
+    rows, cells = [row for row in results.rows if (row.label, row.task) == (label, task)], {}
+    for at, mean in retrieval.scores_by_length(rows).items():
+        questions = sum(row.count or 0 for row in rows if row.length == at)
+        value, low, high = proportions.wilson(mean, questions)
+        cells[at] = Cell(f"{value:.0%}", f"{low:.0%} to {high:.0%}, n {questions}", at == trained)
+    return cells
 
 
 def _paired(results: Results, task: str) -> Table:
@@ -200,7 +189,7 @@ def _cell(row: Row | None, value: str, ends: str) -> Cell:
 # ---- sentences --------------------------------------------------------------------------------------------------------
 def sentences(results: Results) -> list[str]:
     """The cost on short contexts compared with the first model; values that are missing, and why; failures."""
-    return [*_costs(results), *_kept(results), *_missing(results), *results.failures]
+    return [*_costs(results), *_missing(results), *results.failures]
 
 
 def _costs(results: Results) -> list[str]:
@@ -224,24 +213,6 @@ def _costs(results: Results) -> list[str]:
         if change.low is not None and change.high is not None:
             line += f" (95% interval {change.low - 1:+.1%} to {change.high - 1:+.1%}, paired over documents)"
         lines.append(line)
-    return lines
-
-
-def _kept(results: Results) -> list[str]:
-    """Lines on the share of its score at a short length that a model keeps at its longest length, by task."""
-    lines = []
-    for about in results.question["models"].values():
-        for task in _questions(results):
-            scores = _scores(results, about["label"], task)
-            short = about["trained"] if about["trained"] in scores else min(scores, default=0)
-            longest = max(scores, default=0)
-            if longest <= short or not scores[short].value:
-                continue
-            kept, low, high = proportions.ratio(scores[longest][:3], scores[short][:3])
-            lines.append(
-                f"{about['label']}: {task} at {longest} tokens is {kept:.0%} of its own at {short} "
-                f"(95% interval {low:.0%} to {high:.0%})"
-            )
     return lines
 
 

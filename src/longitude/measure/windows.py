@@ -13,11 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longitude.attention.mixer import Mixer
+from longitude.checkpoints.compare import head_dim_of
 from longitude.checkpoints.declared import rope_types
 from longitude.errors import one_line_of
 from longitude.models.stock_caches import cache_name
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
+from longitude.positions.config_keys import FULL
+from longitude.runs.costs import Memory, forward_memory
 from longitude.runs.files import append_json, cut_json_lines
 
 CHUNK = 2**22  # logits converted to float32 at once: 16 MiB
@@ -171,14 +175,11 @@ class Bounded(Reader):
         return torch.cat(losses, dim=1)[:, max(0, skip - width + 1) :]
 
 
-def nats_of(reader: Reader, ids: Tensor) -> np.ndarray:
+def nats_of(model: nn.Module, ids: Tensor) -> np.ndarray:
     """-ln p of each token of a text [n + 1] except the first, given all tokens before it: float64 [n]."""
-    tokens = ids[None].clone()
-    if reader.bos is not None:
-        tokens[:, 0] = reader.bos
-    with evaluating(reader.model):
-        device = next((parameter.device for parameter in reader.model.parameters()), "cpu")
-        return reader.losses(tokens.to(device), 0)[0].double().cpu().numpy()
+    count = len(ids) - 1
+    [[nats]] = score(model, [ids], [count], [plan_windows([count], count, count)], count, None)
+    return nats
 
 
 class Resumable(Reader):
@@ -257,6 +258,23 @@ def follows_length(model: Any) -> str | None:
             return "its positions follow the length of the whole sequence"
     following = [kind for kind in rope_types(model.config) if kind in FOLLOWING]
     return f"its rotary frequencies follow the length ({following[0]})" if following else None
+
+
+def memory_to_read(model: Any, dtype: torch.dtype, length: int, batch: int, chunk: int) -> Memory:
+    """Memory of a `Bounded` reader for windows of a length, as many at once as have `batch` tokens, `chunk` tokens in a pass.
+
+    The model may be on the meta device.
+    """
+    head_dim = head_dim_of(model.config.get_text_config(), FULL) if keeps_keys(model) else 0
+    return forward_memory(model, head_dim, dtype, length, max(1, batch // length), chunk, LOGITS)
+
+
+def keeps_keys(model: Any) -> bool:
+    """Whether a layer has attention heads, with keys and values that grow with the context: Mamba and RWKV have none."""
+    mixers = [module for module in model.modules() if isinstance(module, Mixer)]  # of our own models
+    if mixers:
+        return any(mixer.growth != "O(1)" for mixer in mixers)
+    return hasattr(model.config.get_text_config(), "num_attention_heads")
 
 
 def reading_of(model: Any, chunk: int, bos: int | None = None) -> Reading:

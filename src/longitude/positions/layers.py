@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from longitude.errors import UsageError
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.rotation import Layout
@@ -37,6 +39,16 @@ class LayerPositions(NamedTuple):
         if self.chunk is not None:
             return {"name": "chunks", "size": self.chunk}
         return {"name": "attention"} if self.window is None else {"name": "window", "size": self.window}
+
+    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether queries at positions [Lq] attend to keys at positions [Lk]: [Lq, Lk]."""
+        offsets = queries[:, None] - keys
+        seen = offsets >= 0
+        if self.window is not None:
+            seen &= offsets < self.window
+        if self.chunk is not None:
+            seen &= queries[:, None] // self.chunk == keys // self.chunk
+        return seen
 
 
 def layers_of(

@@ -88,7 +88,7 @@ def sides(case: Case) -> Iterator[tuple[str | None, dict[str, dict[str, Any]]]]:
 
 def lengths(case: Case) -> dict[str, int | None]:
     """Tokens of the longest request; None for an engine that stops, and if that is not known."""
-    served = None if case.stops else case.tokens or None
+    served = None if case.stops else case.served.length or None
     return {"checkpoint": case.before.declared, case.line.name: served, "meant": case.meant.length}
 
 

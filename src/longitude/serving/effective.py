@@ -148,14 +148,9 @@ class Case:
         return self.before.declared or 0
 
     @property
-    def tokens(self) -> int:
-        """Tokens of the longest request; 0 if that is not known."""
-        return self.served.length
-
-    @property
     def longer(self) -> bool:
         """Whether requests are longer than what is declared."""
-        return self.tokens > 1.001 * self.declared > 0
+        return self.served.length > 1.001 * self.declared > 0
 
     @property
     def limit(self) -> float:

@@ -185,7 +185,7 @@ def other_numbers(case: Case) -> Rows:
 # ---- lengths ---------------------------------------------------------------------------------------------------------
 def lengths(case: Case) -> Rows:
     """Requests beyond the table or the scheme, longer ones without scaling, scaling without longer ones, cut ones."""
-    tokens, declared, yarn = case.tokens, case.declared, case.yarn
+    tokens, declared, yarn = case.served.length, case.declared, case.yarn
     rows = case.served.rows
     far = yarn.factor * yarn.original_max_length if yarn is not None else math.inf
     if tokens > rows and not case.stops:

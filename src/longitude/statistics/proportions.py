@@ -1,4 +1,4 @@
-"""Intervals of scores from 0 to 1: of a mean, of a difference on the same questions, of a ratio of two means."""
+"""Intervals of scores from 0 to 1: of a mean, and of a difference on the same questions."""
 
 import math
 from collections.abc import Sequence
@@ -36,16 +36,3 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
     half = QUANTILE * math.sqrt(((math.fsum(x * x for x in differences) + 2) / count - middle**2) / count)
     value = math.fsum(differences) / len(differences)
     return value, min(value, max(-1.0, middle - half)), max(value, min(1.0, middle + half))
-
-
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """(ratio, low, high) of two means, each (mean, low, high), of independent trials; the second mean must be above 0.
-
-    The interval is found from both intervals (Donner and Zou 2012, Statistical Methods in Medical Research 21, 347). If the
-    second interval reaches 0, the upper end is infinite.
-    """
-    (p, p_low, p_high), (q, q_low, q_high) = ours, theirs
-    least = p * q - math.sqrt(max(0.0, (p * q) ** 2 - p_low * q_high * (2 * p - p_low) * (2 * q - q_high)))
-    most = p * q + math.sqrt(max(0.0, (p * q) ** 2 - p_high * q_low * (2 * p - p_high) * (2 * q - q_low)))
-    below, above = q_high * (2 * q - q_high), q_low * (2 * q - q_low)
-    return p / q, max(0.0, least / below), most / above if above > 0 else math.inf

@@ -21,7 +21,6 @@ from longitude.check.laws.layers import (
     LONGEST,
     RESTS_ON,
     TOKENS,
-    allowed,
     as_declared,
     promised,
 )
@@ -128,7 +127,7 @@ def formula(config: Any, layer: LayerPositions, near: Around) -> Tensor:
     scores = query @ key.transpose(2, 3) * promised_scale(config, query.shape[3])
     if (cap := getattr(config, "attn_logit_softcapping", None)) is not None:
         scores = cap * torch.tanh(scores / cap)
-    weights = scores.masked_fill(~allowed(layer, at), -math.inf).softmax(-1)
+    weights = scores.masked_fill(~layer.allowed(at, at), -math.inf).softmax(-1)
     return (weights @ value).transpose(1, 2).flatten(2)
 
 

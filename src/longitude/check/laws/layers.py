@@ -207,7 +207,7 @@ def layer_masks(subject: Subject) -> Measurement:
     if not any(isinstance(layer.mask, Tensor) for layer in recordings.values()):
         raise DoesNotApply("its attention is given no mask, and makes its own")
     i = torch.arange(length, device=subject.device)
-    wants = {index: allowed(layers[index], i) for index in recordings}
+    wants = {index: layers[index].allowed(i, i) for index in recordings}
     wrong: dict[int, str] = {}
     for index, layer in recordings.items():
         if not isinstance(layer.mask, Tensor):
@@ -295,14 +295,3 @@ def counted(recordings: Mapping[int, Recorded]) -> dict[int, Tensor]:
         elif layer.query.shape[2] == 1:
             counts[index] = torch.tensor([layer.key.shape[2]], device=layer.key.device)
     return counts
-
-
-def allowed(layer: LayerPositions, i: Tensor) -> Tensor:
-    """[L, L]: whether query i attends to key j."""
-    offset = i[:, None] - i
-    want = offset >= 0
-    if layer.window is not None:
-        want &= offset < layer.window
-    if layer.chunk is not None:
-        want &= i[:, None] // layer.chunk == i // layer.chunk
-    return want

@@ -128,14 +128,15 @@ class Questions(Task):
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         rows, tables, done = [], [], 0
         total = sum(of.lengths) * len(of.config.methods)
+        same = of.labels | {"truncation": "none", "dtype": str(of.model.dtype).removeprefix("torch.")}
         for method in of.config.methods:
             for length in of.lengths:
                 tokens, labels, distances = map(torch.from_numpy, self.tests(length, of.config.documents, method))
                 asked = labels != NOT_ASKED
                 right = answers(of.model, tokens) == labels
                 scores = {"accuracy": right.sum(1) / asked.sum(1), "exact_match": right.eq(asked).all(1).float()}
-                at = {"method": method, "length": length, "tokens": int(asked.sum())}
-                rows += [scored(of, score, metric=metric, **at) for metric, score in scores.items()]
+                at = same | {"method": method, "length": length, "tokens": int(asked.sum())}
+                rows += [scored(score.tolist(), metric=metric, **at) for metric, score in scores.items()]
                 exact = scores[self.metric].numpy()
                 tables.append(of.per_document(method, length, exact=exact, right=right.sum(1), symbols=asked.sum(1)))
                 if method == of.config.methods[0]:
@@ -148,18 +149,11 @@ class Questions(Task):
         return rows, tables
 
 
-def scored(of: Measuring, scores: Tensor, **columns: Any) -> Row:
+def scored(scores: list[float], **columns: Any) -> Row:
     """The row of a mean of scores from 0 to 1, one for each example, with Wilson's interval."""
-    value, low, high = proportions.mean(scores.tolist())
-    dtype = str(of.model.dtype).removeprefix("torch.")
-    same = {
-        "weighting": "example",
-        "truncation": "none",
-        "dtype": dtype,
-        "documents": len(scores),
-        "count": len(scores),
-    }
-    return Row(**same, **of.labels, **columns, value=value, low=low, high=high)
+    value, low, high = proportions.mean(scores)
+    counts: dict[str, Any] = {"documents": len(scores), "count": len(scores)}
+    return Row(**columns, weighting="example", **counts, value=value, low=low, high=high)
 
 
 def rows_by_distance(answers: pd.DataFrame, metric: str, labels: dict[str, Any]) -> Iterator[Row]:
@@ -168,10 +162,8 @@ def rows_by_distance(answers: pd.DataFrame, metric: str, labels: dict[str, Any])
         return
     groups: Any = answers.groupby(["method", "length", "distance"])["exact"]
     for (method, length, distance), exact in groups:
-        value, low, high = proportions.mean(exact.tolist())
-        counted = {"documents": len(exact), "count": len(exact), "value": value, "low": low, "high": high}
         place = {"method": method, "length": int(length), "distance": int(distance)}
-        yield Row(**labels, metric=metric, weighting="example", **place, **counted)
+        yield scored(exact.tolist(), **labels, metric=metric, **place)
 
 
 def answers(model: Any, tokens: Tensor) -> Tensor:
@@ -181,18 +173,13 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
         return torch.cat([model(some.to(model.device)).logits.argmax(-1).cpu() for some in tokens.split(at_once)])
 
 
-def by_distance(right: Tensor, asked: Tensor, distances: Tensor, whole: bool) -> dict[str, np.ndarray]:
+def by_distance(right: Tensor, asked: Tensor, distances: Tensor, whole: bool) -> pd.DataFrame:
     """Share of right answers of each example [B, T], at distances from each power of two to the next; whole: 1 if all are."""
     low = 2 ** distances.clamp(min=1).log2().floor().long()
-    found = []
-    for distance in low[asked].unique():
-        here = asked & (low == distance)
-        asks = here.sum(1)
-        for document in asks.nonzero()[:, 0]:
-            share = (right & here)[document].sum() / asks[document]
-            share = share.floor() if whole else share
-            found.append((int(document), int(distance), float(share), int(asks[document])))
-    return dict(zip(("document", "distance", "exact", "symbols"), map(np.array, zip(*found, strict=True)), strict=True))
+    answers = {"document": asked.nonzero()[:, 0], "distance": low[asked], "exact": right[asked].float()}
+    exact: Any = pd.DataFrame(answers).groupby(["distance", "document"])["exact"]
+    share = exact.min() if whole else exact.mean()
+    return pd.DataFrame({"exact": share.astype(float), "symbols": exact.size()}).reset_index()
 
 
 def growing(longest: int, steps: int) -> np.ndarray:

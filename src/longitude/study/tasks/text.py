@@ -15,7 +15,7 @@ from longitude.measure import DocumentLosses, Row, losses_by_length
 from longitude.measure.config import listed
 from longitude.measure.documents import typical
 from longitude.measure.text import default_bins
-from longitude.measure.windows import Reader, nats_of
+from longitude.measure.windows import nats_of
 from longitude.report.wording import and_
 from longitude.study.config import BYTE, RANGED, StudyConfig
 from longitude.study.data import WINDOWS, Examples, StudyData, Windows
@@ -106,7 +106,7 @@ class Text(Task):
         documents = of.data.validation
         ids = documents[typical(documents, of.config.longest)][: of.lengths[-1] + 1]
         text = reader(of.config.tokenizer).pieces(ids[1:].tolist())
-        return pd.DataFrame({"text": text, "nats": nats_of(Reader(of.model), ids)})
+        return pd.DataFrame({"text": text, "nats": nats_of(of.model, ids)})
 
     def quarters(self, of: Measuring, losses: list[DocumentLosses]) -> Iterator[pd.DataFrame]:
         """The losses at the first and the last quarter of the positions, at the training length."""
