@@ -74,7 +74,8 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
     require_causal(name_or_path, config, images=True)
     try:
         return random_of(config, seed)
-    except Exception:  # sizes that depend on each other
+    except Exception as error:  # sizes that depend on each other
+        require_gpu_of(name_or_path, error)
         outline = built_without_weights(name_or_path, config)
         size = 4 * sum(p.numel() for p in outline.parameters())
         require_memory(size, available_memory(), "a random model of its own size takes", "check it with its weights")
@@ -83,6 +84,15 @@ def random_model(name_or_path: str, seed: int = 0) -> Any:
         except Exception as whole:
             why = fault_of(config) or one_line_of(whole)
             raise ValueError(f"{name_or_path}: a model of its config.json does not run ({why})") from whole
+
+
+def require_gpu_of(who: str, error: Exception) -> None:
+    """ValueError if a model failed because Triton finds no GPU for the kernels that transformers uses."""
+    if "active drivers" in str(error):  # Triton's words
+        raise ValueError(
+            f"{who} does not run here: transformers uses kernels of flash-linear-attention for it, which need a GPU ({error}); "
+            f"uninstall fla-core, or check it on a machine with one"
+        ) from error
 
 
 def random_of(config: PreTrainedConfig, seed: int = 0, make: Any = None, shrink: Any = small) -> Any:

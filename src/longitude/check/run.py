@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from longitude.check.causes import class_of
+from longitude.check.quick import require_gpu_of
 from longitude.check.subject import CHECKPOINT_LAWS, Subject, Unused, computing_in, widest
 from longitude.checkpoints.compare import border_of, not_rotary
 from longitude.checkpoints.declared import declared_length, raw_config
@@ -134,9 +135,10 @@ def check_subject(
         The Result of each law by its name, in order.
 
     Raises:
-        ValueError: For an unknown law.
+        ValueError: For an unknown law, and for a model with kernels that need a GPU on a machine without one.
     """
     chosen = CHECKPOINT_LAWS.chosen(laws)
+    require_kernels(subject)
     in_own_dtype: list[Law] = [law for law in chosen if law.name in IN_OWN_DTYPE]
     with torch.no_grad(), ExitStack() as stack:
         results = try_laws(in_own_dtype, subject, on_law, total=len(chosen))
@@ -146,6 +148,15 @@ def check_subject(
                 stack.enter_context(computing_in(model, subject.kind))
         results = try_laws([law for law in chosen if law not in in_own_dtype], subject, on_law, results, len(chosen))
     return {name: attributed(result, subject) for name, result in results.items()}
+
+
+@torch.no_grad()
+def require_kernels(subject: Subject) -> None:
+    """ValueError if Triton finds no GPU for the kernels that transformers uses: no law would show anything about the model."""
+    try:
+        subject.logits(subject.tokens(1))
+    except Exception as error:  # laws report any other error
+        require_gpu_of(type(subject.model).__name__, error)
 
 
 def attributed(result: Result, subject: Subject) -> Result:

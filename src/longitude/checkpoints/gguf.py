@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,6 +74,10 @@ class Divided(NamedTuple):
         return f"pair {pair}: {rad:.6g} rad, " + (f"{plain:.6g} divided by {plain / rad:.5g}" if rad else "not rotated")
 
 
+ARRAY = 9
+"""The type of a list."""
+
+
 def reader_of(path: Path) -> Any:
     """The package's reader, which raises ValueError at the end of the file: it takes the sizes in a file for true."""
     from gguf import GGUFReader
@@ -83,6 +88,13 @@ def reader_of(path: Path) -> Any:
             if len(values) < count:
                 raise ValueError(f"{count} values at byte {offset} of {len(self.data)}")
             return values
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == ARRAY:  # the package would walk through the file to its end
+                count = int(self._get(orig_offs + 4, np.uint64)[0])
+                if count > len(self.data) - orig_offs:
+                    raise ValueError(f"a list of {count} values at byte {orig_offs} of {len(self.data)}")
+            return super()._get_field_parts(orig_offs, raw_type)
 
     return Reader(path)
 

@@ -70,7 +70,9 @@ def windows_of(documents: Sequence[Tensor], length: int, tokens: int | None = No
     places = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
     if not places:
         expected, longest = f"text of {length + 1} tokens in a document", max(map(len, documents), default=0)
-        raise UsageError("longrope", expected, longest, "leave the method out, or give a longer text")
+        raise UsageError(
+            "longrope", expected, longest, "give a longer text, of which a study takes a tenth, or leave longrope out"
+        )
     count = min(len(places), max(FEWEST_WINDOWS, (tokens or TOKENS) // length))
     chosen = [places[i * len(places) // count] for i in range(count)]
     return [document[i * length : (i + 1) * length + 1] for document, i in chosen]

@@ -257,7 +257,7 @@ class LongitudeConfig(PreTrainedConfig):
     def resolve_mixer(self, spec: str | dict[str, Any]) -> dict[str, Any]:
         """A mixer's spec with every option written out that the rest of the config does not set."""
         options = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, dict) else {}
-        if not isinstance(name := options.pop("name", None), str):
+        if not isinstance(name := options.pop("name", None), str) or {*"+:"} & {*name}:
             raise UsageError("mixer", 'a name or {"name": name, **options}', repr(spec))
         full = mixer_resolved(name, options, **self.sizes)
         full |= {part: self.resolve_mixer(full[part]) for part in MIXERS[name].parts}
@@ -292,7 +292,7 @@ class LongitudeConfig(PreTrainedConfig):
         if isinstance(spec, list):
             return [member for part in spec for member in _listed(self.resolve(part, layer))]
         options = {"name": spec} if isinstance(spec, str) else dict(spec)
-        if not isinstance(name := options.pop("name", None), str):
+        if not isinstance(name := options.pop("name", None), str) or {*"+:"} & {*name}:
             raise UsageError("encoding", 'a name, {"name": name, **options} or a list of them', repr(spec))
         name = ENCODINGS.canonical(name)
         defaults = getattr(ENCODINGS[name], "model_defaults", {})

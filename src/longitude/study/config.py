@@ -20,8 +20,10 @@ SIZES = ("layers", "hidden")
 """Options that older studies have as a list of one number."""
 NEWER = ("precision",)
 """Options that kept studies may lack, because they are older; their defaults are what these studies did."""
-FORMER = ("split_length", "accumulation", "train_lengths", "match", "block")
-"""Options of older studies, which changed no result that is kept; ignored when a question.json is read."""
+FORMER = {
+    "split_length": None, "accumulation": None, "train_lengths": None, "match": ("steps",), "block": ("default",),
+}  # fmt: skip
+"""Options of older studies that are gone, with the values that this version can read; None: any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +120,18 @@ class StudyConfig:
         """The configuration in a question.json; options of `NEWER` that are not in it have their defaults.
 
         Raises:
-            ValueError: An option that no release had, or that is missing; a value of another type or out of its range; several
+            ValueError: An option that no release had, that is gone, or that is missing; a value of another type or out of its range; several
                 sizes or training lengths, which older releases had in one study.
         """
         import msgspec  # this module is loaded for every help text
 
         if saved.get("train_lengths"):
             raise UsageError("train_lengths", "a study of one training length", listed(saved["train_lengths"]))
+        for name, known in FORMER.items():
+            if known is not None and saved.get(name, known[0]) not in known:
+                raise UsageError(
+                    name, f"{known[0]} of a kept study", saved[name], "this version can neither read nor run it"
+                )
         saved = {name: value for name, value in saved.items() if name not in FORMER}
         saved |= {name: saved[name][0] for name in SIZES if isinstance(saved.get(name), list) and len(saved[name]) == 1}
         if lacks := [name for name in cls.__dataclass_fields__ if name not in saved and name not in NEWER]:

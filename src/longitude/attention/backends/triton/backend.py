@@ -158,7 +158,7 @@ def memory(r: Request) -> int:
     function = normalized(r)
     curves = 0 if function is None else r.q.shape[0] * (r.heads + 1) * r.rows
     if function is not None and r.learned:  # sums of each block of queries, by piece
-        curves += r.q.shape[0] * r.heads * (r.rows // 32 + 1) * len(function.b1) * 4
+        curves += r.q.shape[0] * r.heads * (r.rows // 32 + 1) * 4 * 2 ** (len(function.b1) - 1).bit_length()
     return 4 * (per_query + table * bool(kinds & {OffsetBias, PairBias}) + curves + levels * (Drift in kinds))
 
 
