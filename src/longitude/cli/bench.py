@@ -1,6 +1,5 @@
 """`longitude bench`."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from longitude.bench.config import BenchConfig
-from longitude.cli.shared import DONE, FAILURES, INTERRUPTED, print_json, waiting
+from longitude.cli.shared import DONE, FAILURES, print_json
 
 GROUPS = {
     "data": "encodings lengths backends batch heads kv_heads head_dim dtype passes",
@@ -31,24 +30,21 @@ def bench(
         json: Print the JSON instead of the table.
     """
     from longitude.bench.config import checked
+    from longitude.runs.terminal import Progress
 
     config = checked(config)
-    with waiting("loading"):
+    with Progress() as progress:
+        progress.update("loading", 0)
         import transformers
 
         from longitude.bench import report
         from longitude.bench.sweep import sweep
         from longitude.report.table import show
         from longitude.runs.files import write_json
-        from longitude.runs.terminal import Progress
-    transformers.utils.logging.set_verbosity_error()
-    report.require_place(out)
-    try:
-        with Progress() as progress:
-            rows = sweep(config, progress)
-    except KeyboardInterrupt:
-        print("longitude: interrupted; nothing was written", file=sys.stderr)
-        return INTERRUPTED
+
+        transformers.utils.logging.set_verbosity_error()
+        report.require_place(out)
+        rows = sweep(config, progress)
     measured = report.document(asdict(config), report.PROTOCOL, rows=[asdict(row) for row in rows])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, measured)

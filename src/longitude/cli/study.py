@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from longitude.cli.report import show
-from longitude.cli.shared import FAILURES, keep_threads_from_spinning, waiting
+from longitude.cli.shared import FAILURES, keep_threads_from_spinning
 from longitude.study.config import StudyConfig
 
 GROUPS = {
@@ -94,9 +94,11 @@ def study(
             "a study trains each model in one process: expected the command without torchrun or accelerate launch, got a "
             "launched process; --workers N trains N models side by side, and several machines may share --out"
         )
-    with waiting("reading the text, building the models"):
+    from longitude.runs.terminal import Progress
+
+    with Progress() as bar:
+        bar.update("reading the text, building the models", 0)
         from longitude.runs.machine import there
-        from longitude.runs.terminal import Progress
         from longitude.study.executors import executor_of
         from longitude.study.plan import plan as checked
         from longitude.study.runner import study as run
