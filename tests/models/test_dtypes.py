@@ -14,8 +14,8 @@ FLOAT32 = {"log_dt", "log_A_real", "A_imag"}
     [
         ("auto", ["attention"] * 2, set()),
         ("auto", ["attention", "s4d"], FLOAT32),
-        ("rope:learned_frequencies=true", ["attention"] * 2, {"alpha"}),
-        ("axial_rope:mixed=true", ["attention"] * 2, {"theta"}),
+        ({"name": "rope", "learned_frequencies": True}, ["attention"] * 2, {"alpha"}),
+        ({"name": "axial_rope", "mixed": True}, ["attention"] * 2, {"theta"}),
     ],
     ids=["no parameter", "S4D", "learned frequencies", "RoPE-Mixed"],
 )

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, TextIO, cast, get_args, get_origin, 
 import docstring_parser
 import tyro
 
-from longitude import __version__, plugins
+from longitude import plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
 from longitude.errors import MissingPackage, UnsupportedVersion, Within, require_torch, unknown
 from longitude.runs.terminal import Cleaned
@@ -73,9 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     """Run the command line, and print what is wrong in a line."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["--version"]:
-        print(f"longitude {__version__}")
-        return DONE
     if not arguments or arguments[0] in ("-h", "--help"):
         print("\n".join(_overview()))
         return DONE
