@@ -94,8 +94,8 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1, lr: float | No
             type(model).__name__,
             "pass the model itself, whose modules decide what decays",
         )
-    bounds = {"weight_decay": Rate, "lr": Positive | None}
-    check_declared("parameter_groups", bounds, {"weight_decay": weight_decay, "lr": lr})
+    rates = {"weight_decay": weight_decay, "lr": 1.0 if lr is None else lr}
+    check_declared("parameter_groups", {"weight_decay": Rate, "lr": Positive}, rates)
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("parameter_groups", "a model with parameters that require a gradient", "none")
     decayed, tables = set(decayed_names(model)), set(score_table_names(model)) if lr is not None else set()
