@@ -108,12 +108,12 @@ def dashes_of(labels: Sequence[str]) -> list[list[int]]:
     return [DASHES[hues[:place].count(hue) % len(DASHES)] for place, hue in enumerate(hues)]
 
 
-def themed(chart: Any, **more: Any) -> Any:
-    """The chart in our lettering and colors. more: further settings of `configure`."""
+def themed(chart: Any, axis: dict[str, Any] | None = None, **more: Any) -> Any:
+    """The chart in our lettering and colors. axis, more: further settings of `configure`."""
     letters = {"labelColor": GREY, "titleColor": GREY, "labelFontSize": 12, "titleFontSize": 12, "gridColor": GRID}
     plain = {"titleFontWeight": "normal", "domain": False, "tickColor": GRID}
     settings: dict[str, Any] = {
-        "axis": alt.AxisConfig(**(letters | plain)),
+        "axis": alt.AxisConfig(**(letters | plain | (axis or {}))),
         "title": alt.TitleConfig(color=INK, fontSize=13, fontWeight=600),
         "legend": alt.LegendConfig(labelColor=GREY, titleColor=GREY, titleFontWeight="normal"),
     }
