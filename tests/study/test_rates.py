@@ -53,7 +53,7 @@ def statuses(losses: dict[tuple[str, int, float], float | str | None], **options
     """(label, seed, rate) -> loss on the selection text; None where it diverged, else a status."""
     config = replace(SWEEP, seeds=(0, 1), **options)
     found = {}
-    for trial in trials_of(config, {}):
+    for trial in trials_of(config):
         loss = losses.get((trial.label, trial.seed, trial.rate), 2.0)
         state = "trained" if isinstance(loss, float) else loss or "diverged"
         selection = loss if isinstance(loss, float) else None
