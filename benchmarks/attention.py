@@ -35,7 +35,7 @@ from longitude.errors import UsageError
 from longitude.models import LongitudeForCausalLM
 from longitude.positions.composed import Composed
 from longitude.runs.files import write_json
-from longitude.runs.provenance import provenance
+from longitude.runs.machine import provenance
 from longitude.runs.terminal import Progress
 from longitude.study.results import Run, read_run
 from longitude.study.tasks.base import task_for

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longitude.bench import measurement
 from longitude.bench.cases import AttentionShape, Case, Inputs, causal
-from longitude.runs.provenance import version_of
+from longitude.runs.machine import version_of
 
 Forward = Callable[[], Sequence[Tensor]]
 

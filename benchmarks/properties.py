@@ -28,7 +28,7 @@ from longitude.bench.measurement import CLOCKS, interleaved
 from longitude.positions.base import list_encodings
 from longitude.report.table import markdown
 from longitude.runs.files import write_json
-from longitude.runs.provenance import commit_of_code, machine, versions
+from longitude.runs.machine import commit_of_code, machine, versions
 
 SHAPE = AttentionShape(batch=1, heads=8, kv_heads=8, head_dim=64, length=2048)
 

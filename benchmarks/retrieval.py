@@ -22,7 +22,7 @@ from typing import Any
 
 from fill_numbers import ROOT
 from longitude.runs.files import write_json
-from longitude.runs.provenance import provenance
+from longitude.runs.machine import provenance
 from longitude.statistics.proportions import wilson
 
 FACTOR = 4

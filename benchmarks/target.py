@@ -22,8 +22,7 @@ from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, ours, pla
 from longitude.bench.measurement import CLOCKS, FAILED, Row, interleaved
 from longitude.errors import one_line_of
 from longitude.runs.files import write_json
-from longitude.runs.machine import available_memory, threads
-from longitude.runs.provenance import version_of
+from longitude.runs.machine import available_memory, threads, version_of
 from longitude.runs.terminal import Progress
 from peers import PEERS, Peer, installed
 

@@ -12,7 +12,7 @@ from fill_numbers import RESULTS, newest
 from longitude.attention.mixer import list_mixers
 from longitude.positions.base import list_encodings
 from longitude.runs.files import atomic
-from longitude.runs.provenance import versions
+from longitude.runs.machine import versions
 from longitude.testing import laws, mixers
 from longitude.testing.engine import Law
 from longitude.testing.examples import Example, example, mixer_example

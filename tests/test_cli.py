@@ -146,7 +146,7 @@ def test_the_module_is_the_command_line(command):
     code = (
         "import runpy, sys; sys.argv = ['longitude', '--version']; runpy.run_module('longitude', run_name='__main__')"
     )
-    assert printed(code) == command("--version")[1].strip()
+    assert printed(code) == f"longitude {longitude.__version__}"
 
 
 def test_a_size_beyond_all_memory_is_one_line(command):

@@ -6,7 +6,7 @@ import sys
 def main() -> int:
     """Run the command line with the arguments of this process; returns the exit code."""
     try:
-        if sys.argv[1:] == ["--version"]:
+        if sys.argv[1:2] == ["--version"]:  # needs no further package
             from longitude import __version__
 
             print(f"longitude {__version__}")

@@ -23,7 +23,7 @@ from longitude.positions.samplers import SAMPLERS
 from longitude.positions.scaling import SCHEMES
 from longitude.positions.terms import OffsetBias, OffsetVectors, PairBias, SinkLogits, Temperature
 from longitude.registry import options_of
-from longitude.runs.provenance import machine, versions
+from longitude.runs.machine import machine, versions
 from longitude.testing.examples import SHAPES, example
 
 Facts = dict[str, Any]

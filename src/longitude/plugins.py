@@ -9,31 +9,22 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from re import findall
 from types import ModuleType
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 GROUP = "longitude.plugins"
 VARIABLE = "LONGITUDE_PLUGINS"
 
 
-class Record(TypedDict):
-    """A plugin in the question of a run: a file has a path, an installed one its distribution."""
-
-    name: str
-    sha256: str
-    path: NotRequired[str]
-    distribution: NotRequired[str]
-
-
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin that is loaded here.
+    """A plugin that is loaded here, or that a run was made with.
 
     Attributes:
         name: Name of its file without .py, or of its entry point.
@@ -50,14 +41,9 @@ class Plugin:
     registered: dict[str, str] = field(default_factory=dict)
 
     @property
-    def record(self) -> Record:
-        """Record of the plugin in a run."""
-        record = Record(name=self.name, sha256=self.sha256)
-        if self.path is not None:
-            record["path"] = self.path
-        elif self.distribution is not None:
-            record["distribution"] = self.distribution
-        return record
+    def record(self) -> dict[str, str]:
+        """It in the question of a run: a file has a path, an installed one its distribution."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, str)}
 
 
 _loaded: dict[str, Plugin] = {}
@@ -148,7 +134,7 @@ def restore(plugins: Sequence[Plugin]) -> None:
             raise ValueError(f"the plugin {plugin.name!r} ({place}) has changed since the command began; run it again")
 
 
-def records(*texts: str) -> list[Record]:
+def records(*texts: str) -> list[dict[str, str]]:
     """Records for a run: of every plugin file, and of installed plugins with a name in these texts (a task, labels, methods)."""
     # a scheme of positions is written with hyphens and with underscores
     names = {name.replace("-", "_") for text in texts for name in findall(r"[\w.-]+", text)}
@@ -159,7 +145,7 @@ def records(*texts: str) -> list[Record]:
     ]
 
 
-def require_loaded(saved: Iterable[Record], whose: str) -> None:
+def require_loaded(saved: Iterable[Mapping[str, str]], whose: str) -> None:
     """Raise ValueError for the first saved plugin that is not loaded here; whose: the run that used the saved plugins."""
     here = {plugin.name for plugin in loaded()}
     for before in saved:

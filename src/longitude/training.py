@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from longitude.attention.mixer import Mixer
-from longitude.errors import UsageError
+from longitude.errors import Positive, Rate, UsageError, check_declared
 from longitude.positions.base import Encoding
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
@@ -94,10 +94,8 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1, lr: float | No
             type(model).__name__,
             "pass the model itself, whose modules decide what decays",
         )
-    for name, value, least in (("weight_decay", weight_decay, "from 0 on"), ("lr", 1 if lr is None else lr, "above 0")):
-        right = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-        if not right or (name == "lr" and value == 0):
-            raise UsageError(name, f"a number {least}", repr(value))
+    rates = {"weight_decay": weight_decay, "lr": 1.0 if lr is None else lr}
+    check_declared("parameter_groups", {"weight_decay": Rate, "lr": Positive}, rates)
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("parameter_groups", "a model with parameters that require a gradient", "none")
     decayed, tables = set(decayed_names(model)), set(score_table_names(model)) if lr is not None else set()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.models import loss
+from longitude.models import causal
 from longitude.native.derivatives import by_autograd, in_transform
 from longitude.positions.base import ENCODINGS
 from longitude.positions.composed import compose
@@ -200,9 +200,9 @@ def test_parts_of_several_lengths_and_of_a_loss(monkeypatch):
     leaf = q.clone().requires_grad_()
     [want] = torch.autograd.grad(attention(encoding)(leaf).sin().sum(), leaf)
     close(torch.func.grad(lambda q: attention(encoding)(q).sin().sum())(q), want)
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", 20)
+    monkeypatch.setattr(causal, "CHUNK_LOGITS", 20)
     head, targets = random(10, 8, seed=1), torch.arange(7)[None]
-    of = lambda hidden: loss.next_token_loss(hidden, lambda x: x @ head.T, 10, targets)  # noqa: E731
+    of = lambda hidden: causal.next_token_loss(hidden, lambda x: x @ head.T, 10, targets)  # noqa: E731
     leaf = random(1, 7, 8, seed=2).requires_grad_()
     [want] = torch.autograd.grad(of(leaf), leaf)
     close(torch.func.grad(of)(leaf.detach()), want)

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longitude.models import loss as room
-from longitude.models.loss import IGNORED, next_token_loss
+from longitude.models import causal as room
+from longitude.models.causal import IGNORED, next_token_loss
 from tests.support import LargestTensor, close, random
 
 VOCABULARY = 61

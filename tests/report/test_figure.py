@@ -5,8 +5,7 @@ import re
 import altair as alt
 import pytest
 
-from longitude.report import page
-from longitude.report.figure import DARK, ORDERED, Figure, ordered, themed
+from longitude.report.figure import DARK, ORDERED, Figure, _javascript, ordered, themed
 
 
 @pytest.mark.slow
@@ -44,4 +43,4 @@ def test_an_ordered_palette_has_one_direction(dark):
 def test_the_notice_of_what_draws_charts_goes_with_it() -> None:
     """Its licences ask for it, and the bundle has none."""
     for notice in ("University of Washington Interactive Data Lab", "Mike Bostock"):
-        assert notice in page._javascript()[:5000]
+        assert notice in _javascript()[:5000]

@@ -54,5 +54,5 @@ def test_a_table_in_a_file_is_not_cut(capsys):
 @pytest.mark.slow
 def test_drawing_is_loaded_when_something_is_drawn():
     code = "import sys, longitude.cli, longitude.study.runner, longitude.report.wording\n"
-    code += 'print({"altair", "vl_convert", "longitude.report.page"} & set(sys.modules))'
+    code += 'print({"altair", "vl_convert", "longitude.report.figure"} & set(sys.modules))'
     assert printed(code) == "set()"

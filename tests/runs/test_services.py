@@ -9,8 +9,7 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from longitude.runs import costs, machine
-from longitude.runs.machine import cores, device_of, threads
-from longitude.runs.provenance import provenance
+from longitude.runs.machine import cores, device_of, provenance, threads
 from longitude.runs.terminal import Progress
 from tests.support import printed, refused
 

@@ -13,8 +13,7 @@ from longitude.bench.measurement import FAILED, Row
 from longitude.report.table import table
 from longitude.report.wording import count
 from longitude.runs.files import require_writable
-from longitude.runs.machine import available_memory, total_memory
-from longitude.runs.provenance import provenance
+from longitude.runs.machine import available_memory, provenance, total_memory
 
 SCHEMA = 1
 NOISY = 0.2

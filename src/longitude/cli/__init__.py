@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, TextIO, cast, get_args, get_origin, 
 import docstring_parser
 import tyro
 
-from longitude import __version__, plugins
+from longitude import plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE, write_any_sign
 from longitude.errors import MissingPackage, UnsupportedVersion, Within, require_torch, unknown
 from longitude.runs.terminal import Cleaned
@@ -73,9 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     """Run the command line, and print what is wrong in a line."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["--version"]:
-        print(f"longitude {__version__}")
-        return DONE
     if not arguments or arguments[0] in ("-h", "--help"):
         print("\n".join(_overview()))
         return DONE
@@ -159,38 +156,32 @@ def _require_known(arguments: list[str]) -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    box = io.StringIO()
-    run: Callable[[], int] | None = None
+    name, box, verb = arguments[0], io.StringIO(), verbs()[arguments[0]]
 
-    def later(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
-        """A verb that only takes its arguments, so that tyro is done before the work begins."""
+    def bound(*positional, plugin=(), **named) -> Callable[[], int]:
+        """The verb with its arguments, so that tyro is done before the work begins."""
+        return lambda: verb(*positional, **_arguments(verb, named))
 
-        def bound(*positional, plugin=(), **named) -> Callable[[], int]:
-            return lambda: verb(*positional, **_arguments(verb, named))
-
-        taken = _signature(verb, arguments)
-        bound.__signature__ = taken
-        bound.__doc__ = (verb.__doc__ or "").partition("Args:")[0]
-        bound.__annotations__ = {name: parameter.annotation for name, parameter in taken.parameters.items()}
-        return bound
-
+    taken = _signature(verb, arguments)
+    bound.__signature__ = taken
+    bound.__doc__ = (verb.__doc__ or "").partition("Args:")[0]
+    bound.__annotations__ = {name: parameter.annotation for name, parameter in taken.parameters.items()}
     try:
         with redirect_stderr(box):
-            run = tyro.extras.subcommand_cli_from_dict(
-                {name: later(verb) for name, verb in verbs().items()},
-                prog="longitude",
-                description="Compare, use, extend and check the position encodings of transformers.",
-                args=["--help" if argument == ALL else argument for argument in arguments],
+            run = tyro.cli(
+                bound,
+                prog=f"longitude {name}",
+                args=["--help" if argument == ALL else argument for argument in arguments[1:]],
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
     except SystemExit as stop:
         if stop.code in (0, None):
-            module = sys.modules[verbs()[arguments[0]].__module__]
+            module = sys.modules[verb.__module__]
             if hasattr(module, "FIRST") and ALL not in arguments:
                 print(f"{ALL} shows every option\n")
             print(f"examples:\n{module.EXAMPLES}")
             return DONE
-        raise ValueError(_one_line(box.getvalue(), arguments[0])) from None
+        raise ValueError(_one_line(box.getvalue(), name)) from None
     return run()
 
 
@@ -253,8 +244,7 @@ def _signature(verb: Callable[..., int], arguments: list[str]) -> Signature:
     A file has EXAMPLES, the end of its help. It may have GROUPS, title -> options; and FIRST, the options that --help shows.
     """
     module = sys.modules[verb.__module__]
-    asked = verbs().get(arguments[0] if arguments else "") is verb
-    parameters = _parameters(verb, module.defaults(arguments) if asked and hasattr(module, "defaults") else {})
+    parameters = _parameters(verb, module.defaults(arguments) if hasattr(module, "defaults") else {})
     if hasattr(module, "FIRST") and {"-h", "--help"} & {*arguments}:
         return Signature([*map(parameters.__getitem__, module.FIRST.split()), PLUGIN])
     groups = []

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, UNTRIED, keep_threads_from_spinning, print_json
+from longitude.cli.shared import DONE, FAILURES, UNTRIED, changed, keep_threads_from_spinning, print_json
 from longitude.errors import Within, check_bounds
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
@@ -74,9 +74,8 @@ class CheckOptions:
 
     def refuse(self, why: str, *names: str) -> None:
         """ValueError for the first of these options that was given: it would be ignored."""
-        for name in names:
-            if getattr(self, name) != getattr(type(self), name):
-                raise ValueError(f"--{name.replace('_', '-')} {why}; leave one of them out")
+        if options := changed(self, names):
+            raise ValueError(f"{options[0]} {why}; leave one of them out")
 
 
 OF_MODELS = ("length", "reference", "dtype", "quick", "device", "seed")
@@ -136,16 +135,7 @@ def check(
         else:
             with or_part(model_or_part):
                 results, protocol = check_model(model_or_part, options, progress, model)
-    from longitude.testing.engine import counted
-
-    count = counted(results)
-    if json:
-        rows = [result.as_dict() for result in results.values()]
-        numbers = {status: count[status] for status in ("failed", "unknown")}
-        print_json({"checked": model_or_part, **protocol, **numbers, "laws": rows})
-    else:
-        show(model_or_part, protocol, results, all)
-    return FAILURES if count["failed"] else UNTRIED if count["unknown"] else DONE
+    return finish(model_or_part, protocol, results, all, json)
 
 
 def check_model(
@@ -239,7 +229,6 @@ def check_server(url: str, options: CheckOptions, all: bool, json: bool) -> int:
     from longitude.runs.terminal import Progress
     from longitude.served import run
     from longitude.served.laws import LAWS
-    from longitude.testing.engine import counted
 
     check_bounds(options)
     if options.model is None:
@@ -259,23 +248,14 @@ def check_server(url: str, options: CheckOptions, all: bool, json: bool) -> int:
             lambda law, *_: progress.update(law, int(progress.done)),
             lambda: progress.update(None, int(progress.done) + 1),
         )
-    shows = {
+    requests = {
         law: served.command(trial, options.out / f"{law}.json")
         for law, trial in served.evidence.items()
         if results[law].status == "failed"
     }
     protocol = {"kind": "server", "model": options.model, "tokens": served.longest, "seed": served.seed}
     protocol["calls sent"] = len(served.sent)  # the others were kept
-    count = counted(results)
-    if json:
-        rows = [result.as_dict() | {"request": shows.get(result.law)} for result in results.values()]
-        numbers = {status: count[status] for status in ("failed", "unknown")}
-        print_json({"checked": url, **protocol, **numbers, "laws": rows})
-    else:
-        show(url, protocol, results, all)
-        for law, command in shows.items():
-            print(f"{law}: {command}")
-    return FAILURES if count["failed"] else UNTRIED if count["unknown"] else DONE
+    return finish(url, protocol, results, all, json, requests)
 
 
 def print_plan(costs: Any, json: bool) -> int:
@@ -335,6 +315,31 @@ def or_part(name: str) -> Iterator[None]:
 
 
 # ---- output ------------------------------------------------------------------------------------------------------------
+def finish(
+    checked: str,
+    protocol: Mapping[str, Any],
+    results: Mapping[str, Any],
+    every: bool,
+    json: bool,
+    requests: Mapping[str, str] | None = None,
+) -> int:
+    """Print results, and return the exit code. requests: law -> the command that shows a server's failure again."""
+    from longitude.testing.engine import counted
+
+    count = counted(results)
+    if json:
+        rows = [result.as_dict() for result in results.values()]
+        if requests is not None:
+            rows = [row | {"request": requests.get(row["law"])} for row in rows]
+        numbers = {status: count[status] for status in ("failed", "unknown")}
+        print_json({"checked": checked, **protocol, **numbers, "laws": rows})
+    else:
+        show(checked, protocol, results, every)
+        for law, command in (requests or {}).items():
+            print(f"{law}: {command}")
+    return FAILURES if count["failed"] else UNTRIED if count["unknown"] else DONE
+
+
 def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any], every: bool) -> None:
     """What failed or could not be judged, with its reason, and one line of counts; every: a table of all laws before it."""
     from rich.text import Text

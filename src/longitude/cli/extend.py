@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from longitude.cli.shared import DONE, print_json
+from longitude.cli.shared import DONE, changed, print_json
 from longitude.errors import UsageError, Within, check_bounds
 
 TARGET = ("to", "method", "factor", "base", "original")
@@ -85,11 +85,8 @@ class ExtendOptions:
         self._require("a method that searches, such as longrope", searches or None, ("budget",))
         self._require("--fine-tune or a method that searches", searches or self.fine_tune or None, ("seed",))
         self._require("a measured cost, without --no-measure", not self.no_measure or None, ("text", "cost_minutes"))
-        if self.method == ALL:
-            refused = ("fine_tune", "base", "no_measure", "dry_run")
-            for name in (name for name in refused if getattr(self, name) != getattr(type(self), name)):
-                refused_option = f"--{name.replace('_', '-')}"
-                raise UsageError("--method all", "no option but those of measuring", refused_option, COMPARES)
+        if self.method == ALL and (refused := changed(self, ("fine_tune", "base", "no_measure", "dry_run"))):
+            raise UsageError("--method all", "no option but those of measuring", refused[0], COMPARES)
         if self.fine_tune is not None and self.steps is None:
             raise UsageError("--fine-tune", "--steps, how many to train", "none")
 
@@ -98,9 +95,8 @@ class ExtendOptions:
         return {name: getattr(self, name) for name in names}
 
     def _require(self, what: str, value: Any, names: tuple[str, ...]) -> None:
-        for name in names:
-            if value is None and getattr(self, name) != getattr(type(self), name):
-                raise ValueError(f"--{name.replace('_', '-')} needs {what}, got none")
+        if value is None and (needy := changed(self, names)):
+            raise ValueError(f"{needy[0]} needs {what}, got none")
 
 
 def _method(name: str) -> Any:
@@ -157,10 +153,9 @@ def extend(
 def _print_line(model: str, config: ExtendOptions, out: Path | None, json: bool) -> int:
     """The line of an engine, and no more."""
     check_bounds(config)
-    for option in fields(config):
-        if option.name not in (*TARGET, "for_") and getattr(config, option.name) != option.default or out is not None:
-            refused = "out" if out is not None else option.name.replace("_", "-")
-            raise UsageError("--for", f"no option but {', '.join(f'--{name}' for name in TARGET)}", f"--{refused}")
+    others = [option.name for option in fields(config) if option.name not in (*TARGET, "for_")]
+    if refused := ["--out"] * (out is not None) + changed(config, others):
+        raise UsageError("--for", f"no option but {', '.join(f'--{name}' for name in TARGET)}", refused[0])
     if config.to is None:
         raise UsageError("--for", "--to, the length in tokens", "none")
     from longitude.extend.plan import Target

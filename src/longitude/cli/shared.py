@@ -1,9 +1,8 @@
-"""Common code of verbs: exit codes, loading messages, and JSON output."""
+"""Common code of verbs: exit codes, options that were given, and JSON output."""
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from json import dumps, loads
 from typing import Any
@@ -31,14 +30,9 @@ def write_any_sign() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-@contextmanager
-def waiting(message: str) -> Iterator[None]:
-    """Shows what is being loaded or read, on a terminal."""
-    from longitude.runs.terminal import Screen
-
-    console = Screen(stderr=True)
-    with console.status(message) if console.is_terminal else nullcontext():
-        yield
+def changed(options: Any, names: Iterable[str]) -> list[str]:
+    """Those of the named fields of a verb's options that have other values than by default, as a user writes them."""
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(type(options), name)]
 
 
 def print_costs(costs: Sequence[Any], json: bool, *lines: str) -> int:

@@ -1,16 +1,16 @@
 """`longitude study`."""
 
 import os
-import re
 import shlex
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from longitude.cli.report import show
-from longitude.cli.shared import FAILURES, keep_threads_from_spinning, waiting
+from longitude.cli.shared import FAILURES, keep_threads_from_spinning
 from longitude.study.config import StudyConfig
 
 GROUPS = {
@@ -27,38 +27,33 @@ EXAMPLES = """  longitude study --encodings rope alibi rope+fox --data notes/ --
 
 def defaults(arguments: list[str]) -> dict[str, Any]:
     """Defaults of `study`: those of the preset or task that the arguments name, or what was asked last in their --out."""
-    options = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
-    chosen = {"config": StudyConfig(), "out": Path("runs/study"), **_of_preset_or_task(arguments)}
-    if options & {"--help", "--preset", "--task"} or "-h" in arguments or "--out" not in options:
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--preset", "--task", "--out"):
+        parser.add_argument(option, nargs="?")
+    asked = parser.parse_known_args(arguments)[0]
+    chosen = {"config": StudyConfig(), "out": Path("runs/study"), **_of_preset_or_task(asked.preset, asked.task)}
+    if {"-h", "--help"} & {*arguments} or asked.preset or asked.task or asked.out is None:
         return chosen
     from longitude.study.results import question_of
 
-    at = next(i for i, word in enumerate(arguments) if word.partition("=")[0] == "--out")
-    asked = question_of(Path(arguments[at].partition("=")[2] or next(iter(arguments[at + 1 :]), "")))
-    return chosen if asked is None else chosen | {"config": StudyConfig.of(asked["configuration"])}
+    question = question_of(Path(asked.out))
+    return chosen if question is None else chosen | {"config": StudyConfig.of(question["configuration"])}
 
 
-def _of_preset_or_task(arguments: list[str]) -> dict[str, Any]:
+def _of_preset_or_task(preset: str | None, task: str | None) -> dict[str, Any]:
     """Defaults of the preset or the task that the arguments name."""
-    named = re.findall(r"--task[= ](\S+)", " ".join(arguments))
-    presets = re.findall(r"--preset[= ](\S+)", " ".join(arguments))
-    if presets:
+    if preset:
         from longitude.study.presets import of_preset  # loads torch
 
-        config = of_preset(presets[-1])
-        if named and named[-1] != config.task:
-            raise ValueError(
-                f"--preset {presets[-1]} is of --task {config.task}, not {named[-1]}; leave one of them out"
-            )
-        return {
-            "config": config,
-            "out": Path("runs") / (Path(presets[-1]).stem if presets[-1].endswith(".toml") else presets[-1]),
-        }
-    if named in ([], ["text"]):
+        config = of_preset(preset)
+        if task and task != config.task:
+            raise ValueError(f"--preset {preset} is of --task {config.task}, not {task}; leave one of them out")
+        return {"config": config, "out": Path("runs") / (Path(preset).stem if preset.endswith(".toml") else preset)}
+    if task in (None, "text"):
         return {}
     from longitude.study.tasks.base import of_task
 
-    return {"config": of_task(named[-1]), "out": Path("runs") / named[-1]}
+    return {"config": of_task(task), "out": Path("runs") / task}
 
 
 def study(
@@ -94,9 +89,11 @@ def study(
             "a study trains each model in one process: expected the command without torchrun or accelerate launch, got a "
             "launched process; --workers N trains N models side by side, and several machines may share --out"
         )
-    with waiting("reading the text, building the models"):
+    from longitude.runs.terminal import Progress
+
+    with Progress() as bar:
+        bar.update("reading the text, building the models", 0)
         from longitude.runs.machine import there
-        from longitude.runs.terminal import Progress
         from longitude.study.executors import executor_of
         from longitude.study.plan import plan as checked
         from longitude.study.runner import study as run

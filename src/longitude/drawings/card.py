@@ -14,8 +14,7 @@ from longitude.checkpoints.declared import declared_length, raw_config
 from longitude.drawings.checkpoint import facts, kinds_of, length_of, positions_of, read
 from longitude.drawings.rotations import PLAIN
 from longitude.positions.config_keys import FULL, WINDOWED
-from longitude.report.figure import COLORS, DARK, FONT, GREY, GRID, INK, PAPER
-from longitude.report.page import environment
+from longitude.report.figure import COLORS, DARK, FONT, GREY, GRID, INK, PAPER, environment
 from longitude.report.wording import PAPERS
 from longitude.runs.files import atomic
 

@@ -12,8 +12,7 @@ from longitude.measure.config import SAME_TARGETS
 from longitude.measure.rows import Row
 from longitude.measure.run import ANSWERS, REPORT, Results
 from longitude.measure.tables import Cell, by_position, effective, sentences, tables, wrong_answers
-from longitude.report.figure import COLORS, Figure, themed
-from longitude.report.page import write_page
+from longitude.report.figure import COLORS, Figure, themed, write_page
 from longitude.report.table import table as rows_of
 from longitude.report.wording import legible
 

@@ -18,7 +18,7 @@ from longitude.measure.text import losses_by_length
 from longitude.measure.transport import SUCH, Refused, Unreachable
 from longitude.measure.windows import Progress, Reading, Resumable, reading_of
 from longitude.runs.files import atomic, read_json, write_json
-from longitude.runs.provenance import commit_of_code, provenance
+from longitude.runs.machine import commit_of_code, provenance
 from longitude.runs.store import RESULT, BusyError, Store, Unit
 from longitude.runs.terminal import Progress as Watcher
 from longitude.statistics.documents import paired_difference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -11,6 +12,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from longitude.attention.layers.cross import CrossAttention
 from longitude.attention.mixer import MixerInputs
 from longitude.models.configuration import GATED, LongitudeConfig
+
+GELU_TANH = partial(F.gelu, approximate="tanh")
+ACTIVATIONS = {"swiglu": F.silu, "geglu_tanh": GELU_TANH, "gelu": F.gelu, "gelu_tanh": GELU_TANH, "relu": F.relu}
 
 
 def norm(config: LongitudeConfig) -> nn.Module:
@@ -33,18 +37,14 @@ class MLP(nn.Module):
         super().__init__()
         dim, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         assert wide is not None
-        self.act = config.hidden_act
-        self.gate = nn.Linear(dim, wide, bias=bias) if self.act in GATED else None
+        self.act = ACTIVATIONS[config.hidden_act]
+        self.gate = nn.Linear(dim, wide, bias=bias) if config.hidden_act in GATED else None
         self.up = nn.Linear(dim, wide, bias=bias)
         self.down = nn.Linear(wide, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate, self.up(x)
-        if gate is not None:
-            return self.down((F.silu(gate(x)) if self.act == "swiglu" else F.gelu(gate(x), approximate="tanh")) * up)
-        if self.act == "relu":
-            return self.down(F.relu(up))
-        return self.down(F.gelu(up, approximate="tanh" if self.act == "gelu_tanh" else "none"))
+        up = self.up(x)
+        return self.down(self.act(up) if self.gate is None else self.act(self.gate(x)) * up)
 
 
 class Block(GradientCheckpointingLayer):

@@ -12,10 +12,10 @@ from transformers.utils.generic import can_return_tuple
 from longitude.attention.masks import NoMask
 from longitude.attention.mixer import MIXERS
 from longitude.errors import UsageError
+from longitude.models.causal import IGNORED, predicted, require_labels
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.inputs import TokenInputs, require_known, with_names
-from longitude.models.loss import IGNORED, predicted, require_labels
 from longitude.positions.base import ENCODINGS, list_encodings
 
 

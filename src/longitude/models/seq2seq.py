@@ -13,6 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.documents import streams_of
 from longitude.errors import UsageError
+from longitude.models.causal import IGNORED, predicted, require_labels
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel, Source
 from longitude.models.encoder import LongitudeEncoder
@@ -23,7 +24,6 @@ from longitude.models.inputs import (
     require_known,
     with_names,
 )
-from longitude.models.loss import IGNORED, predicted, require_labels
 from longitude.models.stock_caches import renames_cache
 
 

@@ -1,15 +1,25 @@
-"""Figures: one Altair chart gives the live chart of a page, the SVG and the PNG; colors and lettering are the same in all."""
+"""Figures, and the pages that show them: colors and lettering are the same in all.
 
+One Altair chart gives the live chart of a page, the SVG and the PNG. A page is one HTML file that needs no other and no network.
+"""
+
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 from xml.sax.saxutils import escape
 
 import altair as alt
+import numpy as np
 import pandas as pd
+import vl_convert
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+from longitude import __version__
 from longitude.report.wording import hue_of
 from longitude.runs.files import atomic, make_folder
 
@@ -112,15 +122,10 @@ def themed(chart: Any, axis: dict[str, Any] | None = None, **more: Any) -> Any:
 
 def apart(values: list[float], gap: float) -> list[float]:
     """Ascending values moved as little as needed for `gap` between neighbors: clusters keep their mean."""
-    clusters: list[list[float]] = []  # of [sum of (value - its offset in the cluster), count]
-    for value in values:
-        clusters.append([value, 1])
-        while len(clusters) > 1:
-            (above, many), (below, few) = clusters[-1], clusters[-2]
-            if above / many >= below / few + few * gap:
-                break
-            clusters[-2:] = [[below + above - many * few * gap, few + many]]
-    return [total / count + i * gap for total, count in clusters for i in range(int(count))]
+    from scipy.optimize import isotonic_regression  # it takes a second to load, and few figures have such labels
+
+    gaps = gap * np.arange(len(values))
+    return (isotonic_regression(values - gaps).x + gaps).tolist()
 
 
 def save(chart: Any, path: Path) -> None:
@@ -173,3 +178,58 @@ def save_figures(figures: Sequence[Figure], folder: Path) -> None:
         save(figure.sized(WIDTH), path)
     for path in {*folder.glob("*.svg"), *folder.glob("*.png")} - kept.keys():
         path.unlink()
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+def write_page(path: Path, package: str, template: str, figures: Sequence[Figure], **context: Any) -> None:
+    """Render a template of a package to a file, atomically.
+
+    Args:
+        path: The page. It shows figures/NAME.svg, if that is next to it, until the live chart is drawn, and in print.
+        package: Package of the template, "longitude.study"; the template extends "page.html.j2" of this package.
+        template: File name of the template.
+        figures: Figures that the template draws by `chart(figure)`.
+        context: Other variables of the template.
+    """
+    pictures = {figure.name: picture for figure in figures if (picture := _picture(path, figure)) is not None}
+    page = (
+        environment(package)
+        .get_template(template)
+        .render(
+            figures=figures,
+            pictures=pictures,
+            specs={figure.name: figure.spec() for figure in figures},
+            dark=DARK,
+            javascript=_javascript() if figures else "",
+            version=__version__,
+            **context,
+        )
+    )
+    with atomic(path) as unfinished:
+        unfinished.write_text(page, encoding="utf-8")
+
+
+def environment(package: str) -> Environment:
+    """Templates of a package, and those of this one, which escape every text."""
+    loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("longitude.report", ".")])
+    spaces: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **spaces)
+
+
+def _picture(path: Path, figure: Figure) -> str | None:
+    """The saved SVG, as base64."""
+    picture = path.parent / "figures" / f"{figure.name}.svg"
+    return base64.b64encode(picture.read_bytes()).decode() if picture.exists() else None
+
+
+@cache
+def _javascript() -> Markup:
+    """Vega, Vega-Lite and vega-embed, once for all charts. Safe in a page: no end of a script element is in it."""
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    assert "</script" not in bundle.lower() and "<!--" not in bundle
+    return Markup(f"/*!\n{vega_notice()}*/\n{bundle}")
+
+
+def vega_notice() -> str:
+    """The licenses of Vega and its dependencies, which must be part of every copy: the bundle does not contain them."""
+    return Path(__file__).with_name("vega_notice.txt").read_text(encoding="utf-8")

@@ -1,13 +1,18 @@
-"""This machine: its device, cores and memory, what a call takes of them, and limits for work that a file or a server decides.
+"""This machine: device, cores, memory, what a call takes of them, limits for work of others, and what computed a number.
 
 Importing this does not load torch.
 """
 
 import math
 import os
+import platform
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -28,6 +33,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 """Device of a run; auto: an accelerator if there is one."""
 GROUP = Path("/sys/fs/cgroup")
 """Folder of a container's resource limits."""
+PACKAGES = ("longitude", "torch", "transformers", "accelerate", "numpy", "scipy", "pandas")
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -163,3 +169,58 @@ def memory_within(more: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+# ---- provenance ------------------------------------------------------------------------------------------------------
+def provenance() -> dict[str, Any]:
+    """versions, commit and machine: what every run records."""
+    return {"versions": versions(), "commit": commit_of_code(), "machine": machine()}
+
+
+def versions() -> dict[str, str | None]:
+    """Package -> version; Python too."""
+    return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
+
+
+@cache
+def version_of(package: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return getattr(sys.modules.get(package), "__version__", None)
+
+
+def machine() -> dict[str, Any]:
+    """Description of this machine."""
+    import torch
+
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    known = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    name, family = known.get("model name"), known.get("cpu family")
+    kind = f" (family {family}, model {known.get('model')})" if family else ""  # many processors share a name
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": f"{name}{kind}" if name else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+@cache
+def commit_of_code() -> str | None:
+    """The git commit of this source tree, with "-dirty" if files differ from it; None if it is in no repository."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*")

@@ -38,6 +38,7 @@ from longitude.runs.files import (
     require_plain,
     write_json,
 )
+from longitude.runs.machine import provenance
 
 QUESTION, UNITS, RESULT = "question.json", "units", "result.json"
 FORMAT = 1
@@ -184,8 +185,6 @@ class Store:
             require_plain(unfinished)  # a link would lead what is written or removed elsewhere
             empty(unfinished, TEMPORARY)
             yield unfinished
-            from longitude.runs.provenance import provenance  # it loads torch, which options of a command do not need
-
             with naming(self.folder(unit)):
                 about = {"format": FORMAT, "kind": unit.kind, "version": unit.version, "inputs": unit.inputs}
                 made = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **provenance()}

@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from longitude.labels import parse_label
-from longitude.report.figure import DARK, color_of, save_figures
-from longitude.report.page import write_page
+from longitude.report.figure import DARK, color_of, save_figures, write_page
 from longitude.report.table import UNCUT, table as plain_table
 from longitude.report.wording import by_layer, legible, named, percent, with_base
 from longitude.statistics.estimates import Estimate

@@ -59,7 +59,7 @@ class Question(TypedDict):
     configuration: dict[str, Any]
     data: Data
     machine: dict[str, Any]
-    plugins: list[plugins.Record]
+    plugins: list[plugins.Plugin]
     recipe: dict[str, Any]
     versions: dict[str, str | None]
 

@@ -14,7 +14,7 @@ from longitude.measure import write_rows
 from longitude.measure.config import listed
 from longitude.native import load
 from longitude.runs.files import out_of_space, write_json
-from longitude.runs.provenance import commit_of_code, provenance
+from longitude.runs.machine import commit_of_code, provenance
 from longitude.runs.store import Ends, Store
 from longitude.study import rates
 from longitude.study.data import BLOCKS

@@ -20,7 +20,7 @@ from longitude.hf import Trainer
 from longitude.labels import parse_label
 from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
-from longitude.models.loss import IGNORED
+from longitude.models.causal import IGNORED
 from longitude.positions.base import Encoding
 from longitude.runs.costs import TRAINING, products_per_token
 from longitude.runs.files import flush
