@@ -71,7 +71,7 @@ def windows_of(documents: Sequence[Tensor], length: int, tokens: int | None = No
     if not places:
         expected, longest = f"text of {length + 1} tokens in a document", max(map(len, documents), default=0)
         raise UsageError(
-            "longrope", expected, longest, "give a longer text, of which a study takes a tenth, or leave longrope out"
+            "longrope", expected, longest, "give a longer text (a study takes a tenth), or leave longrope out"
         )
     count = min(len(places), max(FEWEST_WINDOWS, (tokens or TOKENS) // length))
     chosen = [places[i * len(places) // count] for i in range(count)]

@@ -120,8 +120,8 @@ class StudyConfig:
         """The configuration in a question.json; options of `NEWER` that are not in it have their defaults.
 
         Raises:
-            ValueError: An option that no release had, that is gone, or that is missing; a value of another type or out of its range; several
-                sizes or training lengths, which older releases had in one study.
+            ValueError: An option that no release had, that is gone, or that is missing; a value of another type or out of its
+                range; several sizes or training lengths, which older releases had in one study.
         """
         import msgspec  # this module is loaded for every help text
 
