@@ -11,8 +11,8 @@ import torch
 import longitude as lg
 from longitude.bench import measurement, report, sweep as sweeps
 from longitude.bench.cases import AttentionShape, Inputs, ours, plain
+from longitude.bench.config import BenchConfig, checked
 from longitude.bench.measurement import FAILED, Row, interleaved
-from longitude.cli.bench import BenchConfig, checked
 from longitude.runs.machine import can_measure_peak
 from longitude.runs.terminal import Progress
 from tests.support import require_words

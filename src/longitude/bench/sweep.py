@@ -8,8 +8,8 @@ import torch
 
 from longitude.bench import measurement
 from longitude.bench.cases import PLAIN, AttentionShape, Inputs, built, ours, plain, verdict
+from longitude.bench.config import BenchConfig
 from longitude.bench.measurement import CLOCKS, FAILED, Row, interleaved
-from longitude.cli.bench import BenchConfig
 from longitude.runs.machine import available_memory, can_measure_peak, require_memory, threads
 from longitude.runs.terminal import Progress
 
