@@ -420,7 +420,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.seen + query_length, 0
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         raise ValueError("cache: a state is written by its mixer; it takes no keys and values")
 
     lazy_initialization = update

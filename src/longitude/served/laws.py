@@ -151,9 +151,9 @@ def judge(served: Served, name: str) -> None:
     by_chance = (1 + wrong_of(trials)) / (2 + len(trials))
     again = served.confirmed[name]
     values = holm([float(binom.sf(wrong_of(calls) - 1, len(calls), by_chance)) for calls in again.values()])
-    for (called, calls), p in zip(again.items(), values):
+    for (pattern_name, calls), p in zip(again.items(), values):
         if p < LEVEL:
-            broken(served, name, called, calls, trials, p)
+            broken(served, name, pattern_name, calls, trials, p)
 
 
 def broken(
@@ -490,11 +490,11 @@ def counts(served: Served) -> None:
         raise Unknown("it judges the calls of other laws, and none is asked for; name one in --laws, too")
     cut = [trial for trial in trials if trial.answer.cut]
     refused = [trial for trial in trials if trial.answer.refused and trial.call.length <= served.longest]
-    for bad, template in (
-        (cut, "the server read {read} of {sent} tokens, and gave no error"),
-        (refused, "a prompt of {sent} tokens is refused: {refused}"),
+    for bad, say in (
+        (cut, lambda answer: f"the server read {answer.read} of {answer.sent} tokens, and gave no error"),
+        (refused, lambda answer: f"a prompt of {answer.sent} tokens is refused: {answer.refused}"),
     ):
-        what = template.format(**vars(bad[0].answer)) if bad else ""
+        what = say(bad[0].answer) if bad else ""
         if len(bad) == len(trials) and bad[0].answer.cut:
             raise Unknown(f"{what}; so is every call, and nothing shows a length: is --tokenizer the model's?")
         if len(bad) > 1:

@@ -52,17 +52,17 @@ def connect(
     Raises:
         UsageError: It does not answer, or declares no length.
     """
-    of_model, _ = tokenizer_for(server, tokenizer or reference)
-    server = server.checked(None, of_model.bos_token_id, of_model, True)
+    model_tokenizer, _ = tokenizer_for(server, tokenizer or reference)
+    server = server.checked(None, model_tokenizer.bos_token_id, model_tokenizer, True)
     store = Store(out)
     store.require_place(VERB)
     saved = store.question() or {}
-    drawn = seed if seed is not None else saved.get("seed", secrets.randbelow(2**31))
-    store.ask(VERB, {"url": server.url, "model": server.model, "seed": drawn})
+    text_seed = seed if seed is not None else saved.get("seed", secrets.randbelow(2**31))
+    store.ask(VERB, {"url": server.url, "model": server.model, "seed": text_seed})
     declared = declared_by(server)
     if length is None and declared is None:
         raise UsageError("--length", "the most tokens that the server takes, which it does not say", "none")
-    served = Served(server, of_model, 0, None, 0, False, store, trials, drawn)
+    served = Served(server, model_tokenizer, 0, None, 0, False, store, trials, text_seed)
     served.added = added_by(served)
     most = declared and declared - max(0, served.added) - NEW_TOKENS - server.thinking - SLACK
     served.longest = min(size for size in (length, most) if size is not None)

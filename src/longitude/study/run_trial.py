@@ -87,8 +87,8 @@ class TrialRunner:
         share = 1.0 if self.train_only else training / (training + self.task.measured_tokens(self.config))
 
         def trained(step: int, loss: float) -> None:
-            words = f"{step}/{self.config.steps} {loss / math.log(2):.2f}"
-            on_progress(share * step / self.config.steps, words)
+            steps = self.config.steps
+            on_progress(share * step / steps, f"{step}/{steps} {loss / math.log(2):.2f}")
 
         def measured(done: int, total: int) -> None:
             on_progress(share + (1 - share) * done / total, f"measuring {done / total:.0%}")

@@ -159,11 +159,12 @@ def _sizes(name: str, *shapes: torch.Size | None) -> tuple[dict[str, int], list[
     """The sizes that the shapes of inputs decide, and the shapes of gradients; do not write to them."""
     kernel = KERNELS[name]
     declared = zip(kernel.inputs.values(), shapes, strict=True)
-    named = (pair for words, shape in declared if shape is not None for pair in zip(words.split(), shape))
-    known = {word: n for word, n in named if word not in LITERALS}
-    known |= {"decays": known.pop("1|keys", 0), "blocks": -(-known.get("channels", 0) // LANES)}
-    every = LITERALS | known
-    return known, [[every[word] for word in words.split()] for words in kernel.gradients.values()]
+    named = (pair for dims, shape in declared if shape is not None for pair in zip(dims.split(), shape))
+    known = {dim: size for dim, size in named if dim not in LITERALS}
+    known["decays"] = known.pop("1|keys", 0)
+    known["blocks"] = -(-known.get("channels", 0) // LANES)
+    sizes = LITERALS | known
+    return known, [[sizes[dim] for dim in dims.split()] for dims in kernel.gradients.values()]
 
 
 def _summed(gradient: Tensor, x: Tensor) -> Tensor:

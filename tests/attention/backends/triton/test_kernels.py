@@ -109,7 +109,9 @@ def test_ends_of_pieces(rows, keys, future):
     r, wanted = fire_with_ends(rows, keys, future=future, dv=24)
     terms = backend.inputs_of(r).terms
     assert terms.rates.unique().numel() >= min(rows, 20) and terms.curves.shape[2] == 33
-    compare(run, r, wanted, tolerance=4e-5)  # the multiplier's gradient, a difference of large sums, is off by 3.1e-5
+    multiplier = [p for p in wanted[4:] if p.shape == (1,)][1]
+    compare(run, r, [x for x in wanted if x is not multiplier], tolerance=3e-5)
+    compare(run, r, [*wanted[:4], multiplier], tolerance=4e-5)  # a difference of large sums, off by 3.1e-5
 
 
 @pytest.mark.slow
