@@ -53,6 +53,8 @@ test_mistakes = refused_calls(
         config("'encoding'", encodng="alibi"),
         config("encoding", "{'layout': 'half'}", encoding={"layout": "half"}),
         config("encoding", "encodings", "'alibi'", encoding="alibi", encodings=["rope"] * 4),
+        config("encoding", "'rope+ssmax'", encoding="rope+ssmax"),
+        config("mixer", "'window:size=64'", mixer="window:size=64"),
         config("mixers", "4", "got 'mamba'", mixers="mamba"),
         called("encodings", "first", encodings=["rope", "learned"], **LAYERS),
         called("Rotary", "Mamba", mixer="mamba", encoding="rope"),

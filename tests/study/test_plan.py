@@ -1,6 +1,6 @@
 """What a study refuses before anything is written: wrong options, texts, labels and directories, and one model named twice."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import get_args
 
@@ -109,3 +109,11 @@ def test_labels_of_different_models_are_not(tmp_path):
         "path_fox:kernel=4", "path+fox",
     )  # fmt: skip
     assert len(plan(tiny(layers=2, encodings=labels), tmp_path / "run").trials) == len(labels)
+
+
+@pytest.mark.parametrize(("option", "kept", "gone"), [("block", "default", "qwen3"), ("match", "steps", "compute")])
+def test_a_kept_study_of_an_option_that_is_gone_is_not_read_as_another(option, kept, gone):
+    config = tiny()
+    assert StudyConfig.of(asdict(config) | {option: kept}) == config
+    with refused(option, gone):
+        StudyConfig.of(asdict(config) | {option: gone})
