@@ -18,11 +18,11 @@ from target import Call, Session
 VOCABULARY, WIDTH, LAYERS, HEADS = 256, 256, 4, 4
 
 
-def of_ours(label: str, length: int) -> nn.Module:
+def of_ours(label: str, length: int, backend: str = "auto") -> nn.Module:
     torch.manual_seed(0)
     config = lg.LongitudeConfig(
         vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        max_position_embeddings=length, **parse_label(label).options(LAYERS),
+        max_position_embeddings=length, attention_backend=backend, **parse_label(label).options(LAYERS),
     )  # fmt: skip
     return lg.LongitudeForCausalLM(config)
 
@@ -59,7 +59,7 @@ def training(session: Session) -> list[Row]:
     shape = session.shape(2048, 4, HEADS, WIDTH // HEADS)
     ids = torch.randint(VOCABULARY, (shape.batch, shape.length), generator=torch.Generator().manual_seed(0))
     base = "no encoding"
-    plain = training_step(of_ours("nope", shape.length), ids)
+    plain = training_step(of_ours("nope", shape.length, "sdpa"), ids)
     calls: dict[str, Call] = {base: ("plain", "sdpa", plain)}
     for label in (*offset_biases(), *rotations()):
         calls[label] = ("ours", "auto", training_step(of_ours(label, shape.length), ids))
