@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS
+from longitude.attention.backends import BACKENDS, refusal
 from longitude.attention.masks import (
     Causal,
     Chunks,
@@ -23,7 +23,7 @@ from longitude.attention.masks import (
     Prefix,
     Window,
 )
-from longitude.attention.operation import attend, refusal, requests
+from longitude.attention.operation import attend, requests
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.terms import Term

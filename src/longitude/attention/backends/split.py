@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, refuses
+from longitude.attention.backends.base import Backend, cheapest, dense_bytes
 from longitude.attention.masks import (
     Ago,
     AllOf,
@@ -60,14 +60,9 @@ def other_masks(r: Request, part: Mask) -> tuple[Mask, ...]:
 
 
 # ---- who runs a region ---------------------------------------------------------------------------------------------------
-def cheapest(r: Request) -> Backend:
-    """The cheapest backend for a region."""
-    return min((b for b in BACKENDS.values() if refuses(b, r) is None), key=lambda b: b.price(r))
-
-
 def run_region(r: Request) -> tuple[Tensor, Tensor | None]:
     """A region by the cheapest backend: its output, and its logsumexp where wanted."""
-    chosen = cheapest(r)
+    chosen = cheapest([r])
 
     def run(r: Request) -> tuple[Tensor, Tensor | None]:
         return chosen.partial(r) if r.lse and chosen.partial is not None else (chosen.run(r), None)
@@ -272,7 +267,7 @@ def split_memory(r: Request) -> int:
     if isinstance(shape, AnyOf):
         tokens = [m for m in members(shape) if isinstance(m, Global)]
         far = int(of_all_rows(chosen(tokens, r.k_tokens())).sum()) * dense_bytes(r) // r.length
-    return cheapest(region).memory(region) + far
+    return cheapest([region]).memory(region) + far
 
 
 def split_price(r: Request) -> float:
@@ -280,7 +275,7 @@ def split_price(r: Request) -> float:
     if len(r.pairs.beyond_band) == 0 or split_limits(r) is not None:
         return math.inf
     region = largest(r)
-    return max(2.0, 0.9 * cheapest(region).price(region))
+    return max(2.0, 0.9 * cheapest([region]).price(region))
 
 
 SPLIT = Backend(
