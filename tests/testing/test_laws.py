@@ -103,7 +103,6 @@ MIXER_VARIANTS = {
     "window, values rotate": mixers.MixerExample(
         MIXERS["window"], {"size": 3}, testing.example("rope", rotate_values=True)
     ),
-    "window dilated": of("window", "rope", size=3, step=2),
     "window of one": of("window", "alibi", size=1),
     "latent, full queries": of("latent", "rope", q_rank=None),
     "hierarchical, window of one": of("hierarchical", "t5", window=1),

@@ -13,7 +13,6 @@ from longitude.attention.backends import BACKENDS, refusal
 from longitude.attention.masks import (
     Causal,
     Chunks,
-    Dilated,
     Documents,
     Global,
     Mask,
@@ -159,7 +158,6 @@ def calls_with_every_mask(encoding: Encoding, tensors: Named, kinds: tuple[str, 
         "no keys": Causal() & Padding(token < 0),
         "a sequence of padding": Causal() & Padding(token < torch.tensor([keys, 0, 3])[:batch, None]),
         "prefix": Causal() & Prefix(3),
-        "dilated": Dilated(3, 2) & Padding(token >= 2),
         "global": (Window(2) | Global([1])) & Causal() & Padding(token > 0),
         "chunks that start over": Causal() & Chunks(3, token % max(1, keys // 2)),
     }
