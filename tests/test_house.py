@@ -14,7 +14,7 @@ from tests.support import printed
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "longitude"
 OPTIONAL = (
-    "transformers accelerate safetensors pandas pyarrow scipy altair vl_convert plotille tyro rich jinja2 datasets fla"
+    "transformers accelerate safetensors pandas pyarrow scipy altair vl_convert plotille tyro rich jinja2 datasets"
 )
 
 

@@ -23,7 +23,6 @@ from longitude.attention.masks import (
     Band as Band,
     Causal as Causal,
     Chunks as Chunks,
-    Dilated as Dilated,
     Documents as Documents,
     Global as Global,
     Mask as Mask,

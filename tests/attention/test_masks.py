@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.masks import Band, Dilated, Global, Mask, Prefix
+from longitude.attention.masks import Band, Global, Mask, Prefix
 from tests.support import close, heads, refused_calls
 
 KEYS = 9
@@ -39,9 +39,6 @@ ATOMS = {
     "global": (Global(TOKENS), lambda b, i, j: TOKENS[b, i] or TOKENS[b, j]),
     "global of all": (Global(TOKENS[0]), lambda b, i, j: TOKENS[0, i] or TOKENS[0, j]),
     "global by place": (Global([0, 5]), lambda b, i, j: i in (0, 5) or j in (0, 5)),
-    "dilated": (Dilated(3, 2), lambda b, i, j: i - j in (0, 2, 4)),
-    "dilated by one": (Dilated(3, 1), lambda b, i, j: i - j in (0, 1, 2)),
-    "dilated wide": (Dilated(2, 7), lambda b, i, j: i - j in (0, 7)),
     "chunks": (lg.Chunks(4), lambda b, i, j: i // 4 == j // 4),
     "chunks behind others": (lg.Chunks(4, first=3), lambda b, i, j: (i + 3) // 4 == (j + 3) // 4),
     "chunks that start over": (lg.Chunks(2, PLACES), lambda b, i, j: PLACES[b, i] // 2 == PLACES[b, j] // 2),
@@ -101,13 +98,12 @@ def test_how_many_keys():
         lg.Window(4): [17, 18, 19, 20],
         Band(3, 0): [17, 18, 19, 20],
         Band(2, 2): [18, 19, 20, 21, 22],
-        Dilated(4, 5): [5, 10, 15, 20],
         Prefix(21): [*range(21)],
         Prefix(22): [*range(22)],
     }
     for mask, keys in seen.items():
         assert table(mask, 40, 40)[0, 20].nonzero().flatten().tolist() == keys
-    assert (Dilated(4, 5).reach, Band(3, 1).reach, Prefix(5).reach) == ((0, 15), (-1, 3), (-4, None))
+    assert (Band(3, 1).reach, Prefix(5).reach) == ((-1, 3), (-4, None))
     assert (lg.Window(3) & lg.Causal() & lg.Window(5)).reach == (0, 2)
     assert (lg.Window(3) | lg.Window(5)).reach == (0, 4)
 
@@ -141,8 +137,6 @@ test_mistakes_when_made = refused_calls(
         (lambda: Global(torch.zeros(2, 3, dtype=torch.long)), "places", "[n]", "[2, 3]"),
         (lambda: Global([-1]), "places", "0", "[-1]"),
         (lambda: Global("first"), "'first'"),
-        (lambda: Dilated(0, 2), "size", "Dilated", "1"),
-        (lambda: Dilated(2, 0), "step", "1", "0"),
     ]
 )
 

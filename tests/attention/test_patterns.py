@@ -1,4 +1,4 @@
-"""Bands, prefixes, global tokens and dilated windows: in streams, narrow dtypes and caches; test_masks has their pairs."""
+"""Bands, prefixes and global tokens: in caches, and refusals; test_masks has their pairs."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.documents import places_of
-from longitude.attention.masks import Band, Chunks, Dilated, Global, Prefix
+from longitude.attention.masks import Band, Chunks, Global, Prefix
 from tests.support import close, random, refused, refused_calls
 
 HEADS, DIM = 4, 8
@@ -20,7 +20,6 @@ def layer(encoding=None) -> lg.MultiHeadAttention:
 
 PREFIXES = (Prefix(6), Prefix(torch.tensor([6, 2])))
 CAUSAL = (
-    Dilated(3, 2),
     (lg.Window(3) | Global([0, 4])) & lg.Causal(),
     lg.Causal() & Chunks(4),
 )
@@ -100,6 +99,5 @@ test_refusals = refused_calls(
         *((gated(gate, mask), "future", "lg.Causal") for gate in GATES for mask in AHEAD),
         (splitting(lg.Causal()), "'split'", "cannot"),
         (splitting(Global([1]) | Global([2])), "'split'", "cannot"),
-        (splitting(Dilated(3, 2) & Dilated(3, 4)), "'split'", "cannot"),
     ]
 )

@@ -88,7 +88,6 @@ MASKS = {
     "padding": lg.Causal() & lg.Padding(torch.stack([TOKENS > 3, TOKENS > 7])),
     "documents": lg.Causal() & lg.Documents(torch.stack([TOKENS // 8, TOKENS // 15])),
     "documents that come back": lg.Causal() & lg.Documents(TOKENS // 4 % 2),
-    "dilated": lg.Dilated(6, 2),
     "no keys": lg.Causal() & lg.Padding(TOKENS < 0),
 }
 

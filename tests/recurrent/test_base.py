@@ -82,6 +82,5 @@ test_refusals = refused_calls(
         (making("retention", dim=9, num_heads=3), "head_dim"),
         (making("retention", dim=10, num_heads=3), "num_heads"),
         (making("s4d", state_size=7), "state_size", "7"),
-        (making("s4d", init="legs"), "'legs'"),
     ]
 )

@@ -126,8 +126,6 @@ def allows(mask):
             return lambda b, i, j: i >= j
         case lg.Window(size=size):
             return lambda b, i, j: 0 <= i - j < size
-        case lg.Dilated(size=size, step=step):
-            return lambda b, i, j: i >= j and (i - j) % step == 0 and (i - j) // step < size
         case lg.Band(before=before, after=after):
             return lambda b, i, j: -after <= i - j <= before
         case lg.Padding(valid=valid):

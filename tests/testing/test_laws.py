@@ -103,11 +103,9 @@ MIXER_VARIANTS = {
     "window, values rotate": mixers.MixerExample(
         MIXERS["window"], {"size": 3}, testing.example("rope", rotate_values=True)
     ),
-    "window dilated": of("window", "rope", size=3, step=2),
     "window of one": of("window", "alibi", size=1),
     "latent, full queries": of("latent", "rope", q_rank=None),
     "hierarchical, window of one": of("hierarchical", "t5", window=1),
-    "stick_breaking, remainder": of("stick_breaking", remainder=True),
     "stick_breaking in a block": of("stick_breaking", qk_norm=True, output_gate=True, short_conv="kv"),
     "repo in a block": of("repo", **PARTS, qk_norm=True, short_conv="qkv"),
     "indexed in a block": of("indexed", "rope", **PARTS, qk_norm=True, short_conv="input"),
@@ -120,7 +118,6 @@ MIXER_VARIANTS = {
         "parallel", "alibi", attention={"name": "window", "size": 3}, state="lstm", normalize=False
     ),
     "kda, bounded": of("kda", lower_bound=-2.0),
-    "s4d inv": of("s4d", init="inv"),
     "mamba2, groups": of("mamba2", groups=2, head_dim=8),
     "mamba3, heavy tail": of("mamba3", decay_activation="heavy_tail"),
 }

@@ -337,37 +337,6 @@ class Global(Mask):
         return Global(self.tokens[self.tokens >= first] - first)
 
 
-@dataclass(frozen=True)
-class Dilated(_Offsets):
-    """A causal window with gaps: a token attends to itself and those step, 2 step, ..., (size - 1) step before it.
-
-    Dilated(size, 1) is Window(size).
-
-    Args:
-        size: Keys of each query.
-        step: Distance between them.
-
-    Raises:
-        ValueError: `size` or `step` is below 1 or no int.
-
-    Source:
-        Beltagy et al. 2020, arXiv:2004.05150, https://arxiv.org/abs/2004.05150 (section 3.1).
-    """
-
-    size: int
-    step: int
-
-    def __post_init__(self):
-        check_sizes("Dilated", size=self.size, step=self.step)
-
-    @property
-    def reach(self) -> Reach:  # type: ignore[override]
-        return 0, (self.size - 1) * self.step
-
-    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        return super().allowed(q_order, k_order) & ((q_order[:, None] - k_order) % self.step == 0)
-
-
 @dataclass(frozen=True, eq=False)
 class Chunks(Mask):
     """Chunked attention: a sequence is cut into chunks of `size` tokens, and tokens attend within their chunk.
@@ -530,7 +499,7 @@ def require_mask(mask: object) -> None:
     if not isinstance(mask, Mask):
         raise UsageError(
             "mask",
-            "lg.Causal(), Window(size), Dilated(size, step), Chunks(size), Band(before, after), "
+            "lg.Causal(), Window(size), Chunks(size), Band(before, after), "
             "Prefix(length), Global(tokens), Documents(ids), Padding(valid), NoMask() or their & and |",
             kind_of(mask),
         )

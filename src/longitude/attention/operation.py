@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS, Backend, refuses
+from longitude.attention.backends import BACKENDS, Backend, cheapest, refusal
 from longitude.attention.backends.table.backend import TABLE, decoding
 from longitude.attention.backends.table.band import is_faster_in_c
 from longitude.attention.length_dependent import Part, joined, merged, parted
@@ -213,14 +213,6 @@ def require_backend(name: str) -> None:
         raise unknown("backend", name, ["auto", *BACKENDS], "lg.explain(...) shows what each supports.")
 
 
-def refusal(backend: Backend, requests: Sequence[Request]) -> str | None:
-    """The reason why a backend does not support all requests; None if it does."""
-    for r in requests:
-        if (why := refuses(backend, r)) is not None:
-            return why
-    return None
-
-
 def choose(requests: Sequence[Request], name: str) -> Backend:
     """The backend of that name, or the cheapest that supports all requests; ValueError with the reason otherwise."""
     require_backend(name)
@@ -231,20 +223,6 @@ def choose(requests: Sequence[Request], name: str) -> Backend:
         named = " and ".join([", ".join(able[:-1]), able[-1]] if len(able) > 1 else able)
         raise ValueError(f"backend {name!r} cannot: {why}; {named} can, and 'auto' takes {cheapest(requests).name!r}")
     return BACKENDS[name]
-
-
-def cheapest(requests: Sequence[Request]) -> Backend:
-    """The backend of the lowest price among those that support all requests, as `reference` does."""
-    best, lowest, device = BACKENDS["reference"], math.inf, requests[0].q.device.type
-    for backend in BACKENDS.values():  # a loop, because torch.compile does not support min(key=...)
-        if backend.devices is not None and device not in backend.devices:
-            continue
-        price = backend.price(requests[-1])
-        if price < lowest and refusal(backend, requests) is None:
-            best, lowest = backend, price
-        if lowest <= 1.0:  # plain attention: nothing costs less
-            break
-    return best
 
 
 CHOICES: dict[Hashable, tuple[Backend, tuple[Backend, ...]]] = {}

@@ -44,31 +44,6 @@ def previous(
     return row.restore(row.shifted(1)), row.tail()
 
 
-def causal_conv(
-    x: Float[Tensor, "B L C"],
-    weight: Float[Tensor, "C K"],
-    bias: Float[Tensor, " C"] | None = None,
-    tail: Float[Tensor, "B K-1 C"] | None = None,
-    reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
-) -> tuple[Float[Tensor, "B L C"], Float[Tensor, "B K-1 C"]]:
-    """Depthwise causal convolution out_t = bias + sum_j weight[:, K-1-j] x_{t-j}, j = 0 .. K-1; and the tail for the next call.
-
-    weight: as in nn.Conv1d, with the last column for the token itself. tail, reset, valid: as in `previous`.
-    """
-    if weight.dim() != 2 or weight.shape[0] != x.shape[-1] or weight.shape[1] < 1:
-        raise UsageError("weight", f"[{x.shape[-1]}, K] with K of 1 or more", list(weight.shape))
-    row = _Row(x, weight.shape[1], tail, reset, valid)
-    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    if row.segment is None:
-        out = F.conv1d(row.tokens.mT, weight[:, None], bias, groups=x.shape[-1]).mT
-    else:
-        shifted = torch.stack([row.shifted(j) for j in reversed(range(weight.shape[1]))], -1)
-        out = (shifted * weight).sum(-1)
-        out = out if bias is None else out + bias
-    return row.restore(out), row.tail()
-
-
 def convolved(
     layer: nn.Conv1d,
     x: Float[Tensor, "B L C"],
@@ -76,16 +51,23 @@ def convolved(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B L C"], Float[Tensor, "B K-1 C"]]:
-    """`causal_conv` by a depthwise layer, which is called itself if hooks or adapters may change its result."""
-    if is_plain(layer):
-        return causal_conv(x, layer.weight.squeeze(1), layer.bias, tail, reset, valid)
+    """Depthwise causal convolution out_t = bias + sum_j weight[:, K-1-j] x_{t-j}, j = 0 .. K-1; and the tail for the next call.
+
+    layer: it is called itself if hooks or adapters may change its result. tail, reset, valid: as in `previous`.
+    """
     (kernel,) = layer.kernel_size
-    row = _Row(x, kernel, tail, reset, valid)
-    if row.segment is None:
-        out = layer(row.tokens.mT).mT
-    else:  # each token with those before it in its document, as a sequence of its own
+    row, windows = _Row(x, kernel, tail, reset, valid), None
+    if row.segment is not None:  # each token with those before it in its document, as a sequence of its own
         windows = torch.stack([row.shifted(j) for j in reversed(range(kernel))], -1)
-        out = layer(windows.flatten(0, 1)).view(x.shape)
+    if not is_plain(layer):
+        out = layer(row.tokens.mT).mT if windows is None else layer(windows.flatten(0, 1)).view(x.shape)
+        return row.restore(out), row.tail()
+    weight, bias = layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype)
+    if windows is None:
+        out = F.conv1d(row.tokens.mT, weight, bias, groups=x.shape[-1]).mT
+    else:
+        out = (windows * weight.squeeze(1)).sum(-1)
+        out = out if bias is None else out + bias
     return row.restore(out), row.tail()
 
 

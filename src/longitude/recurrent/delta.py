@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -19,7 +18,6 @@ from longitude.errors import Positive, UsageError
 from longitude.recurrent.base import RecurrentMixer, WideRMSNorm, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
-from longitude.recurrent.ops.fla_kernels import delta_by_kernel
 
 
 def gated_delta_rule(
@@ -64,9 +62,8 @@ def gated_delta_rule(
     exact = state_dtype(v)
     writes = beta.to(exact)[..., None] * k.to(exact).repeat_interleave(v.shape[1] // k.shape[1], 1)
     decay = g if g.dim() == 4 else g[..., None]
-    kernel = partial(delta_by_kernel, (q, k, beta), run.get("valid"))
     scaled = q.to(exact) * q.shape[-1] ** -0.5
-    return delta("gated_delta_rule", scaled, k, writes, v, decay, kernel=kernel, state=state, **run)
+    return delta("gated_delta_rule", scaled, k, writes, v, decay, state=state, **run)
 
 
 class DeltaMixer(RecurrentMixer):

@@ -101,7 +101,7 @@ def selective_scan(
             keep = None if keep is None else keep.to(torch.uint8)
             y, h = Loop.apply("scan.c", {"chunk": min(chunk_size, length)}, dt, dtx, A, B, C, keep, h)
         else:
-            y, h = _scanned(dt, dtx, A, B, C, h, keep, length if mode == "parallel" else chunk_size, mode == "parallel")
+            y, h = _scanned(dt, dtx, A, B, C, h, keep, length if mode == "parallel" else chunk_size)
         y = y.flatten(2)
         if D is not None:
             y = y + tokens * D.to(dtype)
@@ -127,16 +127,16 @@ def _steps(
 
 
 def _scanned(
-    dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, keep: Tensor | None, size: int, parallel: bool
+    dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, keep: Tensor | None, size: int
 ) -> tuple[Tensor, Tensor]:
-    """Run the scan in torch's operators with the states of `size` tokens at a time, in rounds of doubling if that is faster."""
+    """Run the scan in torch's operators with the states of `size` tokens at a time; by doubling if size is the length."""
     keep = None if keep is None else keep.t()[..., None, None, None].to(dt.dtype)
     dt, dtx, B, C = (x.transpose(0, 1).contiguous() for x in (dt, dtx, B, C))  # tokens first, also in memory
-    A, doubling = A.contiguous(), parallel or dt.device.type != "cpu"
+    A, length = A.contiguous(), len(dt)
 
     def chunk(h: Tensor, dt: Tensor, dtx: Tensor, B: Tensor, C: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         decay = torch.exp(dt * A)
-        states = linear_scan(decay if keep is None else decay * keep, B * dtx, h, doubling)
+        states = linear_scan(decay if keep is None else decay * keep, B * dtx, h, doubling=size == length)
         return (C @ states)[:, :, :, 0], states[-1].clone()  # a view would keep all of them
 
     y, h = scan_chunks(chunk, size, h, dt[:, :, :, None], dtx[:, :, :, None], B[..., None], C[:, :, :, None], keep)

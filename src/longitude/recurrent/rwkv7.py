@@ -18,7 +18,6 @@ from longitude.errors import Positive
 from longitude.recurrent.base import RecurrentMixer, fill, group_norm
 from longitude.recurrent.ops.checks import Form, Running, require_tokens, state_dtype
 from longitude.recurrent.ops.delta import delta
-from longitude.recurrent.ops.fla_kernels import rwkv7_by_kernel
 
 
 def rwkv7(
@@ -57,8 +56,7 @@ def rwkv7(
     """
     tokens = {"r": r, "log_w": log_w, "k": k, "kappa": kappa, "a": a}
     require_tokens("rwkv7", **{name: (x, "B H L K") for name, x in tokens.items()}, v=(v, "B H L V"))
-    options: Any = {"b": a * kappa, "early": True, "kernel": rwkv7_by_kernel, "state": state}
-    return delta("rwkv7", r, kappa, k, v, log_w, **options, **run)
+    return delta("rwkv7", r, kappa, k, v, log_w, b=a * kappa, early=True, state=state, **run)
 
 
 MIXED = "rwkvag"

@@ -12,14 +12,12 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import UsageError, unknown
+from longitude.errors import UsageError
 from longitude.native.not_finite import nan_in_its_document
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import Loop, flags_of, usable
 from longitude.recurrent.ops.checks import Running, require_running, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.scan import linear_scan, scan_chunks
-
-INITS = ("lin", "inv")
 
 
 def s4d(
@@ -184,12 +182,11 @@ class S4D(RecurrentMixer):
     Args:
         dim: width of x and of the output.
         state_size: size N of each channel's state, N/2 complex numbers.
-        init: initial A_imag: "lin" is pi n, "inv" is N/pi (N/(2n+1) - 1), n = 0 .. N/2 - 1.
         bias: whether the projection has a bias.
         mode, chunk_size: as in `s4d`.
 
     Raises:
-        ValueError: for an odd state_size, sizes that are not positive, or an unknown init.
+        ValueError: for an odd state_size, or sizes that are not positive.
 
     Source:
         Gu et al. 2022, arXiv 2206.11893, https://arxiv.org/abs/2206.11893
@@ -205,7 +202,6 @@ class S4D(RecurrentMixer):
         dim: int,
         *,
         state_size: int = 64,
-        init: str = "lin",
         bias: bool = True,
         mode: str = "chunked",
         chunk_size: int = 32,
@@ -213,9 +209,7 @@ class S4D(RecurrentMixer):
         super().__init__(mode=mode, chunk_size=chunk_size)
         if state_size % 2:
             raise UsageError("S4D", "an even state_size, pairs of conjugates", state_size)
-        if init not in INITS:
-            raise unknown("init", init, INITS, "S4D has two, lin and inv.")
-        self.dim, self.state_size, self.init = dim, state_size, init
+        self.dim, self.state_size = dim, state_size
         self.log_dt = nn.Parameter(torch.empty(dim))
         self.log_A_real, self.A_imag = (nn.Parameter(torch.empty(dim, state_size // 2)) for _ in range(2))
         self.C = nn.Parameter(torch.empty(dim, state_size // 2, 2))  # real and imaginary part
@@ -225,13 +219,11 @@ class S4D(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize as published: A by `init`, real part -1/2; dt log-uniform in [0.001, 0.1]; C complex normal; D normal."""
+        """Initialize as published: A_n = -1/2 + i pi n (S4D-Lin); dt log-uniform in [0.001, 0.1]; C complex normal; D normal."""
         nn.init.uniform_(self.log_dt, math.log(1e-3), math.log(0.1))
         nn.init.constant_(self.log_A_real, math.log(0.5))
-        N = self.state_size
-        n = torch.arange(N // 2, dtype=torch.float32, device=self.A_imag.device)
-        frequencies = math.pi * n if self.init == "lin" else N / math.pi * (N / (2 * n + 1) - 1)
-        fill(self.A_imag, frequencies.expand_as(self.A_imag))
+        n = torch.arange(self.state_size // 2, dtype=torch.float32, device=self.A_imag.device)
+        fill(self.A_imag, (math.pi * n).expand_as(self.A_imag))
         nn.init.normal_(self.C, std=0.5**0.5)
         nn.init.normal_(self.D)
 

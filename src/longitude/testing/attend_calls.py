@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS
+from longitude.attention.backends import BACKENDS, refusal
 from longitude.attention.masks import (
     Causal,
     Chunks,
-    Dilated,
     Documents,
     Global,
     Mask,
@@ -23,7 +22,7 @@ from longitude.attention.masks import (
     Prefix,
     Window,
 )
-from longitude.attention.operation import attend, refusal, requests
+from longitude.attention.operation import attend, requests
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.terms import Term
@@ -159,7 +158,6 @@ def calls_with_every_mask(encoding: Encoding, tensors: Named, kinds: tuple[str, 
         "no keys": Causal() & Padding(token < 0),
         "a sequence of padding": Causal() & Padding(token < torch.tensor([keys, 0, 3])[:batch, None]),
         "prefix": Causal() & Prefix(3),
-        "dilated": Dilated(3, 2) & Padding(token >= 2),
         "global": (Window(2) | Global([1])) & Causal() & Padding(token > 0),
         "chunks that start over": Causal() & Chunks(3, token % max(1, keys // 2)),
     }

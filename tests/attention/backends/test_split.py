@@ -7,20 +7,19 @@ import torch
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS
-from longitude.attention.masks import Band, Dilated, Global, Prefix
+from longitude.attention.masks import Band, Global, Prefix
 from longitude.attention.operation import choose, requests
-from tests.support import LargestTensor, built, close, heads, needs_c
+from tests.support import LargestTensor, close, heads, needs_c
 
 LONG = 1024
 CHEAP = {
     "band": Band(30, 30),
     "prefix": Prefix(100),
     "prefix of each row": Prefix(torch.tensor([100, 700])),
-    "dilated": Dilated(30, 4),
     "window | global": lg.Window(30) | Global([0, 500, 900]),
     "causal window | global": (lg.Window(30) | Global([0, 500])) & lg.Causal(),
     "padded": (Band(30, 30) | Global([200])) & lg.Padding(torch.arange(LONG) < torch.tensor([[LONG], [800]])),
-    "packed": Dilated(30, 4) & lg.Documents(torch.arange(LONG) // 300),
+    "packed": lg.Window(30) & lg.Documents(torch.arange(LONG) // 300),
     "documents of each row": lg.Causal() & lg.Documents(torch.arange(LONG) // torch.tensor([[300], [231]])),
     "padding before": lg.Causal() & lg.Padding(torch.arange(LONG) >= torch.tensor([[90], [0]])),
     "padding on both sides": lg.Window(40)
@@ -45,7 +44,7 @@ def test_nothing_is_ever_quadratic(case, encoding):
 @needs_c
 @pytest.mark.parametrize(
     ("mask", "chosen"),
-    [(Band(9, 9), "table"), (Prefix(9), "split"), (Dilated(9, 3), "split"), (lg.Window(9) | Global([0]), "split")],
+    [(Band(9, 9), "table"), (Prefix(9), "split"), (lg.Window(9) | Global([0]), "split")],
 )
 def test_auto_takes_the_route_that_skips(mask, chosen):
     q = torch.randn(1, 2, 200, 8)
@@ -54,17 +53,9 @@ def test_auto_takes_the_route_that_skips(mask, chosen):
     assert choose([part.request.with_lse()], "auto").name == chosen
 
 
-def test_streams_count_offsets_from_anywhere():
-    """Where queries and keys stand apart, in any rhythm, or each row of the batch by itself."""
-    encoding, (q, k, v), token = built("shaw", {"head_dim": 8}), heads(30), torch.arange(30)
-    for places in ((40, 3), (13, 0), (token[13:] * 2, token * 2), (None, torch.stack([token, token // 2]))):
-        options = {"encoding": encoding, "mask": Dilated(4, 3), **dict(zip(("q_positions", "k_positions"), places))}
-        close(*(lg.attend(q[:, :, 13:], k, v, **options, backend=backend) for backend in ("split", "reference")))
-
-
 @pytest.mark.parametrize("encoding", [None, lg.ALiBi(2)], ids=["plain", "offsets"])
 def test_nan_in_a_key_or_value_shows_in_every_query_that_attends_to_it(encoding):
-    for mask in (Dilated(4, 3), (lg.Window(4) | Global([1])) & lg.Causal()):
+    for mask in (Prefix(3), (lg.Window(4) | Global([1])) & lg.Causal()):
         allowed = mask.allowed(torch.arange(11), torch.arange(11)).view(11, 11)
         for key, name in ((1, 1), (1, 2), (5, 1), (5, 2)):
             qkv = heads(11, num_heads=2)
@@ -88,7 +79,6 @@ def test_regions_hold_no_more_than_the_mask(monkeypatch):
         monkeypatch.setitem(BACKENDS, backend, replace(kept, run=run, partial=run if kept.partial else None))
     q = torch.randn(1, 1, LONG, 8)
     for mask, most in (
-        (Dilated(16, 4), LONG * 16),
         (Band(16, 16) | Global([0, 7]), LONG * (33 + 2 + 2)),
         (Prefix(64), LONG * LONG + 64 * 64),
     ):

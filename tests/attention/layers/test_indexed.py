@@ -12,7 +12,7 @@ from longitude.attention.layers.base import checked_call
 from longitude.attention.layers.indexed import highest
 from longitude.attention.masks import from_tensor
 from longitude.attention.mixer import MixerInputs
-from longitude.attention.short_conv import causal_conv
+from longitude.attention.short_conv import convolved
 from longitude.positions.composed import compose
 from longitude.testing import fill
 from tests.support import by_head, close, from_fla, random, refused, refused_calls
@@ -221,9 +221,9 @@ def test_the_loss_reads_tokens_behind_the_convolution_of_the_input(dense):
     own, x = layer(short_conv="input"), random(2, LENGTH, DIM)
     plain = layer()
     plain.load_state_dict({name: p for name, p in own.state_dict().items() if name != "input_conv.weight"})
-    convolved = x + causal_conv(x, own.input_conv.weight.squeeze(1))[0]
-    close(own(x), plain(convolved), 1e-12)
-    close(own.indexer_loss(x, dense=dense), plain.indexer_loss(convolved, dense=dense), 1e-12)
+    y = x + convolved(own.input_conv, x)[0]
+    close(own(x), plain(y), 1e-12)
+    close(own.indexer_loss(x, dense=dense), plain.indexer_loss(y, dense=dense), 1e-12)
 
 
 def test_a_models_layers_have_losses():

@@ -7,7 +7,6 @@ import longitude as lg
 from longitude import testing
 from longitude.attention.cache import LongitudeCacheLayer, RollingCacheLayer
 from longitude.attention.layers.window import WindowAttention
-from longitude.attention.masks import Dilated
 from longitude.testing import mixers
 from tests.support import built, close, gradients, random, refused, refused_calls
 
@@ -17,11 +16,11 @@ PADDED = torch.tensor([[-1] * 3 + [0] * 20, [0] * 6 + [1] * 4 + [2] * 13])
 X = random(2, LENGTH, DIM, seed=1)
 
 
-def layer(encoding="rope", size: int = 5, step: int = 1) -> WindowAttention:
+def layer(encoding="rope", size: int = 5) -> WindowAttention:
     """With encodings by name, or as given."""
     encoding = built(encoding, KNOWN) if isinstance(encoding, str) else encoding
     torch.manual_seed(0)
-    return WindowAttention(DIM, HEADS, 2, encoding, size=size, step=step).double().eval()
+    return WindowAttention(DIM, HEADS, 2, encoding, size=size).double().eval()
 
 
 def decoded(attention, x, cuts, cache):
@@ -30,35 +29,34 @@ def decoded(attention, x, cuts, cache):
         outs.append(attention(chunk, cache=cache))
         seen += chunk.shape[1]
         assert cache.get_seq_length() == seen
-        assert cache.held <= max(1, (attention.size - 1) * attention.step)
+        assert cache.held <= max(1, attention.size - 1)
     return torch.cat(outs, 1)
 
 
 # ---- what it computes -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("size", "step"), [(5, 1), (1, 1), (3, 2), (4, 3)])
-def test_equals_full_attention_under_the_mask(size, step):
-    """Values and gradients; in words, too: token i attends to i, i - step, ..., i - (size - 1) step."""
-    attention = layer("rope+fox", size, step)
+@pytest.mark.parametrize("size", [5, 1])
+def test_equals_full_attention_under_the_mask(size):
+    """Values and gradients; in words, too: token i attends to i, i - 1, ..., i - (size - 1)."""
+    attention = layer("rope+fox", size)
     full = lg.MultiHeadAttention(DIM, HEADS, 2, list(attention.encoding)).double()
     full.load_state_dict(attention.state_dict())
     x = X.clone().requires_grad_()
-    out, expected = attention(x, documents=PADDED), full(x, mask=Dilated(size, step) & lg.Causal(), documents=PADDED)
+    out, expected = attention(x, documents=PADDED), full(x, mask=lg.Window(size), documents=PADDED)
     close(out, expected)
     close(*(gradients(y, [x, *m.parameters()]) for y, m in ((out, attention), (expected, full))), atol=1e-10)
     weights = attention(x, return_weights=True)[1]
     for i in range(LENGTH):
         seen = {j for j in range(LENGTH) if bool((weights[:, :, i, j] > 0).all())}
-        assert seen == {i - n * step for n in range(size) if i - n * step >= 0}
+        assert seen == {i - n for n in range(size) if i - n >= 0}
 
 
 # ---- the cache --------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "step"), [(5, 1), (3, 2)])
 @pytest.mark.parametrize(
     "name", [n for n in lg.list_encodings() if n not in ("sinusoidal", "learned", "abacus", "coupled")]
 )
-def test_decoding_with_every_encoding(name, size, step):
-    build = mixers.MixerExample(WindowAttention, {"size": size, "step": step}, testing.example(name))
+def test_decoding_with_every_encoding(name):
+    build = mixers.MixerExample(WindowAttention, {"size": 5}, testing.example(name))
     mixers.laws()["chunks"](build, lengths=(LENGTH,)).require(name)
     mixers.laws()["packed_documents"](build, rows=((4, 12, 1, 9), (13, 9)), first_call=18).require(name)
 
@@ -68,7 +66,7 @@ def test_raw_keys_are_rotated_by_their_positions():
     """Where tables follow each query's length, the cache keeps keys as they came, and the positions of those that are left."""
     rotary = lg.Rotary(DIM // HEADS, "half", scaling=lg.scaling.DynamicNTK(2.0, 8, follow="row"))
     assert not rotary.stable_keys
-    attention = layer(rotary, 4, 2)
+    attention = layer(rotary, 4)
     close(decoded(attention, X, (9, 1, 1, 5, 1, 6), attention.cache_layer()), attention(X))
 
 
@@ -103,13 +101,13 @@ def test_a_cache_that_drops_nothing_serves_as_well():
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------------
-def calling(size=5, step=1, **options):
-    return lambda: layer("rope", size, step)(X, **options)
+def calling(size=5, **options):
+    return lambda: layer("rope", size)(X, **options)
 
 
 test_refusals = refused_calls(
     [
         (calling(mask=lg.Documents(PADDED)), "MultiHeadAttention", "lg.Band", "Causal", "Documents"),
-        (calling(4, 2, cache=RollingCacheLayer(5)), "6", "5", "self.cache_layer"),
+        (calling(4, cache=RollingCacheLayer(2)), "3", "2", "self.cache_layer"),
     ]
 )

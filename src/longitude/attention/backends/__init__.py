@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from longitude.attention.backends.base import BACKENDS, Backend, refuses, register_backend
+from longitude.attention.backends.base import BACKENDS, Backend, cheapest, refusal, refuses, register_backend
 from longitude.attention.backends.chunked import CHUNKED, REFERENCE
 from longitude.attention.backends.sdpa import SDPA
 from longitude.attention.backends.split import SPLIT
@@ -21,4 +21,4 @@ for module in iter_modules(__path__):  # a backend of another file registers its
 if unknown := switched_off() - BACKENDS.keys():
     raise UsageError("LONGITUDE_BACKENDS", f"backends out of {', '.join(BACKENDS)}", ", ".join(sorted(unknown)))
 
-__all__ = ["BACKENDS", "Backend", "refuses", "register_backend"]
+__all__ = ["BACKENDS", "Backend", "cheapest", "refusal", "refuses", "register_backend"]

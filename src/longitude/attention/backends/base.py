@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -113,6 +114,28 @@ def refuses(backend: Backend, r: Request) -> str | None:
     if r.pairs.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)
+
+
+def refusal(backend: Backend, requests: Sequence[Request]) -> str | None:
+    """The reason why a backend does not support all requests; None if it does."""
+    for r in requests:
+        if (why := refuses(backend, r)) is not None:
+            return why
+    return None
+
+
+def cheapest(requests: Sequence[Request]) -> Backend:
+    """The backend of the lowest price among those that support all requests, as `reference` does."""
+    best, lowest, device = BACKENDS["reference"], math.inf, requests[0].q.device.type
+    for backend in BACKENDS.values():  # a loop, because torch.compile does not support min(key=...)
+        if backend.devices is not None and device not in backend.devices:
+            continue
+        price = backend.price(requests[-1])
+        if price < lowest and refusal(backend, requests) is None:
+            best, lowest = backend, price
+        if lowest <= 1.0:  # plain attention: nothing costs less
+            break
+    return best
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------------

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, refuses
-from longitude.attention.masks import (
-    Ago,
-    AllOf,
-    AnyOf,
-    Causal,
-    Dilated,
-    Documents,
-    Global,
-    Mask,
-    Padding,
-    Pairs,
-    Prefix,
-    Window,
-)
+from longitude.attention.backends.base import Backend, cheapest, dense_bytes
+from longitude.attention.masks import AllOf, AnyOf, Causal, Global, Mask, Pairs, Prefix
 from longitude.attention.merge import merge_attention
 from longitude.attention.not_finite import nan_where_attended
 from longitude.attention.pairs import tensors_of
 from longitude.attention.request import Request
-from longitude.attention.spans import Cut, assembled, steady
+from longitude.attention.spans import Cut, assembled
 from longitude.native.derivatives import readable
-from longitude.positions.terms import Drift, OffsetBias, OffsetVectors, PairBias, Term
+from longitude.positions.terms import Drift, OffsetBias, OffsetVectors, PairBias
 
 
 def split(r: Request) -> tuple[Tensor, Tensor | None]:
@@ -40,14 +26,12 @@ def split(r: Request) -> tuple[Tensor, Tensor | None]:
             return with_globals(r, joined)
         case Prefix() as prefix:
             return assembled(r, with_prefix(r, prefix), run_region)
-        case Dilated() as dilated:
-            return assembled(r, streams(r, dilated.step), run_region)
     raise AssertionError(r.mask)
 
 
 def pattern(r: Request) -> Mask | None:
     """The part of the mask that determines how to split it."""
-    for kind in (AnyOf, Prefix, Dilated):
+    for kind in (AnyOf, Prefix):
         for part in r.pairs.beyond_band:
             if isinstance(part, kind) and (kind is not AnyOf or any(isinstance(m, Global) for m in members(part))):
                 return part
@@ -60,14 +44,9 @@ def other_masks(r: Request, part: Mask) -> tuple[Mask, ...]:
 
 
 # ---- who runs a region ---------------------------------------------------------------------------------------------------
-def cheapest(r: Request) -> Backend:
-    """The cheapest backend for a region."""
-    return min((b for b in BACKENDS.values() if refuses(b, r) is None), key=lambda b: b.price(r))
-
-
 def run_region(r: Request) -> tuple[Tensor, Tensor | None]:
     """A region by the cheapest backend: its output, and its logsumexp where wanted."""
-    chosen = cheapest(r)
+    chosen = cheapest([r])
 
     def run(r: Request) -> tuple[Tensor, Tensor | None]:
         return chosen.partial(r) if r.lse and chosen.partial is not None else (chosen.run(r), None)
@@ -82,9 +61,6 @@ def largest(r: Request) -> Request:
             return local(r, joined)
         case Prefix() as prefix:
             return replace(r, mask=AllOf((Causal(), *other_masks(r, prefix))))
-        case Dilated() as dilated:
-            pieces = [piece for _, _, piece in streams(r, dilated.step)]  # none if no stream has queries and keys
-            return max(pieces, key=lambda piece: piece.rows * piece.length) if pieces else replace(r, mask=Window(1))
     raise AssertionError(r.mask)
 
 
@@ -191,76 +167,15 @@ def lengths(prefix: Prefix, batch: int) -> list[tuple[slice | list[int], int]]:
     return [([b for b in range(batch) if lengths[b] == length], length) for length in sorted(set(lengths))]
 
 
-# ---- Dilated: `step` interleaved streams, each with a plain window ---------------------------------------------------------
-def streams(r: Request, step: int) -> Cut:
-    """Cut a dilated mask into `step` streams: tokens whose order has the same remainder modulo `step`."""
-    low, high = r.mask.reach
-    assert low is not None and high is not None
-    of_offset = any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms)
-    of_pairs = any(isinstance(term, PairBias) for term in r.terms)
-    counting = steady(r) if of_offset and not of_pairs else None
-    others = [m for m in r.pairs.beyond_band if isinstance(m, Documents | Padding)]
-    cut: Cut = []
-    for rest in range(step):
-        q_from, k_from = (rest - r.q_order) % step, (rest - r.k_order) % step
-        if q_from >= r.rows or k_from >= r.length:
-            continue  # no queries, or none with a key
-        rows, keys, tokens = slice(q_from, None, step), slice(k_from, None, step), slice(rest, None, step)
-        spans = (
-            Documents(m.ids[..., tokens]) if isinstance(m, Documents) else Padding(m.valid[..., tokens]) for m in others
-        )
-        q_order, k_order = (r.q_order + q_from) // step, (r.k_order + k_from) // step
-        if counting is None:
-            i, j = r.places()
-            places, gap = (i[..., rows], j[..., keys]), None
-        else:
-            places, gap = (q_order, k_order), counting.position_gap - r.order_gap
-        stream = replace(
-            r,
-            q=r.q[:, :, rows],
-            k=r.k[:, :, keys],
-            v=r.v[:, :, keys],
-            terms=tuple(of_steps(term, rest, step, gap) for term in r.terms),
-            mask=AllOf((Ago(-(-low // step), high // step), *spans)),
-            q_positions=places[0],
-            k_positions=places[1],
-            q_order=q_order,
-            k_order=k_order,
-        )
-        cut.append((slice(None), rows, stream))
-    return cut
-
-
-def of_steps(term: Term, rest: int, step: int, gap: int | None) -> Term:
-    """Restrict a term to a stream; its offsets are counted in steps if positions count up (gap: position minus order)."""
-    if isinstance(term, Drift):
-        return replace(term, level=term.level[:, :, rest::step])
-    if gap is None or not isinstance(term, OffsetBias | OffsetVectors):
-        return term
-
-    def in_steps(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        return lambda offset: of(step * offset + gap)
-
-    reach = None if term.reach is None else max(0, -((gap - term.reach) // step))
-    if isinstance(term, OffsetBias):
-        return OffsetBias(in_steps(term.at), reach)
-    values = None if term.values is None else in_steps(term.values)
-    return replace(term, keys=in_steps(term.keys), values=values, reach=reach)
-
-
 # ---- what it declares ------------------------------------------------------------------------------------------------------
 def split_limits(r: Request) -> str | None:
     shape = pattern(r)
     if shape is None:
-        return "the mask has no prefix, no dilated window and no global tokens joined to a local mask"
+        return "the mask has no prefix and no global tokens joined to a local mask"
     if not readable(*tensors_of(r.pairs.beyond_band)):
         return "the tokens that the mask names are unknown while compiling and under torch.func.vmap"
     if isinstance(shape, AnyOf) and all(isinstance(m, Global) for m in members(shape)):
         return "global tokens need a local mask joined to them by |"
-    if isinstance(shape, Dilated):
-        for part in r.pairs.beyond_band:
-            if part is not shape and not isinstance(part, Documents | Padding):
-                return "a dilated window may be joined by & with causality, windows, padding and documents only"
     return None
 
 
@@ -272,7 +187,7 @@ def split_memory(r: Request) -> int:
     if isinstance(shape, AnyOf):
         tokens = [m for m in members(shape) if isinstance(m, Global)]
         far = int(of_all_rows(chosen(tokens, r.k_tokens())).sum()) * dense_bytes(r) // r.length
-    return cheapest(region).memory(region) + far
+    return cheapest([region]).memory(region) + far
 
 
 def split_price(r: Request) -> float:
@@ -280,7 +195,7 @@ def split_price(r: Request) -> float:
     if len(r.pairs.beyond_band) == 0 or split_limits(r) is not None:
         return math.inf
     region = largest(r)
-    return max(2.0, 0.9 * cheapest(region).price(region))
+    return max(2.0, 0.9 * cheapest([region]).price(region))
 
 
 SPLIT = Backend(

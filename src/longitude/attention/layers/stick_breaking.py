@@ -107,7 +107,6 @@ class StickBreaking(MultiHeadAttention):
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale: As in MultiHeadAttention.
         qk_norm, qk_norm_eps, output_gate, short_conv, conv_kernel: As in MultiHeadAttention.
-        remainder: Whether the rest of the weights goes to the token's own value, an option of the authors' models.
 
     Raises:
         ValueError: As MultiHeadAttention.
@@ -124,13 +123,10 @@ class StickBreaking(MultiHeadAttention):
         dim: int,
         num_heads: int,
         num_kv_heads: int | None = None,
-        *,
-        remainder: bool = False,
         **options: Unpack[HeadOptions],
     ):
         # Its own function computes it: backend and softcap would be ignored, and given twice they are a TypeError.
         super().__init__(dim, num_heads, num_kv_heads, None, backend="auto", softcap=None, **options)
-        self.remainder = remainder
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
         """Mix tokens as MultiHeadAttention does, without weights."""
@@ -144,7 +140,4 @@ class StickBreaking(MultiHeadAttention):
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         dropout, order = self.dropout if self.training else 0.0, pairs.q_order
         r = Request(q, k, v, (), pairs.mask, order, 0, scale, dropout, q_order=order, pairs=pairs)
-        out, rest = _broken(r)
-        if self.remainder:
-            out = out + rest[..., None] * per_query_head(v[:, :, order:], q.shape[1])
-        return out.to(q.dtype), None
+        return _broken(r)[0].to(q.dtype), None

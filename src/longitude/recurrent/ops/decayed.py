@@ -10,7 +10,6 @@ products, so strong decays fall to zero and nothing overflows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from longitude.recurrent.ops.checks import state_dtype
-from longitude.recurrent.ops.fla_kernels import decayed_by_kernel
 from longitude.recurrent.ops.matrix_state import Result, run
 
 
@@ -44,7 +42,7 @@ def decayed(
 ) -> Result:
     """Return outputs and the state after the last token; see `matrix_state.run` for the arguments."""
     u = None if bonus is None else bonus.to(state_dtype(v)).unflatten(0, (q.shape[1], -1))[..., None, :]
-    return run(who, _Decayed(u), [q], [k], v, log_decay, kernel=partial(decayed_by_kernel, bonus), **options)
+    return run(who, _Decayed(u), [q], [k], v, log_decay, **options)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from torch import Tensor
 from longitude.recurrent.ops.c_loops import REPLAYED, Loop, usable
 from longitude.recurrent.ops.checks import state_dtype
 from longitude.recurrent.ops.decayed import before_decay, by_halves, channel_decays, decays_by_channel, decays_by_head
-from longitude.recurrent.ops.matrix_state import Kernel, Result, run
+from longitude.recurrent.ops.matrix_state import Result, run
 
 
 def delta(
@@ -40,7 +40,6 @@ def delta(
     *,
     b: Float[Tensor, "B H L K"] | None = None,
     early: bool = False,
-    kernel: Kernel | None = None,
     **options: Any,
 ) -> Result:
     """Return outputs and the state after the last token; see `matrix_state.run` for the arguments.
@@ -63,8 +62,8 @@ def delta(
         out, last = Loop.apply("delta.c", sizes, *tokens, keep, first)
         return out.to(v.dtype), last
 
-    kernels: Any = {"kernel": kernel, "loop": loop if in_c else None}
-    return run(who, _Delta(early), [q, r], [k] if b is None else [k, b], v, log_decay, **kernels, **options)
+    keys = [k] if b is None else [k, b]
+    return run(who, _Delta(early), [q, r], keys, v, log_decay, loop=loop if in_c else None, **options)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,9 @@ from torch import Tensor
 from longitude.native.not_finite import all_finite, nan_in_its_document
 from longitude.native.tensors import in_memory
 from longitude.recurrent.ops.checks import require_running, require_state, state_dtype
-from longitude.recurrent.ops.fla_kernels import serve
 from longitude.recurrent.ops.scan import chunk_slices
 
 Result = tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]
-
-
-Kernel = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor, Tensor | None], Result]
-"""Queries, keys, v, log_decay and state -> the result."""
 
 
 class Formula(Protocol):
@@ -48,15 +43,14 @@ def run(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
     finite: bool = False,
-    kernel: Kernel | None = None,
-    loop: Kernel | None = None,
+    loop: Callable[..., Result] | None = None,
 ) -> Result:
     """Return outputs in v's dtype, and the state after the last token, float32 or wider: the dtype of all computations here.
 
     queries read the state, keys write into it; each of their G heads serves H / G heads of values. log_decay: log w <= 0, by head
     (last dimension 1) or by channel of the keys. reset: True for tokens that begin a document. valid: False for padding, which
-    leaves the state unchanged. finite: whether the caller has removed NaN and infinity. kernel, loop: of flash-linear-attention
-    and in C; they compute the result instead, with zeros as padding, kernel only where `serve` allows it.
+    leaves the state unchanged. finite: whether the caller has removed NaN and infinity. loop: a function that computes the
+    result of queries, keys, v, log_decay and state in C, with zeros as padding.
     """
     (batch, heads, length, width), groups, key_dim = v.shape, queries[0].shape[1], queries[0].shape[-1]
     require_state(who, state, {"state": (batch, heads, key_dim, width)})
@@ -71,8 +65,6 @@ def run(
     queries, keys, (v, *decays) = sequences[:n], sequences[n:m], sequences[m:]
     log_decay = decays[0] if decays else log_decay
     state = states[0] if states else None
-    if kernel is not None and serve(queries[0], v, mode, reset):
-        loop = kernel
     if loop is not None:
         out, after = loop(queries, keys, v, log_decay, state)
         out, (after,) = back(out, [after])

@@ -82,12 +82,14 @@ def linear_scan(
     """h_t = a_t h_{t-1} + b_t for t = 0 .. L-1, h the state before. Shapes after L broadcast to b's.
 
     No decay is divided by another, so strong ones do not overflow. doubling: in log2(L) rounds over all tokens instead of L
-    over one (Hillis and Steele 1986), for devices on which starting a round takes longer than its arithmetic.
+    over one (Hillis and Steele 1986), as in graphs and on GPUs, where starting a round takes longer than its arithmetic.
     """
-    return _doubling(a, b, h) if doubling or needs_formula(a, b, h) else _Loop.apply(a, b, h)
-
-
-def _doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    if not (doubling or not b.is_cpu or needs_formula(a, b, h)):
+        states = []
+        for a_t, b_t in zip(a, b, strict=True):
+            h = torch.addcmul(b_t, a_t, h)
+            states.append(h)
+        return torch.stack(states)
     b = torch.cat([b[:1] + a[:1] * h, b[1:]])
     step = 1
     while step < len(b):
@@ -95,31 +97,3 @@ def _doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         a = torch.cat([a[:step], a[step:] * a[:-step]])
         step *= 2
     return b
-
-
-class _Loop(torch.autograd.Function):
-    """Scan with a multiplication and addition per token, forward and backward, in place, without an autograd graph of each."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        out = torch.empty_like(b)
-        before = h
-        for a_t, b_t, out_t in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
-            before = torch.addcmul(b_t, a_t, before, out=out_t)
-        ctx.save_for_backward(a, h, out)
-        return out
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """g_t = grad_t + a_{t+1} g_{t+1};  da_t = g_t h_{t-1},  db_t = g_t."""
-        (grad,) = grads
-        a, h, out = ctx.saved_tensors
-        g = torch.empty_like(out)
-        g[-1] = grad[-1]
-        after = g[-1]
-        decays = (a.conj().resolve_conj() if a.is_complex() else a).unbind()
-        for t in range(len(g) - 2, -1, -1):
-            after = torch.addcmul(grad[t], decays[t + 1], after, out=g[t])
-        da = g * torch.cat([h.expand_as(out[0])[None], out[:-1]]).conj()
-        return da.sum_to_size(a.shape), g, (decays[0] * g[0]).sum_to_size(h.shape)

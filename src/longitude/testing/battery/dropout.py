@@ -26,7 +26,7 @@ from longitude.testing.fixtures import (
 
 P = 0.3
 KEYS = SHAPES["head_dim"]  # as many as values are wide: values of one-hot rows show the weights
-QUICK = ("padding on the right", "documents by row", "union", "dilated", "no keys")
+QUICK = ("padding on the right", "documents by row", "union", "prefix", "no keys")
 MANY = 170  # sequences, to count how often each weight is dropped
 
 

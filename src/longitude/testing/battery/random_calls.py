@@ -13,7 +13,6 @@ from longitude.attention.masks import (
     Band,
     Causal,
     Chunks,
-    Dilated,
     Documents,
     Global,
     Mask,
@@ -92,7 +91,6 @@ def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> t
     ]
     atoms = [
         *spans,
-        lambda: Dilated(r.randint(1, 5), r.randint(1, 6)),
         lambda: Padding(chance(r.choice([0.0, 0.7]))),
         lambda: Band(r.randint(0, 4), r.randint(0, 4)),
     ]
