@@ -147,7 +147,7 @@ def page(plan: ExtendPlan, trained: bool) -> str:
 
 def terminal(plan: ExtendPlan | None, folder: str) -> Iterator[str]:
     """What engines do otherwise, and the command that serves the new folder; the file has those of all engines."""
-    if plan is None or plan.layers is None:
+    if plan is None:
         return
     lines = of_folder(plan, folder)
     yield from (*notes(plan), *(f"{line.engine}: {line.note}." for line in lines if not line.command))
