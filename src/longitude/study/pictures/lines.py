@@ -4,18 +4,15 @@ A reader of the page chooses labels with the parameter `picked`, a list: where i
 stand at the ends of their lines, so that no figure needs a legend, and a color belongs to a label in all figures of a study.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import altair as alt
-import pandas as pd
 
-from longitude.report.figure import COLORS, EDGE, GREY, apart, color_of, dashes_of, themed
+from longitude.report.figure import EDGE, GREY, apart, color_of, dashes_of, themed
 from longitude.report.wording import capital
 from longitude.study.results import Run
 
-SAMPLES = ("—", "--", "··")
-"""Samples of the line dashes, one for each cycle through the colors."""
 BLIND = [4, 4]
 """The dash of blind controls."""
 HEIGHT = 380
@@ -91,18 +88,6 @@ def of_labels(points: list[dict[str, Any]]) -> alt.Chart:
     return alt.Chart(alt.InlineData(values=points)).transform_filter(PICKED)
 
 
-def table_of(
-    points: list[dict[str, Any]], row: str, column: str, cell: Callable[[dict[str, Any]], str]
-) -> pd.DataFrame:
-    """Points as words, a line for each value of `row`, both in the order of the points."""
-    cells: dict[Any, dict[Any, str]] = {}
-    for point in points:
-        cells.setdefault(point[row], {})[point[column]] = cell(point)
-    columns = dict.fromkeys(point[column] for point in points)
-    lines = [[name, *(line.get(place, "") for place in columns)] for name, line in cells.items()]
-    return pd.DataFrame(lines, columns=pd.Index([row, *columns]))
-
-
 def x_axis(field: str, title: str, scale: dict[str, Any], **ticks: Any) -> alt.X:
     """Without a grid; scale: of alt.Scale."""
     axis = alt.Axis(grid=False, **SPARSE, **ticks)
@@ -134,16 +119,8 @@ def ends(
     for point in points:
         if point["label"] not in last or point[field] >= last[point["label"]][field]:
             last[point["label"]] = point
-
     names = run.names
-
-    def named(point: dict) -> str:
-        if "name" in point:
-            return point["name"]
-        round_of_colors = run.labels.index(point["label"]) // len(COLORS) % len(SAMPLES)
-        sample = f"{SAMPLES[round_of_colors]} " if len(run.labels) > len(COLORS) else ""
-        return sample + names[point["label"]]
-
+    last = {label: point | {"name": names[label]} for label, point in last.items()}
     far = max(point[field] for point in last.values())
     last |= {f"level {words}": {field: far, "value": value, "name": words} for words, value in levels.items()}
     gap = 15 / HEIGHT * (domain[1] - domain[0])
@@ -153,7 +130,7 @@ def ends(
         above = 0.0 if place == far else gap  # a line that stops early: its label must not lie on the others
         heights = apart([point["value"] + above for point in here], gap)
         up = max(0.0, domain[0] + gap / 2 - heights[0])  # off the axis
-        ends += [{**p, "name": named(p), "at": height + up} for p, height in zip(here, heights, strict=True)]
+        ends += [{**p, "at": height + up} for p, height in zip(here, heights, strict=True)]
     place = {"x": alt.X(f"{field}:Q"), "y": alt.Y("at:Q"), "text": "name:N"}
     style: dict[str, Any] = {"align": "left", "limit": 240}
     text = of_labels([end for end in ends if "label" in end]).mark_text(fontSize=13, fontWeight=600, dx=9, **style)
