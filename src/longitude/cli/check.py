@@ -2,10 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,11 +116,11 @@ def check(
     if target is not None:
         from longitude.check.parts import model_of
 
-        if (model := model_of(*target)) is not None:
+        if (model := model_of(*target)) is None:
+            options.refuse(f"is for models, and {model_or_part} is an encoding or a mixer", *OF_MODELS, "against")
+        else:
             target = None
             options.refuse(f"is for saved models, and {model_or_part} builds one", "quick", "dtype", "against")
-    if target is not None:
-        options.refuse(f"is for models, and {model_or_part} is an encoding or a mixer", *OF_MODELS, "against")
     if options.against is not None:
         options.refuse("is for laws, and --against tries none", *OF_MODELS, "laws")
         return compare(model_or_part, options.against, json)
@@ -133,8 +131,7 @@ def check(
             results = check_part(*target, laws=options.laws, on_law=progress.update)
             protocol: dict[str, Any] = {"kind": battery_of(*target).noun}
         else:
-            with or_part(model_or_part):
-                results, protocol = check_model(model_or_part, options, progress, model)
+            results, protocol = check_model(model_or_part, options, progress, model)
     return finish(model_or_part, protocol, results, all, json)
 
 
@@ -300,18 +297,6 @@ def registered() -> dict[str, str]:
     from longitude.positions.base import list_encodings
 
     return dict.fromkeys(list_mixers(), "mixer") | dict.fromkeys(list_encodings(), "encoding")
-
-
-@contextmanager
-def or_part(name: str) -> Iterator[None]:
-    """Context that adds the nearest encoding or mixer to the error for a model that does not exist."""
-    try:
-        yield
-    except ValueError as error:
-        near = get_close_matches(re.split(r"[:+]", name)[0], known := registered(), n=1, cutoff=0.75)
-        if not near or Path(name).exists():
-            raise
-        raise ValueError(f"{error}; did you mean the {known[near[0]]} {near[0]!r}?") from error
 
 
 # ---- output ------------------------------------------------------------------------------------------------------------
