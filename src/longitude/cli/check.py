@@ -274,9 +274,11 @@ def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:
     """The class and options that a name of an encoding or a mixer stands for; None for a model, such as any folder."""
     if Path(name).is_dir():
         return None
+    from longitude.attention.mixer import list_mixers
     from longitude.labels import parse_label, parse_options
+    from longitude.positions.base import list_encodings
 
-    if re.split(r"[:+]", name)[0] in registered():
+    if re.split(r"[:+]", name)[0] in (*list_mixers(), *list_encodings()):
         label = parse_label(name)
         named = [*label.encodings, *label.mixers]
         if len(named) > 1:
@@ -289,14 +291,6 @@ def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:
 
     options = parse_options(place["options"] or "", f"{place['place']}:{place['name']}:option=value", name)
     return from_file_or_module(place["place"], place["name"]), options
-
-
-def registered() -> dict[str, str]:
-    """Name -> "encoding" or "mixer"."""
-    from longitude.attention.mixer import list_mixers
-    from longitude.positions.base import list_encodings
-
-    return dict.fromkeys(list_mixers(), "mixer") | dict.fromkeys(list_encodings(), "encoding")
 
 
 # ---- output ------------------------------------------------------------------------------------------------------------
