@@ -137,7 +137,7 @@ def label_of(name: str, factory: Any) -> str:
 def shown(label: str) -> Subject:
     """As `longitude show` has it; in words alone what cannot be built without options that nobody knows."""
     try:
-        [subject] = subjects([label], (), {})
+        [subject] = subjects([label], {})
     except ValueError as error:
         return Subject(label, {}, [("needs", str(error))], [])
     return subject

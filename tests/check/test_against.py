@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from transformers import Gemma3ForCausalLM
 
 from longitude.check.against import FORMS, against
-from longitude.checkpoints.gguf import GGUF, LONG, SHORT
 from longitude.checkpoints.load import load
 from longitude.positions.rotation import convert_layout
+from longitude.serving.gguf import GGUF, LONG, SHORT
 from tests.check.building import LENGTH, YARN, by_layer, llama
 from tests.support import edit_config, refused
 

@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 from longitude.checkpoints import observed
 from longitude.checkpoints.compare import read
 from longitude.checkpoints.declared import class_of, text_part
-from longitude.checkpoints.observed import observation
+from longitude.checkpoints.observed import observe
 from longitude.checkpoints.unread import asks, changed, made_of, places, unread_places, value_at
 from tests.checkpoints.published import ORIGINAL, PUBLISHED, RELEASED
 
@@ -85,7 +85,7 @@ def test_a_key_that_a_class_reads_is_not_among_them(name, monkeypatch):
 def test_a_recorded_config_is_as_it_was():
     config = AutoConfig.for_model("llama", **SMALL, rope_parameters=dict(PLAIN))
     before = copy.deepcopy(vars(config))
-    observation(config)
+    observe(config)
     assert vars(config) == before and type(config.rope_parameters) is dict
     assert "__getattribute__" not in vars(type(config))
 
@@ -126,7 +126,7 @@ def computed(config: Any) -> list[Any]:
     """What a class makes of positions: of each layer its rotation in short and long texts, windows, width, scale and class."""
     length = 4 * (getattr(config, "max_position_embeddings", None) or 512)
     made: dict[Any, Any] = {}
-    for layer in observation(config).layers:
+    for layer in observe(config).layers:
         for table in layer.tables:
             if (key := (id(table.module), table.label)) not in made:
                 made[key] = [table.width, table.axis_of_pair(table.width // 2) if table.axes else None]
@@ -137,7 +137,7 @@ def computed(config: Any) -> list[Any]:
             [layer.window(tokens) for tokens in (3, 40, 9000, 300_000)],
             (layer.width, layer.scale, layer.warm, layer.kind, [*layer.unlike]),
         )
-        for layer in observation(config).layers
+        for layer in observe(config).layers
     ]
 
 
@@ -158,7 +158,7 @@ def differs(raw: Any, place: Any, other: Any, kind: Any, before: Any) -> bool:
     """Whether another value changes what a class computes. One that the class refuses shows nothing."""
     try:
         config = made_of(changed(raw, place, other), kind)
-        observation(config)
+        observe(config)
     except Exception:
         return False
     return computed(config) != before

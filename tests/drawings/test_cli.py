@@ -58,7 +58,7 @@ def test_files(command, tmp_path):
         ("alibi --length 1", ["--length", "2", "1"]),
         ("alibi --out alibi.pdf", ["alibi.pdf", ".svg"]),
         ("alibi --out no/alibi.svg", ["no/alibi.svg"]),
-        ("rope --encoding rope", ["--encoding", "rope"]),
+        ("config.json --heads 2", ["--heads", "config.json"]),
     ],
 )
 def test_wrong_use_is_one_line(arguments, words, command, tmp_path, monkeypatch):
@@ -67,6 +67,12 @@ def test_wrong_use_is_one_line(arguments, words, command, tmp_path, monkeypatch)
     assert code == 2 and out == "" and err.startswith("longitude: ") and err.count("\n") == 1
     require_words(err, *words)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_study_is_for_another_command(command, tmp_path):
+    (tmp_path / "question.json").write_text('{"verb": "study"}')
+    code, out, err = command("show", tmp_path)
+    assert code == 2 and out == "" and f"`longitude report {tmp_path}`" in err
 
 
 def test_a_notebook_shows_a_picture():
@@ -85,7 +91,7 @@ def test_learned_numbers_are_drawn_trained_or_not_at_all():
     near, far = (np.mean([line[1][place] for line in t5.lines.values()]) for place in (1, 60))
     assert t5.title.endswith("after training at length 128") and near > far + 3
     for label in ("t5:max_distance=99", "learned", "shaw"):
-        assert not {"bias", "table"} & {drawing.name for drawing in next(subjects([label], (), {})).drawings}
+        assert not {"bias", "table"} & {drawing.name for drawing in next(subjects([label], {})).drawings}
     with pytest.raises(ValueError, match="noise before training"):
         lg.show("learned")
 

@@ -48,13 +48,13 @@ def test_broken_files(spoil, message, save, refused) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--to", LENGTH // 2, "--method", "yarn"], "factor below one"),
+        (["--to", LENGTH, "--method", "yarn"], f"--to: expected more than {LENGTH}"),
+        (["--to", LENGTH // 2, "--method", "yarn"], f"--to: expected more than {LENGTH}"),
         ([*TO, "yarn", "--factor", 2], "--factor: expected 4 or more"),
         (["--to", 2**24, "--method", "yarn"], "keys and values of one sequence"),
         (TO[:2], "--method"),
         ([], "--to"),
         ([*TO, "base"], "--base"),
-        (["--to", LENGTH, "--method", "base", "--base", 5e5], "where nothing changes"),
         ([*TO, "yarn", "--base", 5e5], "the new base of --method base"),
         ([*TO, "base", "--base", 500], "below the base"),
         ([*TO, "yarn", "--text", "/nowhere"], "/nowhere"),

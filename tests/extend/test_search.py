@@ -162,8 +162,8 @@ def test_a_loss_that_is_no_number_loses(tmp_path, monkeypatch) -> None:
     monkeypatch.undo()
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     pairs = RotaryPairs(10_000.0, 8, LENGTH, 2 * LENGTH)
-    text, passes = windows_of(documents(1), 2 * LENGTH), tmp_path / "passes.jsonl"
-    assert module._loss(model, pairs, Candidate((1.0,) * 4, 1.0), text, passes) == math.inf
+    text = windows_of(documents(1), 2 * LENGTH)
+    assert module._loss(model, pairs, Candidate((1.0,) * 4, 1.0), text) == math.inf
     with pytest.raises(ValueError, match="no loss of the model is finite"):
         call(model, tmp_path / "none")
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from longitude.checkpoints.gguf import HALVES, NEIGHBOURS
 from longitude.extend.serve import FILE
+from longitude.serving.gguf import HALVES, NEIGHBOURS
 from tests.extend.conftest import LENGTH, config, loaded, logits
 from tests.support import close
 

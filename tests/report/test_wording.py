@@ -24,24 +24,6 @@ def test_a_picture_has_names_of_papers_with_options_where_names_are_alike_and_th
     assert options_of(ENCODINGS["rope"])["base"].default == wording.ROPE_BASE
 
 
-def test_a_long_name_in_a_chart_has_the_options_that_tell_it_apart():
-    yarn = "rope:base=72,scaling=yarn,factor={},original_max_length=128"
-    for labels, names in (
-        (["rope:base=72", yarn.format(4)], ["RoPE (base=72)", "RoPE (base=72,scaling=yarn)"]),
-        (
-            [yarn.format(4), yarn.format(8), "alibi"],
-            ["RoPE (base=72,scaling=yarn,factor=4)", "RoPE (base=72,scaling=yarn,factor=8)", "ALiBi"],
-        ),
-        (
-            [f"mrope:base={base},sections=2,1,1,layout=interleaved" for base in (5, 6)],
-            ["M-RoPE (base=5,sections=2,1,1)", "M-RoPE (base=6,sections=2,1,1)"],
-        ),
-    ):
-        assert wording.short_papers(labels) == dict(zip(labels, names, strict=True))
-    alike = [yarn.format(4), yarn.format(4).replace("128", "256")]
-    assert wording.short_papers(alike) == wording.papers(alike)
-
-
 def test_a_table_in_a_file_is_not_cut(capsys):
     made = table("encoding", "4096", title="values [in bits]", caption="note")
     made.add_row("rope" * 30, "2.60")

@@ -17,7 +17,7 @@ from longitude.study.report import table, write_report
 from longitude.study.results import read_run
 from tests.study.conftest import put_rows, summary, values, write_answers, write_run
 
-NAMES = ("by-length", "one-text", "by-position", "by-length-sliding", "training")
+NAMES = ("by-length", "one-text", "by-position", "by-length-sliding")
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)> & </script>'
 
 

@@ -44,7 +44,7 @@ def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
         patched.setattr(run_trial, "train", breaks)
         found, notes = run(SHORT, tmp_path)
     assert statuses(found) == [("nope", 0, "failed"), ("rope", 0, "done")] and not found.complete
-    assert notes[2].startswith("nope seed 0 lr 0.005: failed, RuntimeError: the coffee is out;")
+    assert notes[1].startswith("nope seed 0 lr 0.005: failed, RuntimeError: the coffee is out;")
     assert "Traceback" in json.loads((units_in(tmp_path, "nope")["train"] / "failure.json").read_text())["trace"]
     assert list(read_rows(tmp_path / "results.parquet")["label"].unique()) == ["rope"]
     found, _ = run(SHORT, tmp_path)

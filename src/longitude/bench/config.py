@@ -5,11 +5,10 @@ from typing import Annotated, Literal
 
 from longitude.errors import Within, check_bounds
 from longitude.labels import parse_encoding
-from longitude.measure.config import check_ascending, check_each_once
+from longitude.measure.config import DType, check_ascending, check_each_once
 from longitude.study.config import option, with_all
 
 Pass = Literal["forward", "forward+backward"]
-DType = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 @dataclass(frozen=True, kw_only=True)

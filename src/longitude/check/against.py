@@ -14,11 +14,11 @@ from torch import Tensor
 from longitude.check.layout import layout_changes
 from longitude.checkpoints.compare import frequencies_of as of_rope, head_dim_of
 from longitude.checkpoints.declared import declared_length, of_full_attention
-from longitude.checkpoints.gguf import GGUF, LONG, SHORT, Divided
 from longitude.checkpoints.load import Source, open_source, require_shards, ropes_of
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import DynamicNTK, LongRoPE
 from longitude.positions.scaling.base import Follows
+from longitude.serving.gguf import GGUF, LONG, SHORT, Divided
 
 FORMS = {
     "interleaved": "the same, rows reordered from half to interleaved",

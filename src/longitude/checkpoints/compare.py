@@ -27,7 +27,7 @@ from longitude.checkpoints.declared import (
     type_in,
     unread,
 )
-from longitude.checkpoints.observed import TOKENS, Layer, RotaryTables, observation, observe
+from longitude.checkpoints.observed import TOKENS, Layer, RotaryTables, observe
 from longitude.errors import UsageError
 from longitude.hf.stock import heads_of
 from longitude.positions.config_keys import (
@@ -119,7 +119,7 @@ def read(config: Mapping[str, Any] | Any) -> Reading:
     keys = as_mapping(theirs)
     require_windows(theirs, keys)
     try:
-        seen = observe(theirs)
+        seen = observe(theirs).layers
     except NotUnderstood as error:
         if (fault := fault_of(theirs)) is not None:
             raise ValueError(fault) from error
@@ -313,7 +313,7 @@ class Agreement:
             raise refusal(self.keys, table, OTHER_AXES)
         if not differences:
             raise refusal(self.keys, table, unreadable or "rotates a layer for which no parameters are declared")
-        if any(key in observation(self.config).read for key in not_understood(self.keys, by_class=True)):
+        if any(key in observe(self.config).read for key in not_understood(self.keys, by_class=True)):
             raise refusal(self.keys, table, differences[0])
         named = [key for key in (*SHARES, WIDTH) if "pairs," in differences[0] and names_any(self.keys, [key])]
         named = named or [SCHEMAS[0] if self.keys.get(SCHEMAS[0]) else "model_type"]

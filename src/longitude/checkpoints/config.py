@@ -85,7 +85,7 @@ LONGEST = 2**20
 def attention_apart(config: Any, layers: list[LayerPositions]) -> list[str]:
     """Differences between these layers and attention in a pass of the config's class, a line for each distinct difference."""
     declared = declared_length(config) or MANY
-    seen = observe(config, max(TOKENS + 1, min(MANY, declared)))
+    seen = observe(config, max(TOKENS + 1, min(MANY, declared))).layers
     longest = [min(LONGEST, max(declared, 2 * (layer.window or layer.chunk or 0))) for layer in layers]
     reasons = [observed.not_as(layer, length) for observed, layer, length in zip(seen, layers, longest, strict=True)]
     return by_reason({n: why for n, why in enumerate(reasons) if why}, len(layers))
@@ -108,5 +108,5 @@ def positions_of_layers(config: Mapping[str, Any] | Any, layout: Layout) -> list
         known = (FULL, *WINDOWED)
         for n, kind in enumerate(keys.get("layer_types") or ()):
             if kind not in known and layers[n].attends:
-                layers[n] = layers[n]._replace(window=observe(class_of(config))[n].window(2 * size))
+                layers[n] = layers[n]._replace(window=observe(class_of(config)).layers[n].window(2 * size))
     return layers

@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -237,10 +238,9 @@ def heads_apart(keys: Mapping[str, Any]) -> str | None:
 
 def by_default(config: Any) -> Any:
     """The config that a class makes without arguments; None for a class with required arguments."""
-    try:
+    with suppress(Exception):
         return type(config)()
-    except Exception:
-        return None
+    return None
 
 
 def keys_of(config: Any) -> set[str]:

@@ -178,9 +178,7 @@ class Layer:
         """Keys in sight of the last of `length` queries, if they are the nearest ones; None without a mask of positions alone."""
         if self.visible is None or self.hidden:
             return None
-        keys, none = torch.arange(length), torch.zeros(length, dtype=torch.long)
-        with Zeros():
-            seen = self.visible(none, none, none + length - 1, keys).expand_as(keys)
+        seen = seen_by(self.visible, length - 1, torch.arange(length))
         count = int(seen.sum())
         return count if 0 < count < length and bool(seen[-count:].all()) else None
 
@@ -196,15 +194,20 @@ class Layer:
             return f"{self.kind} gets no mask that is made of positions alone"
         for query in sorted({0, declared.window or 0, declared.chunk or 0, length - 1}):
             keys = torch.arange(query + 2)
-            none = torch.zeros_like(keys)
-            with Zeros():
-                got = self.visible(none, none, none + query, keys)
-            if not torch.equal(got.expand_as(keys), want := declared.allowed(torch.tensor([query]), keys)[0]):
+            got, want = seen_by(self.visible, query, keys), declared.allowed(torch.tensor([query]), keys)[0]
+            if not torch.equal(got, want):
                 return f"{self.kind}: query {query} attends to {int(got.sum())} keys, read of its config are {int(want.sum())}"
         return None
 
 
 HIDDEN = "its attention cannot be looked into"
+
+
+def seen_by(visible: Callable[..., Tensor], query: int, keys: Tensor) -> Tensor:
+    """Whether a query attends to each of the keys, by transformers' function of a mask."""
+    none = torch.zeros_like(keys)
+    with Zeros():
+        return visible(none, none, none + query, keys).expand_as(keys)
 
 
 # ---- following tensors -----------------------------------------------------------------------------------------------
@@ -530,24 +533,16 @@ _OBSERVED: dict[Any, Observation | NotUnderstood] = {}
 """Results by class, keys and tokens: the newest 64."""
 
 
-def observe(config: PreTrainedConfig, tokens: int = TOKENS) -> list[Layer]:
-    """Positions of each layer, as a config's class computes them.
+def observe(config: PreTrainedConfig, tokens: int = TOKENS) -> Observation:
+    """Positions of each layer as a config's class computes them, and the keys that it reads.
 
     Args:
         config: The config of a text model.
         tokens: Tokens of the pass. Few suffice for rotations; with many, layers may select or compress some.
 
-    Returns:
-        The record of each layer.
-
     Raises:
         NotUnderstood: Transformers has no model for the config, or its pass does not run on the meta device.
     """
-    return observation(config, tokens).layers
-
-
-def observation(config: PreTrainedConfig, tokens: int = TOKENS) -> Observation:
-    """`observe`, with the keys that the class reads."""
     key = type(config), json.dumps(config.to_dict(), sort_keys=True, default=str), tokens
     if key not in _OBSERVED:
         if len(_OBSERVED) >= 64:

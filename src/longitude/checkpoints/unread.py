@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from longitude.checkpoints.declared import decoded, keys_of, text_part
-from longitude.checkpoints.observed import observation, parts_of
+from longitude.checkpoints.observed import observe, parts_of
 from longitude.positions.config_keys import (
     ABOUT_POSITION,
     BY_LAYER,
@@ -132,7 +132,7 @@ def reaches(raw: Mapping[str, Any], place: Place, kind: Any) -> bool:
         Exception
     ):  # it refuses the keys that its own to_dict() has, as Bamba's: nothing is known, so nothing is blamed
         return True
-    read, before = observation(made).read, attributes(made)
+    read, before = observe(made).read, attributes(made)
     if ".".join((kind.attribute_map.get(place[0], place[0]), *place[1:])) in read:
         return True
     value = value_at(raw, place)
@@ -153,7 +153,7 @@ def made_of(raw: Mapping[str, Any], kind: Any) -> Any:
 
 
 def attributes(config: Any) -> dict[str, Any]:
-    """What a config has, by the names of `observation`: its attributes, those of configs in it, and its rope parameters."""
+    """What a config has, by the names of `observe`: its attributes, those of configs in it, and its rope parameters."""
     parts = parts_of(config)
     values = {f"{above}{name}": value for above, part in parts.items() for name, value in vars(part).items()}
     values = {name: value for name, value in values.items() if f"{name}." not in parts}

@@ -2,10 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,11 +116,11 @@ def check(
     if target is not None:
         from longitude.check.parts import model_of
 
-        if (model := model_of(*target)) is not None:
+        if (model := model_of(*target)) is None:
+            options.refuse(f"is for models, and {model_or_part} is an encoding or a mixer", *OF_MODELS, "against")
+        else:
             target = None
             options.refuse(f"is for saved models, and {model_or_part} builds one", "quick", "dtype", "against")
-    if target is not None:
-        options.refuse(f"is for models, and {model_or_part} is an encoding or a mixer", *OF_MODELS, "against")
     if options.against is not None:
         options.refuse("is for laws, and --against tries none", *OF_MODELS, "laws")
         return compare(model_or_part, options.against, json)
@@ -133,8 +131,7 @@ def check(
             results = check_part(*target, laws=options.laws, on_law=progress.update)
             protocol: dict[str, Any] = {"kind": battery_of(*target).noun}
         else:
-            with or_part(model_or_part):
-                results, protocol = check_model(model_or_part, options, progress, model)
+            results, protocol = check_model(model_or_part, options, progress, model)
     return finish(model_or_part, protocol, results, all, json)
 
 
@@ -277,9 +274,11 @@ def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:
     """The class and options that a name of an encoding or a mixer stands for; None for a model, such as any folder."""
     if Path(name).is_dir():
         return None
+    from longitude.attention.mixer import list_mixers
     from longitude.labels import parse_label, parse_options
+    from longitude.positions.base import list_encodings
 
-    if re.split(r"[:+]", name)[0] in registered():
+    if re.split(r"[:+]", name)[0] in (*list_mixers(), *list_encodings()):
         label = parse_label(name)
         named = [*label.encodings, *label.mixers]
         if len(named) > 1:
@@ -292,26 +291,6 @@ def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:
 
     options = parse_options(place["options"] or "", f"{place['place']}:{place['name']}:option=value", name)
     return from_file_or_module(place["place"], place["name"]), options
-
-
-def registered() -> dict[str, str]:
-    """Name -> "encoding" or "mixer"."""
-    from longitude.attention.mixer import list_mixers
-    from longitude.positions.base import list_encodings
-
-    return dict.fromkeys(list_mixers(), "mixer") | dict.fromkeys(list_encodings(), "encoding")
-
-
-@contextmanager
-def or_part(name: str) -> Iterator[None]:
-    """Context that adds the nearest encoding or mixer to the error for a model that does not exist."""
-    try:
-        yield
-    except ValueError as error:
-        near = get_close_matches(re.split(r"[:+]", name)[0], known := registered(), n=1, cutoff=0.75)
-        if not near or Path(name).exists():
-            raise
-        raise ValueError(f"{error}; did you mean the {known[near[0]]} {near[0]!r}?") from error
 
 
 # ---- output ------------------------------------------------------------------------------------------------------------

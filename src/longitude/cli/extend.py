@@ -221,7 +221,7 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
     for cost in costs:
         display(*show.cost_parts(cost))
     if written is not None:
-        display(f"\nwritten: {written}", *serve.terminal(plan, str(written)))
+        display(f"\nwritten: {written}", *(serve.terminal(plan, str(written)) if plan else ()))
     else:
         display("\nnothing was written (--dry-run)")
     return DONE

@@ -18,7 +18,6 @@ EXAMPLES = """  longitude show rope alibi --length 512
 
 def show(
     name: Annotated[tuple[str, ...], tyro.conf.Positional],
-    encoding: tuple[str, ...] = (),
     all: bool = False,
     picture: str | None = None,
     length: int | None = None,
@@ -28,12 +27,11 @@ def show(
     card: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Draw what an encoding, mixer, study, checkpoint or config does with position.
+    """Draw what an encoding, mixer, checkpoint or config does with position.
 
     Args:
-        name: Model specs (alibi, rope:base=500000, alibi+window:size=64), folders of studies, checkpoints, and
-            config.json. Several are drawn side by side.
-        encoding: Draw only these trained models of a study; all by default.
+        name: Model specs (alibi, rope:base=500000, alibi+window:size=64), checkpoints and config.json. Several are
+            drawn side by side.
         all: Print every picture and every fact.
         picture: Draw this picture alone, by its name: bias, weights, table, ...; for a slide, with --out.
         length: Number of positions to draw; 1024 by default.
@@ -44,7 +42,7 @@ def show(
         json: Print the facts and the numbers of every picture as JSON.
     """
     # First, while nothing else is local. A length of 0 counts as asked for.
-    others = [option for option, value in locals().items() if not (value is None or value is False or value == ())]
+    others = [option for option, value in locals().items() if not (value is None or value is False)]
     if not name:
         raise ValueError("expected a name: longitude show alibi; `longitude list` lists them")
     if (file := card or out) is not None:
@@ -57,7 +55,7 @@ def show(
     from longitude.drawings.subjects import subjects
 
     sizes = {"length": length, "heads": heads, "head_dim": head_dim}
-    shown = [*subjects(name, encoding, {key: size for key, size in sizes.items() if size is not None})]
+    shown = [*subjects(name, {key: size for key, size in sizes.items() if size is not None})]
     every = all or json or out is not None or picture is not None
     drawings = _chosen(shown, every)
     if picture is not None:

@@ -1,4 +1,4 @@
-"""Drawings of encodings, mixers, checkpoints and a study's models, computed by the classes that run.
+"""Drawings of encodings, mixers and checkpoints, computed by the classes that run.
 
     lg.show("alibi", "t5")                                   # in a notebook: the first picture
     lg.show("alibi", "t5", picture="bias").save("bias.svg")  # one picture, for a slide
@@ -51,10 +51,10 @@ class Pictures:
 
 
 def show(*names: str, picture: str | None = None, **sizes: int) -> Pictures:
-    """Draw what encodings, mixers, studies or checkpoints do with position, side by side.
+    """Draw what encodings, mixers or checkpoints do with position, side by side.
 
     Args:
-        names: Model specs such as "alibi" or "rope:base=500000", folders of studies and checkpoints.
+        names: Model specs such as "alibi" or "rope:base=500000", and checkpoints.
         picture: Name of the picture, such as "bias"; "all" for all; by default the first.
         sizes: length, heads and head_dim, as options of `longitude show`.
 
@@ -71,7 +71,7 @@ def show(*names: str, picture: str | None = None, **sizes: int) -> Pictures:
         raise UsageError("show", "a name, such as lg.show('alibi')", "none")
     if others := {*sizes} - {"length", "heads", "head_dim"}:
         raise unknown("size", min(others), ["length", "heads", "head_dim"], "")
-    shown = [*subjects(names, (), sizes)]
+    shown = [*subjects(names, sizes)]
     every = side_by_side({subject.label: subject.drawings for subject in shown})
     if not every:
         raise ValueError(nothing_of(names))
@@ -80,11 +80,8 @@ def show(*names: str, picture: str | None = None, **sizes: int) -> Pictures:
 
 
 def nothing_of(names: Sequence[str]) -> str:
-    """Why there is no picture, and what has some."""
-    return (
-        f"nothing is drawn of {', '.join(names)}: expected fixed numbers, and learned ones are noise before training; "
-        "`longitude show` draws the biases of a folder that `longitude study` wrote"
-    )
+    """Why there is no picture."""
+    return f"nothing is drawn of {', '.join(names)}: expected fixed numbers, and learned ones are noise before training"
 
 
 def chosen_of(drawings: Sequence[Any], picture: str) -> list[Any]:

@@ -108,18 +108,12 @@ def _captioned(drawing: Drawing) -> Any:
 def _lines(drawing: Lines) -> Any:
     names, frame = [*drawing.lines], cast(Any, drawing.frame)
     if are_labels(names):
-        colors = {name: color_of(name) for name in names}
-        dashes = dict(zip(names, dashes_of(names), strict=True))
+        colors, dashes = [*map(color_of, names)], dashes_of(names)
+    elif len(names) > 1 and all(name.startswith("head ") for name in names):
+        colors, dashes = ordered(len(names)), [DASHES[0]] * len(names)
     else:
-        colors = {name: COLORS[place % len(COLORS)] for place, name in enumerate(names)}
-        dashes = {name: DASHES[place // len(COLORS) % len(DASHES)] for place, name in enumerate(names)}
-    if len(drawing.ordered) > 1:
-        others = [name for name in names if name not in drawing.ordered]
-        colors = dict(zip(drawing.ordered, ordered(len(drawing.ordered)), strict=True))
-        colors |= {name: colors.get(name.partition(",")[0], GREY) for name in others}  # a head before its training
-        dashes = {name: [1, 0] for name in drawing.ordered}
-        dashes |= {name: [[6, 3], [2, 2]][i % 2] for i, name in enumerate(others)}
-    colors, dashes = ([style[name] for name in names] for style in (colors, dashes))
+        colors = [COLORS[place % len(COLORS)] for place in range(len(names))]
+        dashes = [DASHES[place // len(COLORS) % len(DASHES)] for place in range(len(names))]
     columns = max(1, min(4, 110 // max(map(len, names))))
     legend = alt.Legend(title=None, orient="bottom", columns=columns, symbolLimit=0, labelLimit=700)
     legend = None if len(names) == 1 else legend

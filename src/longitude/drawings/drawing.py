@@ -84,11 +84,6 @@ class Lines(Drawing):
         return f"{self.x} (log scale)" if self.log_x else self.x
 
     @property
-    def ordered(self) -> list[str]:
-        """Names of lines that are ordered by number, heads or layers: neighbors get similar colors."""
-        return [name for name in self.lines if re.fullmatch(r"(head|layer) \d+", name)]
-
-    @property
     def frame(self) -> pd.DataFrame:
         """The drawn points as columns line, x, y."""
         parts = [pd.DataFrame({"line": name, "x": x, "y": y}) for name, (x, y) in self.lines.items()]

@@ -1,8 +1,8 @@
-"""Subjects of `longitude show`: labels, studies and checkpoints, with their text and drawings."""
+"""Subjects of `longitude show`: labels and checkpoints, with their text and drawings."""
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,61 +37,38 @@ class Subject:
     brief: Words | None = None
 
 
-NEEDED = {
-    "encoding": "a folder that `longitude study` wrote, of whose models it chooses some",
-    **dict.fromkeys(("length", "heads", "head_dim"), "the name of an encoding or a mixer"),
-}
-"""Option -> the subjects that it is for."""
-
-
-def subjects(names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int]) -> Iterator[Subject]:
-    """Make the subject or subjects of each name.
+def subjects(names: Sequence[str], sizes: dict[str, int]) -> Iterator[Subject]:
+    """Make the subject of each name.
 
     Args:
-        names: Labels, folders of studies, checkpoints (folders, names of the hub, config.json).
-        encoding: Labels of a study.
+        names: Labels, checkpoints (folders, names of the hub, config.json).
         sizes: length, heads and head_dim as far as they are given.
 
     Raises:
-        ValueError: For an unknown name, and for options that do not fit it.
+        ValueError: For an unknown name, the folder of a study, and sizes of a checkpoint, which has its own.
     """
     from longitude.study.results import is_study
 
-    options = {"encoding": encoding, **sizes}
     for name in dict.fromkeys(names):
-        path = Path(name).expanduser()
-        if path.is_dir() and is_study(path):
-            _require_allowed(options, ["encoding"], f"the study {name}")
-            yield from _of_study(path, encoding)
-        elif is_checkpoint(name):
-            _require_allowed(options, [], f"the checkpoint {name}")
-            yield _of_checkpoint(name)
-        else:
-            _require_allowed(options, ["length", "heads", "head_dim"], name)
+        if not is_checkpoint(name):
             yield _of_label(name, Shape(**sizes))
+            continue
+        if is_study(Path(name).expanduser()):
+            remedy = f"`longitude report {name}` shows its results"
+            raise UsageError("show", "an encoding, a mixer or a checkpoint", f"the study {name}", remedy)
+        if sizes:
+            option = next(iter(sizes)).replace("_", "-")
+            raise UsageError(
+                f"--{option}", "the name of an encoding or a mixer", f"the checkpoint {name}", "leave it out"
+            )
+        yield _of_checkpoint(name)
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a name is that of a checkpoint, unless it is a study's folder: a path, a config.json or a name of the hub."""
+    """Whether a name is that of a checkpoint: a path, a config.json or a name of the hub."""
     path = Path(name).expanduser()
     labels = {*ENCODINGS, *MIXERS}
     return name.partition(":")[0] not in labels and (path.exists() or path.suffix == ".json" or "/" in name)
-
-
-def _require_allowed(options: Mapping[str, Any], allowed: Sequence[str], subject: str) -> None:
-    """UsageError for an option that was given and that this subject does not read."""
-    for option, value in options.items():
-        if value not in (None, False, (), []) and option not in allowed:
-            raise UsageError(f"--{option.replace('_', '-')}", NEEDED[option], subject, "leave it out")
-
-
-def _of_study(path: Path, encoding: Sequence[str]) -> Iterator[Subject]:
-    from longitude.drawings import trained
-
-    run, trials = trained.opened(path, encoding)
-    for label, trial in trials.items():
-        about = trained.facts(run, trial)
-        yield Subject(label, about, [*trained.words(about)], [*trained.biases(run, trial)])
 
 
 def _of_checkpoint(name: str) -> Subject:

@@ -252,11 +252,11 @@ def compare(
     checkpoint = cost.load()
     documents = documents_of(cost.text, checkpoint.tokenizer, length, most)
 
-    def measured(i: int, folder: Path) -> list[Sums]:
+    def measured(i: int, _: Path) -> list[Sums]:
         name, config = list(configs.items())[i]
         how: Any = {"methods": ["per-position"], "bins": chosen.edges}
         with rotating_with(checkpoint.model, config):
-            losses = cost.losses(checkpoint, documents, length, f"measuring {name}", folder, **how)
+            losses = cost.losses(checkpoint, documents, length, f"measuring {name}", **how)
         buckets = [Sums.of(bucket) for bucket in losses]
         if name == UNCHANGED:
             cost.require_finite(buckets[0], length)

@@ -131,21 +131,20 @@ def _written(
     extension = Extension(plan)
 
     def write(_: int, folder: Path) -> list[ShortContextLoss]:
-        aside, limit, changed = folder / "model", plan.tokenizer_limit(), plan.config != plan.source.json
+        aside, limit = folder / "model", plan.tokenizer_limit()
         shutil.rmtree(aside, ignore_errors=True)  # a killed process left it
         try:
             write_checkpoint(
                 plan.source,
                 aside,
-                config=plan.config if changed else None,
-                tokenizer_length=limit[1] if changed and limit else None,
+                config=plan.config,
+                tokenizer_length=limit[1] if limit else None,
                 check=plan.require_written,
             )
             if train is not None:
                 extension.training = fine_tune(aside, out=out, **train)
             written = aside if train is None else out
-            if plan.layers is not None:
-                (written / FILE).write_text(page(plan, train is not None), encoding="utf-8")
+            (written / FILE).write_text(page(plan, train is not None), encoding="utf-8")
             costs = [] if cost is None else [cost.compare(written)]
             if train is None:
                 place(aside, out)
@@ -168,10 +167,8 @@ def _search(
     seed: int,
     on_progress: Progress,
     on_note: Callable[[str], None],
-) -> SearchResult | None:
-    """The factors of longrope; None if the length does not grow."""
-    if target.to <= (original := original_length(source, target)):
-        return None
+) -> SearchResult:
+    """The factors of longrope."""
     if target.original is not None and of_full_attention(ropes_of(source)).scaling is not None:
         raise ValueError(
             f"--method {target.method}: {source.name} was extended already; search on the original checkpoint"
@@ -187,7 +184,7 @@ def _search(
         )
     cost.require_memory(target.to)
     checkpoint = cost.load()
-    pairs = pairs_of(source, original, target.to)
+    pairs = pairs_of(source, original_length(source, target), target.to)
     windows = windows_of(cost.excerpts(checkpoint.tokenizer, target.to).ids, target.to)
 
     def searching(done: int, total: int | None, lowest: float) -> None:

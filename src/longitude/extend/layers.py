@@ -51,7 +51,7 @@ class Layers:
         try:
             with catch_warnings(action="ignore"):  # of keys that are not understood, as notes say
                 positions = positions_of_layers(source.config, "half")
-            seen, tables = observe(source.config), tables_of(source.config)
+            seen, tables = observe(source.config).layers, tables_of(source.config)
         except NotUnderstood as error:
             raise NotUnderstood(f"{source.name}: {error}; it is not extended", error.keys) from error
         kinds = dict(enumerate(getattr(source.config, "layer_types", None) or ()))
@@ -152,7 +152,7 @@ class Layers:
 # ---- what layers have ---------------------------------------------------------------------------------------------------
 def tables_of(config: PreTrainedConfig) -> dict[int, list[RotaryTables]]:
     """Tables of rotating layers, by layer number. NotUnderstood for a class that does not show them."""
-    return {number: layer.tables for number, layer in enumerate(observe(config)) if layer.tables}
+    return {number: layer.tables for number, layer in enumerate(observe(config).layers) if layer.tables}
 
 
 def places_of(tables: dict[int, list[RotaryTables]]) -> list[tuple[int, str | None, list[int] | None]]:

@@ -94,7 +94,7 @@ class ExtendPlan:
         config: Content of the new config.json.
         notes: Sentences for the user.
         search: Result of a search of factors.
-        layers: Layers as the class rotates them before the change; None if the rotation does not change.
+        layers: Layers as the class rotates them before the change.
         ropes: Rotary parameters that the new configuration must declare.
     """
 
@@ -108,8 +108,8 @@ class ExtendPlan:
     attention_factor: float = 1.0
     notes: list[str] = field(default_factory=list)
     search: SearchResult | None = None
-    layers: Layers | None = None
-    ropes: Ropes | None = None
+    layers: Layers = field(init=False)
+    ropes: Ropes = field(init=False)
 
     @property
     def length(self) -> int:
@@ -141,9 +141,6 @@ class ExtendPlan:
 
     def require_rotation(self, config: PreTrainedConfig) -> float:
         """The attention factor. NotAsMeant unless the class rotates as planned with a new configuration."""
-        if self.layers is None:
-            return self.attention_factor
-        assert self.ropes is not None
         return self.layers.require(config, self.ropes, self.length)
 
     def read_config(self, folder: Path | None = None) -> PreTrainedConfig:
@@ -162,9 +159,6 @@ def plan_extension(
 ) -> ExtendPlan:
     """The plan for a checkpoint. ValueError if it cannot or should not be extended; must_fit: also if memory is too small."""
     original = original_length(source, target)
-    if target.to < original:
-        below = f"less than the length {original} that {source.name} was trained at, a factor below one"
-        raise ValueError(f"--to {target.to} is {below}; expected {original} or more")
     factor = target.to / original if target.factor is None else target.factor
     plan = ExtendPlan(source, original, target, factor, copy.deepcopy(source.json), search=search)
     _plan_rotary(plan, must_fit)
@@ -177,7 +171,7 @@ def plan_extension(
 
 
 def original_length(source: Source, target: Target) -> int:
-    """The training length. ValueError if it is unknown, the model was extended already, or config.json contradicts itself."""
+    """The training length. ValueError if it is unknown or not below `to`, or the model is extended or contradicts itself."""
     if (kind := source.kind) != "rotary":
         raise UsageError(source.name, "a model that rotates its queries and keys", NOT_ROTARY[kind])
     for contradiction in contradictions(source.json, source.config):
@@ -190,6 +184,8 @@ def original_length(source: Source, target: Target) -> int:
     length = target.original or known
     if length is None:
         raise ValueError(f"{source.name}: the length that it was trained at is unknown; pass it with --original")
+    if target.to <= length:
+        raise UsageError("--to", f"more than {length}, the length that {source.name} was trained at", target.to)
     return length
 
 
@@ -245,13 +241,6 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     source, target = plan.source, plan.target
     ropes, method = ropes_of(source), method_of(target.method)
     rope = of_full_attention(ropes)
-    if plan.length == plan.original and plan.factor == 1:
-        if target.base is not None and target.base != rope.base:
-            unchanged = "--to is the training length, where nothing changes"
-            raise ValueError(f"--base {target.base:g}: {unchanged}; give a longer --to, or leave --base out")
-        plan.base = rope.base
-        plan.notes.append("Factor 1: every method is the identity, and the checkpoint is a copy.")
-        return
     if target.base is not None and target.base < rope.base:
         below = f"below the base of {source.name}, {rope.base:g}"
         raise ValueError(f"--base {target.base:g} is {below}: a smaller base shortens the context; give a larger one")

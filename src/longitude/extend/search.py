@@ -17,9 +17,9 @@ from longitude.errors import UsageError
 from longitude.extend.evolution import PUBLISHED, Bounds, evolve
 from longitude.extend.factors import Candidate, RotaryPairs, rotating_with
 from longitude.extend.short_contexts import BATCH
-from longitude.extend.units import PASSES, digest_of_tokens, digest_of_weights
+from longitude.extend.units import digest_of_tokens, digest_of_weights
 from longitude.measure.text import losses_by_length
-from longitude.measure.windows import Bounded, Resumable
+from longitude.measure.windows import Bounded
 from longitude.positions.scaling import LongRoPE
 from longitude.runs.store import Store, Unit
 
@@ -128,10 +128,9 @@ def search(
     def evaluate(candidates: Sequence[Candidate]) -> list[float]:
         new = [candidate for candidate in candidates if candidate not in tried]
 
-        def attempt(i: int, folder: Path) -> Tried:
+        def attempt(i: int, _: Path) -> Tried:
             begun = time.perf_counter()
-            loss = _loss(model, pairs, new[i], windows, folder / PASSES)
-            (folder / PASSES).unlink(missing_ok=True)
+            loss = _loss(model, pairs, new[i], windows)
             return Tried(loss if math.isfinite(loss) else None, time.perf_counter() - begun)
 
         def known(i: int, result: Tried) -> None:
@@ -164,8 +163,8 @@ def affordable(budget: float, spent: float, seconds: float) -> int:
     return max(0, int((60 * SHARE * budget - spent) / seconds))
 
 
-def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, windows: Sequence[Tensor], passes: Path) -> float:
-    """Nats per token; inf if they are not finite. passes: a journal with the losses of earlier passes."""
+def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, windows: Sequence[Tensor]) -> float:
+    """Nats per token; inf if they are not finite."""
     scheme = pairs.longrope(candidate, short=candidate.factors)  # as short factors, too: they apply at every length
     with rotating_with(model, scheme):
         [losses] = losses_by_length(
@@ -174,7 +173,7 @@ def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, windows: S
             lengths=[pairs.length],
             methods=["non-overlapping"],
             batch_tokens=max(BATCH, pairs.length),
-            reader=Resumable(Bounded(model, None), passes),
+            reader=Bounded(model, None),
         )
     loss = float(losses.nats.sum() / losses.tokens.sum())
     return loss if math.isfinite(loss) else math.inf

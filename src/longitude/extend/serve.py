@@ -145,10 +145,8 @@ def page(plan: ExtendPlan, trained: bool) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def terminal(plan: ExtendPlan | None, folder: str) -> Iterator[str]:
+def terminal(plan: ExtendPlan, folder: str) -> Iterator[str]:
     """What engines do otherwise, and the command that serves the new folder; the file has those of all engines."""
-    if plan is None or plan.layers is None:
-        return
     lines = of_folder(plan, folder)
     yield from (*notes(plan), *(f"{line.engine}: {line.note}." for line in lines if not line.command))
     line = next(line for line in lines if line.command)

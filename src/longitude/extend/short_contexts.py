@@ -14,11 +14,11 @@ import numpy as np
 
 from longitude.checkpoints.load import Checkpoint, Source, load, tokenizer_of
 from longitude.checkpoints.positions import last_position
-from longitude.extend.units import PASSES, SAMPLE, digest_of_weights
+from longitude.extend.units import SAMPLE, digest_of_weights
 from longitude.measure.documents import Documents, bos_of, documents_of
 from longitude.measure.sources import read_text
 from longitude.measure.text import DocumentLosses, losses_by_length
-from longitude.measure.windows import Bounded, Resumable, memory_to_read
+from longitude.measure.windows import Bounded, memory_to_read
 from longitude.runs.costs import flops_per_second, forward_flops
 from longitude.runs.machine import available_memory, device_of, require_memory
 from longitude.runs.quiet import quiet
@@ -220,30 +220,27 @@ class CostMeasurement:
         return sample
 
     def losses(
-        self, checkpoint: Checkpoint, documents: Documents, length: int, what: str, folder: Path, **how: Any
+        self, checkpoint: Checkpoint, documents: Documents, length: int, what: str, **how: Any
     ) -> list[DocumentLosses]:
-        """The losses of a model in windows of `length` tokens; what: words for progress. Passes are kept in `folder`."""
-        model, passes = checkpoint.model, folder / PASSES
-        losses = losses_by_length(
-            model,
+        """The losses of a model in windows of `length` tokens; what: words for progress."""
+        return losses_by_length(
+            checkpoint.model,
             documents.ids,
             lengths=[length],
             token_bytes=documents.sizes,
             batch_tokens=max(BATCH, length),
             progress=lambda done, total: self.on_progress(what, done, total),
-            reader=Resumable(Bounded(model, None, bos=bos_of(checkpoint.tokenizer, "tokenizer")), passes),
+            reader=Bounded(checkpoint.model, None, bos=bos_of(checkpoint.tokenizer, "tokenizer")),
             **how,
         )
-        passes.unlink(missing_ok=True)
-        return losses
 
     def _sums(self, checkpoint: Checkpoint, what: str, must_be_finite: bool = True) -> Sums:
         """Sums in non-overlapping windows. ValueError for losses that are not finite but must be."""
         bos, length = bos_of(checkpoint.tokenizer, "tokenizer"), self.length
 
-        def measured(i: int, folder: Path) -> Sums:
+        def measured(*_: object) -> Sums:
             how: Any = {"methods": ["non-overlapping"], "span": len(self.documents.ids[0]) - 1}
-            [losses] = self.losses(checkpoint, self.documents, length, what, folder, **how)
+            [losses] = self.losses(checkpoint, self.documents, length, what, **how)
             sums = Sums.of(losses)
             if must_be_finite:  # here, so that no unit keeps them
                 self.require_finite(sums, length)

@@ -29,7 +29,7 @@ def plan_parts(plan: ExtendPlan) -> Iterator[Any]:
     changes = table("key", "before", "after", words=3)
     for key, before, after in differences(plan):
         changes.add_row(key, _text(before), _text(after))
-    yield from ("\nconfig.json", changes, "") if changes.rows else ("\nconfig.json: nothing changes\n",)
+    yield from ("\nconfig.json", changes, "")
     if plan.search is not None:
         starts = table("start", "loss")
         for name, loss in (plan.search.starts | {"found": plan.search.loss}).items():
@@ -183,7 +183,7 @@ def as_json(
             "left_out": left_out(plan.source),
             "search": plan.search and {name: getattr(plan.search, name) for name in ("loss", "starts", "tried")},
         }
-        if out is not None and plan.layers is not None:
+        if out is not None:
             lines = [vars(line) for line in serve.of_folder(plan, out)]
             result["serve"] = {"lines": lines, "notes": serve.notes(plan)}
     if training is not None:

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from longitude.runs.files import LOCK, lock, make_folder, opened, require_plain
 from longitude.runs.store import Store
 
-PASSES = "passes.jsonl"
-"""Losses of forward passes, in the folder of a unit in progress."""
 TRAINING = "training"
 """Before a hyphen and a key: the folder of a training's saved states."""
 SAMPLE = "sample"

@@ -22,22 +22,20 @@ LEFT = ("trainer_state.json", "config.json", "pytorch_model.bin.index.json", "se
 def write_checkpoint(
     source: Source,
     out: Path,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any],
     tokenizer_length: int | None = None,
     check: Callable[[Path], object] = lambda folder: None,
 ) -> None:
     """Write the checkpoint to `out`, atomically.
 
-    config: content of the new config.json, None: unchanged. tokenizer_length: the new model_max_length. check:
-    called with the folder before it is renamed; if it raises, nothing is left.
+    config: content of the new config.json. tokenizer_length: the new model_max_length. check: called with the folder before it
+    is renamed; if it raises, nothing is left.
     """
     size = sum(path.stat().st_size for path in (*source.shards, *carried(source)))
     require_space(out.absolute().parent, size, "the checkpoint")
     with new_folder(out) as unfinished:
         copy_weights(source, unfinished)
-        shutil.copyfile(source.folder / "config.json", unfinished / "config.json")
-        if config is not None:
-            write_json(unfinished / "config.json", config, allow_nan=True)
+        write_json(unfinished / "config.json", config, allow_nan=True)
         if tokenizer_length is not None:
             path = unfinished / "tokenizer_config.json"
             write_json(path, read_json(path) | {"model_max_length": tokenizer_length}, allow_nan=True)

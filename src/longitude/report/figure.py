@@ -24,7 +24,7 @@ from longitude.report.wording import hue_of
 from longitude.runs.files import atomic, make_folder
 
 # Okabe and Ito's colors, distinct for color-blind readers, less yellow and black, the light ones darkened so that
-# words in them can be read on white. A second round of them is dashed, a third dotted, and labels show it, too.
+# words in them can be read on white.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6b6b6b")
 # From dark to light through the hues of a flame: heads and layers in their order.
 ORDERED = ("#0d0887", "#4903a0", "#7401a8", "#9c179e", "#bd3786", "#d8576b", "#e56b5d", "#ed7953")

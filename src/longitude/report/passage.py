@@ -74,13 +74,6 @@ class Passage:
     panels: Mapping[str, Panel]
 
     @property
-    def frame(self) -> pd.DataFrame:
-        """Columns panel, place, text, value: every piece."""
-        columns = {name: {"text": p.pieces, "value": p.values} for name, p in self.panels.items()}
-        parts = {name: pd.DataFrame(tokens) for name, tokens in columns.items()}
-        return pd.concat(parts, names=["panel", "place"]).reset_index()
-
-    @property
     def columns(self) -> int:
         """Letters, or cells, of a row."""
         return COLUMNS if len(self.panels) > 2 else WIDE

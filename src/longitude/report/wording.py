@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 from zlib import crc32
@@ -73,8 +72,6 @@ QK_NORM = Part("attention", ("qk_norm=true",))
 """A part that names what it adds to an encoding: RoPE, QK-norm."""
 ROPE_BASE = 10_000
 """The base of `rope` without options."""
-FITS = 30
-"""Characters of the longest name that has room at the end of a line in a chart."""
 
 
 def paper(label: str, options: bool = True) -> str:
@@ -136,25 +133,6 @@ def papers(labels: Sequence[str]) -> dict[str, str]:
         return paper(with_base(label), options=rotates or often[paper(label, options=False)] > 1)
 
     return {label: name(label) for label in labels}
-
-
-def short_papers(labels: Sequence[str]) -> dict[str, str]:
-    """`papers`; names that a chart would cut have only their first options, two or as many as tell the labels apart.
-
-    rope:scaling=yarn,factor=4,original_max_length=128 -> RoPE (base=10000,scaling=yarn).
-    """
-
-    def first(most: int, part: Part) -> Part:
-        return part._replace(options=part.options[:most])
-
-    whole = papers(labels)
-    if max(map(len, whole.values())) <= FITS:
-        return whole
-    for most in range(2, 2 + max(label.count("=") for label in labels)):
-        cut = papers([with_parts(with_base(label), partial(first, most)) for label in labels])
-        if len(set(cut.values())) == len(labels):
-            return dict(zip(labels, cut.values(), strict=True))
-    return whole
 
 
 def named(label: str) -> str:

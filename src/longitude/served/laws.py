@@ -185,13 +185,11 @@ def repeatable(served: Served) -> None:
     for (length, together), trials in kinds.items():
         how = "at the same time" if together else "one after the other"
         answers = [trial.answer.text.strip() for trial in kinds[length, False] if not trial.answer.refused]
-        usual_text = mode(answers) if answers else None
-        others = [
-            trial
-            for trial in trials
-            if answers and trial.answer.text.strip() != usual_text and not trial.answer.refused
-        ]
-        if usual_text is not None and len(others) > 1:
+        if not answers:
+            continue
+        usual_text = mode(answers)
+        others = [t for t in trials if t.answer.text.strip() != usual_text and not t.answer.refused]
+        if len(others) > 1:
             served.evidence["repeatable"] = others[0]
             other_text = others[0].answer.text.strip()
             ids = (encode(served.tokenizer, text, "never") for text in (usual_text, other_text))

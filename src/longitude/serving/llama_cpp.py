@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from longitude.checkpoints.gguf import BETAS, FACTORS, GGUF, HALVES, LISTS, NEIGHBOURS
 from longitude.errors import UsageError
 from longitude.positions.config_keys import ORIGINAL, WINDOWED
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import YaRN
 from longitude.serving import config as rules
 from longitude.serving.config import BASE, LENGTH, ROPE, Config, NotKnown, Overrides, Parameters, Served, Stops, rope
+from longitude.serving.gguf import BETAS, FACTORS, GGUF, HALVES, LISTS, NEIGHBOURS
 from longitude.serving.line import FACTS, Line
 
 ENGINE = FACTS["llama.cpp"]

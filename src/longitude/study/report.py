@@ -22,7 +22,6 @@ from longitude.report.wording import by_layer, legible, named, percent, with_bas
 from longitude.statistics.estimates import Estimate
 from longitude.study.analysis import Analysis, conclude, notes, ranked, state
 from longitude.study.answers import SOLVED
-from longitude.study.config import option
 from longitude.study.criterion import LEARNED, VERDICTS
 from longitude.study.losses import TOLERANCE, LossCriterion
 from longitude.study.pictures import figures, lines
@@ -38,7 +37,6 @@ from longitude.study.tables import (
     training,
     with_ends,
 )
-from longitude.study.tasks.base import of_task
 
 
 def write_report(analysis: Analysis) -> Path:
@@ -84,7 +82,7 @@ def write_report(analysis: Analysis) -> Path:
         undone=[(trial, state(trial)) for trial in run.undone],
         left_out=[trial for trial in run.trials if trial.status == "done" and trial.reason],
         protocol=_protocol(run),
-        command=_command(run),
+        command=run.study.get("command") or shlex.join(["longitude", "study", "--out", str(run.path)]),
         verdicts=VERDICTS,
         tolerance=f"{TOLERANCE:.0%}",
         solved=f"{SOLVED:.0%}",
@@ -279,16 +277,3 @@ def _chosen(run: Run, choice: Choice) -> str:
     rates = [f"{rate:g}: " + ("diverged" if loss is None else f"{loss:.3f}") for rate, loss in choice.losses.items()]
     rate = "none" if choice.rate is None else f"{choice.rate:g}"
     return f"{rate} ({', '.join(rates)}; nats per {run.task.loss_unit} at {run.train_length} on the selection text)"
-
-
-def _command(run: Run) -> str:
-    """The command line that was given; for a study begun in Python, one with the options that differ from the defaults."""
-    if command := run.study.get("command"):
-        return str(command)
-    defaults = asdict(of_task(run.task.name)) | {"task": "text", "device": run.config.device}
-    arguments = ["longitude", "study"]
-    for name, value in asdict(run.config).items():
-        if value == defaults[name]:
-            continue
-        arguments += [option(name), *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    return shlex.join([*arguments, "--out", str(run.path)])

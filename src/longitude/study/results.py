@@ -22,7 +22,6 @@ from longitude.statistics.estimates import Sums
 from longitude.study.blind import is_blind, seen
 from longitude.study.config import StudyConfig
 from longitude.study.rates import Choice, choices, recorded, shown
-from longitude.study.resume import LOSSES, LossLog
 from longitude.study.tasks.base import TASKS, Task, task_for
 from longitude.study.trial import Status, Trial
 from longitude.study.units import Keys
@@ -96,13 +95,11 @@ class TrialResult(Status):
 
     Attributes:
         folder: Folder of its training unit, with its model.
-        losses: For each step: step, loss (nats per token), learning_rate, tokens.
         documents: Sums of each document; empty unless the trial is done.
         window: Columns text, nats: every byte or token of one held-out window of text; None if it was not measured.
     """
 
     folder: Path
-    losses: list[dict[str, Any]]
     documents: pd.DataFrame
     window: pd.DataFrame | None = None
 
@@ -315,7 +312,7 @@ def read_run(run: Run | Path | str, numbers_only: bool = False) -> Run:
 
 
 def _read_kept(folder: Path, study: dict[str, Any]) -> Run:
-    """Read a kept study, whose trials have no training losses and no models."""
+    """Read a kept study, whose trials have no models."""
     for name in (ROWS, DOCUMENTS):
         if not (folder / name).exists() or digest_of(folder / name) != study[DIGESTS].get(name):
             what = f"not the table that its {KEPT} was written with"
@@ -324,7 +321,7 @@ def _read_kept(folder: Path, study: dict[str, Any]) -> Run:
     for saved in study[TRIALS]:
         sums = documents.loc[(documents["label"] == saved["label"]) & (documents["seed"] == saved["seed"])]
         status = _converted(saved, Status, folder / KEPT, "copy the folder again")
-        trials.append(TrialResult(**asdict(status), folder=folder, losses=[], documents=sums))
+        trials.append(TrialResult(**asdict(status), folder=folder, documents=sums))
     return Run(folder, study, tuple(trials), from_frame(read_rows(folder / ROWS)))
 
 
@@ -390,16 +387,15 @@ def _converted(value: Any, kind: Any, path: Path, remedy: str) -> Any:
 
 
 def _read_trial(store: Store, keys: Keys, status: Status) -> tuple[TrialResult, list[Row]]:
-    """A trial with its losses, and its rows if it is done."""
+    """A trial, and its rows if it is done."""
     folder = store.find("train", keys.training) or store.unfinished("train", keys.training)
-    losses = LossLog(folder / LOSSES).read()
     if status.status != "done":
-        return TrialResult(**asdict(status), folder=folder, losses=losses, documents=NOTHING_MEASURED), []
+        return TrialResult(**asdict(status), folder=folder, documents=NOTHING_MEASURED), []
     measured = store.find("measure", keys.measuring)
     assert measured is not None  # a trial that is done is measured
     documents, rows = pd.read_parquet(measured / DOCUMENTS), from_frame(read_rows(measured / ROWS))
     window = pd.read_parquet(measured / WINDOW) if (measured / WINDOW).exists() else None
-    return TrialResult(**asdict(status), folder=folder, losses=losses, documents=documents, window=window), rows
+    return TrialResult(**asdict(status), folder=folder, documents=documents, window=window), rows
 
 
 # ---- keeping ---------------------------------------------------------------------------------------------------------

@@ -21,8 +21,6 @@ from longitude.runs.files import (
 )
 
 LOSSES = "losses.jsonl"
-MEASURED = ("loss", "tokens")
-"""Numbers that each of its lines has, besides the step."""
 
 
 def seal(checkpoint: Path) -> None:
@@ -69,16 +67,14 @@ class LossLog:
     def __init__(self, path: Path):
         self.path = path
 
-    def read(self) -> list[dict[str, Any]]:
-        """The entries of steps 1, 2, ... up to the first that is missing, half-written or damaged."""
-        entries: list[dict[str, Any]] = []
+    def steps(self) -> int:
+        """The number of steps 1, 2, ... up to the first that is missing, half-written or damaged."""
+        last = 0
         for entry in read_json_lines(self.path):
-            if not isinstance(entry, dict) or entry.get("step") != len(entries) + 1:
+            if not isinstance(entry, dict) or entry.get("step") != last + 1:
                 break
-            if not all(isinstance(entry.get(name), int | float) for name in MEASURED):
-                break
-            entries.append(entry)
-        return entries
+            last += 1
+        return last
 
     def cut(self, step: int) -> None:
         """Keep the entries up to and including `step`."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from longitude import plugins
 from longitude.measure import write_rows
-from longitude.measure.config import listed
 from longitude.native import load
 from longitude.runs.files import out_of_space, write_json
 from longitude.runs.machine import commit_of_code, provenance
@@ -29,8 +28,6 @@ from longitude.study.trial import Status, Trial
 from longitude.study.units import StudyPlan, TrialUnits, plain
 
 ENDED = ("done", "diverged")
-FEW = 3
-"""With fewer seeds, intervals over seeds are wide or missing."""
 Watch = Callable[[Mapping[str, float], float, float], None]
 """Called with the running parts and the share done of each, the amount of work done, and the whole amount."""
 
@@ -71,8 +68,6 @@ def study(
         if (missing := load.without_kernels()) is not None:
             note(missing)
         note(_introduction(planned))
-        if len(planned.config.seeds) < FEW:
-            note(_few_seeds(planned.config.seeds))
         run = run_of(store, question, Trials(planned, store, executor, on_progress, note).run())
         write_rows(run.rows, planned.run / ROWS)
         return run
@@ -199,12 +194,6 @@ def _introduction(planned: StudyPlan) -> str:
         f"{models_trained(config)} models ({config.hidden} x {config.layers}), each trained at {config.train_length}"
     )
     return f"{models} on {trained} and {measured}; {planned.run}"
-
-
-def _few_seeds(seeds: Sequence[int]) -> str:
-    more = [str(seed) for seed in range(FEW) if seed not in seeds][: FEW - len(seeds)]
-    every = listed([*seeds, *more])
-    return f"fewer than {FEW} seeds give wide intervals over seeds, or none; --seeds {every} adds to them"
 
 
 @contextmanager

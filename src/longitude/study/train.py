@@ -157,7 +157,7 @@ def train(
 ) -> Trained:
     """Train in place; losses and checkpoints are in the folder, from which a killed training continues."""
     log, task, checkpoints = LossLog(folder / LOSSES), task_of(config.task), folder / "trainer"
-    checkpoint, messages = newest(checkpoints, len(log.read()))
+    checkpoint, messages = newest(checkpoints, log.steps())
     first = step_of(checkpoint)
     for message in [*messages, *([f"continues from step {first}"] if first else [])]:
         note(f"{trial.title}: {message}")

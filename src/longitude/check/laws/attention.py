@@ -168,7 +168,7 @@ def promised_scale(config: Any, width: int) -> float:
     scale = width**-0.5
     if "qk_rope_head_dim" not in keys:
         with suppress(NotUnderstood):  # some classes have a scale of their own, which no key names
-            scales = {layer.scale for layer in observe(class_of(config) or config) if layer.attends}
+            scales = {layer.scale for layer in observe(class_of(config) or config).layers if layer.attends}
             scale_of_class = scales.pop() if len(scales) == 1 else None
             scale = scale if scale_of_class is None else scale_of_class
     else:

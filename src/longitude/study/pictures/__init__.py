@@ -6,8 +6,7 @@ from longitude.study.analysis import Analysis
 
 PICTURES = Registry("picture", "longitude.study.pictures.PICTURES", ("longitude.study.pictures",))
 MAIN = "by-length"
-FOLDED = ("by-length-sliding", "training")
-ORDER = (MAIN, "by-position", "one-text", *FOLDED)
+ORDER = (MAIN, "by-position", "one-text")
 """Order of figures in a page; others follow."""
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
+import pandas as pd
+
 from longitude.measure.rows import Row
 from longitude.report import passage
 from longitude.report.figure import Figure
@@ -47,6 +49,7 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
         "spread:N": ("range of seeds" if len(run.config.seeds) > 1 else "95% interval",),
         "seeds:Q": ("seeds",),
     }
+    values: Any = pd.DataFrame(points).pivot_table("value", "label", "from", sort=False)
     yield Figure(
         name="by-position",
         title=_finding(run, points),
@@ -55,7 +58,7 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
         f"{run.train_length}. Positions below {FIRST} are not drawn.",
         alt=f"Line chart of {run.task.words} by position in windows of {longest} {run.task.unit}, one line per encoding.",
         axes=("x", "y"),
-        table=lines.table_of(points, "label", "from", lambda each: f"{each['value']:.3f}"),
+        table=values.map("{:.3f}".format, na_action="ignore").fillna("").reset_index(),
         chart=lines.line_chart(run, points, x, y, fields, width=2.2, dots=14),
     )
 

@@ -4,18 +4,15 @@ A reader of the page chooses labels with the parameter `picked`, a list: where i
 stand at the ends of their lines, so that no figure needs a legend, and a color belongs to a label in all figures of a study.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import altair as alt
-import pandas as pd
 
-from longitude.report.figure import COLORS, EDGE, GREY, apart, color_of, dashes_of, themed
-from longitude.report.wording import capital, short_papers
+from longitude.report.figure import EDGE, GREY, apart, color_of, dashes_of, themed
+from longitude.report.wording import capital
 from longitude.study.results import Run
 
-SAMPLES = ("—", "--", "··")
-"""Samples of the line dashes, one for each cycle through the colors."""
 BLIND = [4, 4]
 """The dash of blind controls."""
 HEIGHT = 380
@@ -40,7 +37,6 @@ def line_chart(
     seeds: list[dict[str, Any]] | None = None,
     levels: dict[str, float] | None = None,
     bands: bool = False,
-    by_trial: bool = False,
 ) -> Any:
     """Lines, in which labels can be picked.
 
@@ -48,16 +44,13 @@ def line_chart(
     below: layers under the lines. width: of lines. dots: their size, 0 for none. seeds: points of single seeds, as `points`.
     levels: dotted level lines, with their names at the right of the plot.
     bands: from "from" to "to" of a point, if it has them.
-    by_trial: a line per trial, cut off at the axes; else one per label, and the training length.
     """
     field, labels = x["shorthand"].removesuffix(":Q"), run.labels
     colors = [*map(color_of, labels)]
     color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=colors), legend=None)
     dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes(run)), legend=None)
-    base, detail = of_labels(points), {}
-    if by_trial:
-        base, detail = of_trials(points, field, "step", "value"), {"detail": "trial:N"}
-    layers = [*([] if by_trial else training_length(run, x, field)), *below]
+    base = of_labels(points)
+    layers = [*training_length(run, x, field), *below]
     for value in (levels or {}).values():
         layers.append(dotted(value, y))
     if bands:
@@ -65,15 +58,14 @@ def line_chart(
         both = of_labels([point for point in points if point["from"] is not None])
         layers.append(both.mark_area(opacity=0.15, aria=False).encode(x, **bounds))
         layers.append(both.mark_rule(strokeWidth=1.2, opacity=0.7, aria=False).encode(x, **bounds))
-    line = base.mark_line(strokeWidth=width, clip=by_trial or alt.Undefined)
-    layers.append(line.encode(x, y, **detail, color=color, strokeDash=dash))
+    layers.append(base.mark_line(strokeWidth=width).encode(x, y, color=color, strokeDash=dash))
     if seeds:
         layers.append(of_labels(seeds).mark_point(size=30, strokeWidth=1.2, aria=False).encode(x, y, color=color))
     if dots:
         layers.append(base.mark_point(size=dots, filled=True, opacity=1).encode(x, y, color=color))
     undefined = [alt.Undefined]
     tooltip = [alt.Tooltip(name, title=title, format=(form or undefined)[0]) for name, (title, *form) in fields.items()]
-    large = base.mark_point(size=380, filled=True, opacity=0, clip=by_trial, aria=False)  # invisible, easy to point at
+    large = base.mark_point(size=380, filled=True, opacity=0, aria=False)  # invisible, easy to point at
     names = ends(run, points, field, y["scale"]["domain"], color, levels or {})
     layers += [large.encode(x, y, tooltip=tooltip), *names]
     chart = alt.layer(*layers).add_params(alt.param(name="picked", value=[]))
@@ -94,28 +86,6 @@ def dashes(run: Run) -> list[Sequence[int]]:
 def of_labels(points: list[dict[str, Any]]) -> alt.Chart:
     """A layer of points with a label, which a reader may choose by label."""
     return alt.Chart(alt.InlineData(values=points)).transform_filter(PICKED)
-
-
-def of_trials(points: list[dict[str, Any]], *columns: str) -> alt.Chart:
-    """`of_labels` with a record per trial and lists as columns: a third of the size."""
-    trials: dict[str, dict[str, Any]] = {}
-    for point in points:
-        trial = trials.setdefault(point["trial"], {**point, **{name: [] for name in columns}})
-        for name in columns:
-            trial[name].append(point[name])
-    return of_labels(list(trials.values())).transform_flatten([*columns])
-
-
-def table_of(
-    points: list[dict[str, Any]], row: str, column: str, cell: Callable[[dict[str, Any]], str]
-) -> pd.DataFrame:
-    """Points as words, a line for each value of `row`, both in the order of the points."""
-    cells: dict[Any, dict[Any, str]] = {}
-    for point in points:
-        cells.setdefault(point[row], {})[point[column]] = cell(point)
-    columns = dict.fromkeys(point[column] for point in points)
-    lines = [[name, *(line.get(place, "") for place in columns)] for name, line in cells.items()]
-    return pd.DataFrame(lines, columns=pd.Index([row, *columns]))
 
 
 def x_axis(field: str, title: str, scale: dict[str, Any], **ticks: Any) -> alt.X:
@@ -149,16 +119,8 @@ def ends(
     for point in points:
         if point["label"] not in last or point[field] >= last[point["label"]][field]:
             last[point["label"]] = point
-
-    names = {**short_papers(run.labels), **{label: run.names[label] for label in run.labels if run.is_blind(label)}}
-
-    def named(point: dict) -> str:
-        if "name" in point:
-            return point["name"]
-        round_of_colors = run.labels.index(point["label"]) // len(COLORS) % len(SAMPLES)
-        sample = f"{SAMPLES[round_of_colors]} " if len(run.labels) > len(COLORS) else ""
-        return sample + names[point["label"]] + point.get("end", "")
-
+    names = run.names
+    last = {label: point | {"name": names[label]} for label, point in last.items()}
     far = max(point[field] for point in last.values())
     last |= {f"level {words}": {field: far, "value": value, "name": words} for words, value in levels.items()}
     gap = 15 / HEIGHT * (domain[1] - domain[0])
@@ -168,7 +130,7 @@ def ends(
         above = 0.0 if place == far else gap  # a line that stops early: its label must not lie on the others
         heights = apart([point["value"] + above for point in here], gap)
         up = max(0.0, domain[0] + gap / 2 - heights[0])  # off the axis
-        ends += [{**p, "name": named(p), "at": height + up} for p, height in zip(here, heights, strict=True)]
+        ends += [{**p, "at": height + up} for p, height in zip(here, heights, strict=True)]
     place = {"x": alt.X(f"{field}:Q"), "y": alt.Y("at:Q"), "text": "name:N"}
     style: dict[str, Any] = {"align": "left", "limit": 240}
     text = of_labels([end for end in ends if "label" in end]).mark_text(fontSize=13, fontWeight=600, dx=9, **style)
