@@ -21,7 +21,7 @@ from longitude.attention.mixer import Mixer
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, explicit
-from longitude.testing.engine import LawBroken, measure
+from longitude.testing.engine import DoesNotApply, LawBroken, measure
 from longitude.testing.examples import DIM, SHAPES, MixerExample
 
 Named = dict[str, Tensor]
@@ -96,6 +96,8 @@ class LayerStack(nn.Module):
         mask: Mask = Causal(),  # noqa: B008 (frozen)
     ) -> Tensor:
         """Run x [B, L, dim]. documents [B, Lk], cached tokens included, -1 for padding. positions None: after cached tokens."""
+        if self.encoding.reads_neighbors:
+            raise DoesNotApply("it reads tokens on both sides")
         if self.encoding.axes > 1 and isinstance(positions, Tensor) and positions.dim() == 2:
             positions = positions[..., None]  # [B, L] might be [L, axes]
         if self.encoding.at_input:

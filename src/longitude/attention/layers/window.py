@@ -31,7 +31,7 @@ class WindowAttention(MultiHeadAttention):
         dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
         size: Keys per query.
         step: Distance between neighboring keys of the window.
-        head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in
+        head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, xsa, output_gate, softcap, short_conv, conv_kernel: As in
             MultiHeadAttention.
 
     Raises:
@@ -103,7 +103,7 @@ class ChunkAttention(WindowAttention):
     Args:
         dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
         size: Tokens of a chunk.
-        head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in
+        head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, xsa, output_gate, softcap, short_conv, conv_kernel: As in
             MultiHeadAttention.
 
     Raises:
