@@ -58,8 +58,8 @@ class KeyVectors(Term):
 class Disentangled(Encoding):
     """Disentangled attention: score(i, j) = (q_i . k_j + q_i . W_k E[i - j] + k_j . W_q E[i - j]) / sqrt(3 head_dim).
 
-    E [2 span, dim] has a row for each offset from -span to span - 1, and offsets beyond share the outermost ones. W_k has no bias,
-    W_q has one. Both are of the encoding, as in the first DeBERTa; v2 takes the layer's own projections of content instead.
+    E [2 span, dim] has a row for each offset from -span to span - 1, and offsets beyond share the outermost ones. W_k has no
+    bias, W_q has one. Both are of the encoding, as in the first DeBERTa; v2 takes the layer's own projections of content instead.
 
     Args:
         num_heads: heads of queries.

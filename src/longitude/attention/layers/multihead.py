@@ -53,7 +53,8 @@ class MultiHeadAttention(AttentionLayer):
     Source:
         Vaswani et al. 2017, arXiv:1706.03762, https://arxiv.org/abs/1706.03762; grouped heads: Ainslie et al. 2023,
         arXiv:2305.13245, https://arxiv.org/abs/2305.13245; gate: Qiu et al. 2025, arXiv:2505.06708,
-        https://arxiv.org/abs/2505.06708; exclusive: Zhai 2026, arXiv:2603.09078, https://arxiv.org/abs/2603.09078; convolutions: Allen-Zhu 2025, arXiv:2512.17351, https://arxiv.org/abs/2512.17351.
+        https://arxiv.org/abs/2505.06708; exclusive: Zhai 2026, arXiv:2603.09078,
+        https://arxiv.org/abs/2603.09078; convolutions: Allen-Zhu 2025, arXiv:2512.17351, https://arxiv.org/abs/2512.17351.
     """
 
     widens = True
@@ -157,7 +158,7 @@ class MultiHeadAttention(AttentionLayer):
 def exclusive(
     out: Float[Tensor, "B H L D"], v: Float[Tensor, "B Hkv L D"], strength: Float[Tensor, " H"]
 ) -> Float[Tensor, "B H L D"]:
-    """y - s (y.u) u with u the unit vector of the token's own value, of the head of keys that the head of queries reads."""
+    """Outputs y - s (y.u) u, with u the unit vector of the token's own value in the head of keys that the head reads."""
     unit = F.normalize(v, dim=-1).to(out.dtype).repeat_interleave(out.shape[1] // v.shape[1], 1)
     along = (out * unit).sum(-1, keepdim=True)
     return out - strength.to(out.dtype)[:, None, None] * along * unit
