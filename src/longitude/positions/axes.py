@@ -61,6 +61,7 @@ class SwinTable(Encoding):
     source = "Liu et al. 2021, https://arxiv.org/abs/2103.14030"
     learned = True
     score_tables = ("table",)
+    model_defaults = {"sides": (300, 300)}  # for models of text, whose tokens have one number on all axes
 
     def __init__(self, num_heads: int, sides: Sequence[int]):
         super().__init__()
@@ -103,6 +104,7 @@ class ContinuousBias(Encoding):
 
     source = "Liu et al. 2022, https://arxiv.org/abs/2111.09883"
     learned = True
+    model_defaults = SwinTable.model_defaults
 
     def __init__(self, num_heads: int, sides: Sequence[int], width: int = 512):
         super().__init__()

@@ -22,7 +22,7 @@ from longitude.registry import options_of
 from longitude.testing.engine import Battery, Law, Measurement, Result, Test
 
 Module = TypeVar("Module", bound=nn.Module)
-SHAPES = {"dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_length": 600, "sides": (300, 300)}
+SHAPES = {"dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_length": 600}
 """The toy size: options of these names are filled in; an encoding or mixer built otherwise must fit them."""
 DIM = SHAPES["dim"]
 
