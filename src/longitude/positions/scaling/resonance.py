@@ -52,5 +52,8 @@ class Resonance(YaRN):
             theta = plain(rotary_dim, base, device)
         return 2 * math.pi / (2 * math.pi / theta).round().clamp(min=1)
 
+    def then(self, scheme):
+        return Resonance(**vars(scheme)) if self.factor == 1 and type(scheme) is YaRN else None
+
     def written(self, base, rotary_dim):
         return Scaling.written(self, base, rotary_dim)  # no rope_type rounds
