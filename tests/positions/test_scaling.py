@@ -70,6 +70,13 @@ def test_resonance_rounds_what_yarn_gives() -> None:
     assert got[1:] == YaRN(**options).factors()
 
 
+def test_a_model_with_resonance_is_extended_by_yarn_alone() -> None:
+    """The longer model rounds YaRN's wavelengths; no other scheme knows what was trained."""
+    longer = Resonance().then(YaRN(4.0, 64, beta_fast=2))
+    assert longer == Resonance(4.0, 64, beta_fast=2)
+    assert Resonance().then(Linear(4.0)) is longer.then(YaRN(4.0, 64)) is YaRN(4.0, 64).then(YaRN(2.0, 64)) is None
+
+
 @pytest.mark.parametrize(
     ("dim", "proportion", "rotating"),
     [(16, 1, 8), (16, 0.75, 6), (16, 0.7, 5), (16, 0.1, 0), (16, 0.0, 0), (4, 0.5, 1)],

@@ -112,14 +112,17 @@ class ContinuousBias(Encoding):
         self.axes = len(sides)
         self.mlp = nn.Sequential(WideLinear(self.axes, width), nn.ReLU(), WideLinear(width, num_heads, bias=False))
 
+    def logarithms(self, offset: Tensor) -> Tensor:
+        """What the network reads of offsets [..., axes]: u, float32 or wider."""
+        dtype = torch.promote_types(self.mlp[0].weight.dtype, torch.float32)
+        scale = torch.tensor([8 / (side - 1) for side in self.sides], dtype=dtype, device=offset.device)
+        return offset.sign() * (1 + scale * offset.abs()).log2() / 3
+
     def bias_of(self, offset: Tensor) -> Tensor:
         """The bias of offsets [..., axes]: [heads, ...]."""
-        weight = self.mlp[0].weight
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        scale = torch.tensor([8 / (side - 1) for side in self.sides], dtype=dtype, device=offset.device)
         with torch.autocast(offset.device.type, enabled=False):
-            u = offset.sign() * (1 + scale * offset.abs()).log2() / 3
-            return 16 * self.mlp(u).to(dtype).sigmoid().movedim(-1, 0)
+            u = self.logarithms(offset)
+            return 16 * self.mlp(u).to(u.dtype).sigmoid().movedim(-1, 0)
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def at(offset: Tensor) -> Tensor:
