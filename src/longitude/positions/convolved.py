@@ -5,7 +5,6 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
 
 from longitude.errors import UsageError
 from longitude.positions.absolute import AtInput
@@ -39,13 +38,17 @@ class Convolutional(AtInput):
         if dim % groups:
             raise UsageError("Convolutional", "groups to divide dim", f"{groups} and {dim}")
         self.dim, self.kernel, self.groups = dim, kernel, groups
-        self.conv = weight_norm(nn.Conv1d(dim, dim, kernel, padding=kernel // 2, groups=groups), dim=2)
+        self.size, self.direction = (
+            nn.Parameter(torch.empty(*shape, kernel)) for shape in ((1, 1), (dim, dim // groups))
+        )
+        self.shift = nn.Parameter(torch.empty(dim))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.conv.weight = torch.empty_like(self.conv.weight).normal_(std=2 / math.sqrt(self.kernel * self.dim))
-        nn.init.zeros_(self.conv.bias)
+        self.direction.normal_(std=2 / math.sqrt(self.kernel * self.dim))
+        self.size.copy_(self.direction.norm(dim=(0, 1), keepdim=True))
+        nn.init.zeros_(self.shift)
 
     def embed(self, x: Tensor, positions: Tensor, documents: Tensor | None = None) -> Tensor:
         self.positions_of(x, positions)
@@ -58,4 +61,9 @@ class Convolutional(AtInput):
 
     def convolved(self, x: Tensor) -> Tensor:
         """What is added to tokens [B, L, dim] with zeros around them."""
-        return F.gelu(self.conv(x.mT)[..., : x.shape[1]]).mT
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            size, direction, shift = (p.to(dtype) for p in (self.size, self.direction, self.shift))
+            weight = size * direction / direction.norm(dim=(0, 1), keepdim=True)
+            added = F.conv1d(x.mT.to(dtype), weight, shift, padding=self.kernel // 2, groups=self.groups)
+            return F.gelu(added[..., : x.shape[1]]).mT.to(x.dtype)

@@ -77,6 +77,8 @@ class LayerStack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(build(seed, **options) for seed in range(layers))
         self.encoding: Composed = build.encodings(self.mixer) if encoding is None else compose(encoding)
+        if self.encoding.reads_neighbors:
+            raise DoesNotApply("it reads tokens on both sides")
 
     @property
     def mixer(self) -> Mixer:
@@ -96,8 +98,6 @@ class LayerStack(nn.Module):
         mask: Mask = Causal(),  # noqa: B008 (frozen)
     ) -> Tensor:
         """Run x [B, L, dim]. documents [B, Lk], cached tokens included, -1 for padding. positions None: after cached tokens."""
-        if self.encoding.reads_neighbors:
-            raise DoesNotApply("it reads tokens on both sides")
         if self.encoding.axes > 1 and isinstance(positions, Tensor) and positions.dim() == 2:
             positions = positions[..., None]  # [B, L] might be [L, axes]
         if self.encoding.at_input:
