@@ -17,8 +17,10 @@ from longitude import plugins
 from longitude.attention.mixer import MIXERS
 from longitude.attention.operation import explain
 from longitude.native import load
+from longitude.positions.axes import AxesBias
 from longitude.positions.base import ENCODINGS, Encoding, list_encodings
 from longitude.positions.composed import compose
+from longitude.positions.disentangled import KeyVectors
 from longitude.positions.samplers import SAMPLERS
 from longitude.positions.scaling import SCHEMES
 from longitude.positions.terms import OffsetBias, OffsetVectors, PairBias, SinkLogits, Temperature
@@ -107,9 +109,9 @@ def acts(encoding: Encoding, dim: int = SHAPES["dim"]) -> list[str]:
         where += ["rotation"] * (kind.keys is not Encoding.keys)
         for term in member.terms(_columns(member, dim)):
             match term:
-                case OffsetBias() | PairBias():
+                case OffsetBias() | PairBias() | AxesBias():
                     where.append("bias")
-                case OffsetVectors():
+                case OffsetVectors() | KeyVectors():
                     where.append("vectors")
                 case Temperature():
                     where.append("temperature")

@@ -61,12 +61,20 @@ def test_t5_reads_the_buckets_of_the_paper():
     def bucket(n: float) -> int:
         return int(n) if n < 16 else min(31, 16 + int(math.log(n / 16) / math.log(128 / 16) * 16 + 1e-9))
 
-    near(lines("t5", "buckets")["bucket"], bucket)
-    assert drawn("t5", "buckets").marks == {"max_distance": 128}
+    near(lines("t5", "buckets")["row"], bucket)
+    assert drawn("t5", "buckets").marks == {"the last row": 128}
     saved = trained(built("t5", SHAPE).encoding)  # a bias is drawn as a study trained it
     assert isinstance(saved, lg.T5Bias)
     table = saved.table.detach()
     near(lines("t5", "bias")["head 3"], lambda d: table[bucket(d), 2].item())
+
+
+def test_rows_of_deberta_and_logarithms_of_swin():
+    """Rows of DeBERTa are offsets from -span on; Swin v2 reads sign(d) log2(1 + 8 |d| / (W - 1)) / 3, of 1 at 7/8 (W - 1)."""
+    near(lines("deberta:span=16", "buckets")["row"], lambda d: min(max(d + 16, 0), 31))
+    read = lines("swin_v2:sides=9,9", "logarithms")["u"]
+    near(read, lambda d: math.copysign(math.log2(1 + abs(d)) / 3, d))
+    assert read[7] == 1
 
 
 # ---- rotations -------------------------------------------------------------------------------------------------------

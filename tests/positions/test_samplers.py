@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from longitude.positions.samplers import Contiguous, Mixed, Randomized, Skipped, sampler
+from longitude.positions.samplers import Contiguous, Mixed, Randomized, Shifted, Skipped, sampler
 from tests.support import refused_calls
 
 
@@ -23,7 +23,17 @@ def is_uniform(counts: Counter, outcomes: list) -> None:
     assert chi_square < free + 5 * (2 * free) ** 0.5
 
 
-EVERY = [Contiguous(), Randomized(100), Randomized(17), Skipped(100), Skipped(100, 5), Skipped(40, 1), Skipped(17, 17)]
+EVERY = [
+    Contiguous(),
+    Randomized(100),
+    Randomized(17),
+    Skipped(100),
+    Skipped(100, 5),
+    Skipped(40, 1),
+    Skipped(17, 17),
+    Shifted(100),
+    Shifted(17),
+]
 
 
 @pytest.mark.parametrize("draw", EVERY, ids=str)
@@ -78,6 +88,13 @@ def test_skipped_cuts_are_uniform() -> None:
     cuts = [runs(row) for row in rows if len(runs(row)) == 2]
     assert len(cuts) > 19_900
     is_uniform(Counter(cuts), list(combinations(range(1, 5), 2)))
+
+
+def test_shifted_rows_have_one_offset() -> None:
+    """Kiyono et al. 2021, section 3.1: uniform, the same for all tokens of a sequence."""
+    rows = Shifted(9)(20_000, 5, seeded())
+    assert bool((rows.diff(dim=1) == 1).all())
+    is_uniform(Counter(rows[:, 0].tolist()), [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize(("length", "parts"), [(16, [16, 8, 4, 2]), (17, [17, 9, 5, 3]), (3, [3, 2, 1, 1])])

@@ -20,6 +20,7 @@ from longitude.positions.scaling import (
     Llama3,
     LongRoPE,
     NTKByParts,
+    Resonance,
     Scaling,
     YaRN,
     base as base_module,
@@ -50,6 +51,30 @@ def exact(got: Tensor, want: list[float], tolerance: float = 1e-12) -> None:
 def test_plain_frequencies() -> None:
     exact(inverse(head_dim=8), [1, 0.1, 0.01, 0.001], 1e-14)
     exact(inverse(head_dim=64, base=5e5, rotary_dim=16), [theta(k, 16, 5e5) for k in range(8)], 1e-14)
+
+
+@pytest.mark.parametrize(("dim", "base"), [(32, 10_000.0), (6, 0.001)])
+def test_resonance_repeats_after_whole_numbers_of_tokens(dim: int, base: float) -> None:
+    """Wang et al. 2024, section 4.1: a pair's wavelength is rounded. Pair 0 turns once in 6 tokens, not in 2 pi."""
+    waves = [max(1, round(2 * math.pi * base ** (2 * k / dim))) for k in range(dim // 2)]
+    exact(inverse(Resonance(), dim, base), [2 * math.pi / wave for wave in waves])
+    assert waves[0] == 6
+
+
+def test_resonance_rounds_what_yarn_gives() -> None:
+    """As the authors' code, with its ramp of 2 and 1 rotations; the attention factor stays."""
+    options = {"factor": 4.0, "original_max_length": 64, "beta_fast": 2}
+    waves = (2 * math.pi / inverse(YaRN(**options), 32)).tolist()
+    got = rope_frequencies(32, scaling=Resonance(**options))
+    exact(got.inverse, [2 * math.pi / round(wave) for wave in waves])
+    assert got[1:] == YaRN(**options).factors()
+
+
+def test_a_model_with_resonance_is_extended_by_yarn_alone() -> None:
+    """The longer model rounds YaRN's wavelengths; no other scheme knows what was trained."""
+    longer = Resonance().then(YaRN(4.0, 64, beta_fast=2))
+    assert longer == Resonance(4.0, 64, beta_fast=2)
+    assert Resonance().then(Linear(4.0)) is longer.then(YaRN(4.0, 64)) is YaRN(4.0, 64).then(YaRN(2.0, 64)) is None
 
 
 @pytest.mark.parametrize(
@@ -365,6 +390,7 @@ EXAMPLES = [
     Llama3(8.0, 8192),
     BaseChange(5e5),
     Clipped(2048, 5),
+    Resonance(),
 ]
 EXAMPLES += [kind.extending(4.0, 2048) for kind in SCHEMES.values() if kind not in [*map(type, EXAMPLES)]]
 
@@ -379,7 +405,7 @@ def test_schemes_as_json_and_back() -> None:
         assert set(spec) == {"name"} | {field.name for field in dataclasses.fields(scaling)}
         assert torch.equal(inverse(spec), inverse(scaling))
         with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(scaling, dataclasses.fields(scaling)[0].name, 3.0)
+            scaling.anything = 3.0  # type: ignore[attr-defined]
 
 
 def test_frequencies_are_on_the_device_and_as_wide_as_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:

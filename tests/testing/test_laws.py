@@ -93,7 +93,7 @@ def of(name, *encodings, **options):
     return mixers.MixerExample(MIXERS[name], options, encodings)
 
 
-PARTS = {"output_gate": True, "softcap": 2.0}
+PARTS = {"output_gate": True, "softcap": 2.0, "xsa": True}
 MIXER_VARIANTS = {
     "attention without positions": of("attention"),
     "attention, rope and t5": of("attention", "rope", "t5"),
@@ -106,7 +106,7 @@ MIXER_VARIANTS = {
     "window of one": of("window", "alibi", size=1),
     "latent, full queries": of("latent", "rope", q_rank=None),
     "hierarchical, window of one": of("hierarchical", "t5", window=1),
-    "stick_breaking in a block": of("stick_breaking", qk_norm=True, output_gate=True, short_conv="kv"),
+    "stick_breaking in a block": of("stick_breaking", qk_norm=True, xsa=True, output_gate=True, short_conv="kv"),
     "repo in a block": of("repo", **PARTS, qk_norm=True, short_conv="qkv"),
     "indexed in a block": of("indexed", "rope", **PARTS, qk_norm=True, short_conv="input"),
     "indexed, interleaved": of("indexed", "ssmax", index_rotation="interleaved", index_rotary_dim=4),

@@ -37,6 +37,7 @@ class HeadOptions(LayerOptions, total=False):
     bias: bool
     qk_norm: bool
     qk_norm_eps: float
+    xsa: bool
 
 
 class AttendOptions(HeadOptions, ScoreOptions, total=False):

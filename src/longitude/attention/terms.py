@@ -81,10 +81,12 @@ def require_terms(terms: tuple[Term, ...], q: Tensor, k: Tensor, v: Tensor) -> N
 def of_one_axis(
     q_positions: Positions, k_positions: Positions, terms: tuple[Term, ...], gap: int
 ) -> tuple[Positions, Positions]:
-    """Positions without a dimension for axes, if terms read them; ValueError if each token has several numbers."""
-    if not any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
+    """Positions without a dimension for axes, if terms of one axis read them; ValueError if each token has several numbers."""
+    readers = [term for term in terms if term.reads_positions]
+    several = any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions))
+    if not several or readers and all(term.reads_axes for term in readers):
         return q_positions, k_positions
-    if not any(term.reads_positions for term in terms):
+    if not readers:
         return max(gap, 0), max(-gap, 0)  # unread
     q_positions, k_positions = (single_axis("the encoding's terms", p) for p in (q_positions, k_positions))
     return q_positions, k_positions

@@ -6,7 +6,7 @@ formula here. Learned numbers are drawn after training or not at all: before it 
 
 import json
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -17,9 +17,11 @@ from longitude.attention.operation import attend
 from longitude.drawings.build import Shape
 from longitude.drawings.drawing import Drawing, Grid, Line, Lines, floor_of, heads, middle, offsets_of
 from longitude.drawings.rotations import pairs_of, scores
+from longitude.positions.axes import ContinuousBias
 from longitude.positions.base import Encoding, encoding as build
 from longitude.positions.bias import FORBIDDEN, T5Bias, t5_bucket
 from longitude.positions.composed import Composed, compose
+from longitude.positions.disentangled import Disentangled
 from longitude.positions.terms import OffsetBias, PairBias, Temperature
 
 HEADS = 4
@@ -41,7 +43,7 @@ def drawings(encoding: Encoding, shape: Shape) -> list[Drawing]:
         Drawings with distinct names.
     """
     members = list(encoding) if isinstance(encoding, Composed) else [encoding]
-    kinds = (table, pairs_of, scores, bias, buckets, temperature)
+    kinds = (table, pairs_of, scores, bias, buckets, logarithms, temperature)
     pictures = [drawing for member in members for draw in kinds for drawing in draw(member, shape)]
     return [*pictures, *weights(encoding, shape)]
 
@@ -138,20 +140,42 @@ def bias_lines(encoding: Encoding, newest: int, offsets: np.ndarray) -> dict[str
 
 
 def buckets(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
-    """T5's buckets."""
-    if not isinstance(encoding, T5Bias):
+    """The buckets of T5 and of DeBERTa."""
+    if isinstance(encoding, T5Bias):
+        count, last, sided = encoding.num_buckets, encoding.max_distance, encoding.bidirectional
+        row = partial(t5_bucket, num_buckets=count, max_distance=last, bidirectional=sided)
+    elif isinstance(encoding, Disentangled):
+        count, last, sided = 2 * encoding.span, encoding.max_distance or encoding.span, True
+        row = encoding.row
+    else:
         return
-    length = max(shape.length, 2 * encoding.max_distance)
-    offsets = np.arange(-length + 1 if encoding.bidirectional else 0, length)
-    shared = t5_bucket(torch.from_numpy(offsets), encoding.num_buckets, encoding.max_distance, encoding.bidirectional)
+    length = max(shape.length, 2 * last)
+    offsets = np.arange(-length + 1 if sided else 0, length)
     yield Lines.by_offset(
         name="buckets",
-        title=f"Which of the {encoding.num_buckets} learned numbers an offset reads",
-        caption="The nearest offsets have one each; farther ones share logarithmic buckets, and all from "
-        f"{encoding.max_distance} on share the last: beyond it a longer context brings nothing new.",
-        y="bucket",
-        lines={"bucket": (offsets, shared.numpy())},
-        marks={"max_distance": encoding.max_distance},
+        title=f"Which of the {count} learned rows an offset reads",
+        caption=f"Offsets that share a row look alike, and all from {last} on share one: beyond it a longer context brings "
+        "nothing new.",
+        y="row",
+        lines={"row": (offsets, row(torch.from_numpy(offsets)).numpy())},
+        marks={"the last row": last},
+    )
+
+
+def logarithms(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
+    """What Swin v2's network reads of an offset along an axis."""
+    if not isinstance(encoding, ContinuousBias):
+        return
+    side = encoding.sides[0]
+    offsets = np.arange(-2 * side, 2 * side + 1)
+    read = encoding.logarithms(torch.from_numpy(offsets)[:, None].expand(-1, encoding.axes))[:, 0]
+    yield Lines.by_offset(
+        name="logarithms",
+        title="What the network reads of an offset along an axis",
+        caption="Near offsets differ by more than far ones, so a larger window asks for little beyond what was trained.",
+        y="u",
+        lines={"u": (offsets, read.numpy())},
+        marks={"window": side - 1},
     )
 
 

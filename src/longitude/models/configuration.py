@@ -31,7 +31,7 @@ MLPKind = Literal["dense", "none"]
 SHARED = {
     "bias": "attention_bias", "dropout": "attention_dropout", "scale": "attention_scale", "backend": "attention_backend",
     "qk_norm": "qk_norm", "qk_norm_eps": "rms_norm_eps", "output_gate": "output_gate", "softcap": "score_softcap",
-    "short_conv": "short_conv",
+    "xsa": "xsa", "short_conv": "short_conv",
 }  # fmt: skip
 """Mixer options, with the config key that sets each for all layers, unless the mixer's spec sets it."""
 GATED = ("swiglu", "geglu_tanh")
@@ -110,6 +110,8 @@ class LongitudeConfig(PreTrainedConfig):
             The backend of attention, as in `lg.attend`.
         qk_norm (`bool`, *optional*, defaults to `False`):
             Whether self-attention normalizes each head of queries and keys, before the rotation, as in Qwen3.
+        xsa (`bool`, *optional*, defaults to `False`):
+            Whether heads lose, by a learned strength, what lies along their token's own value: exclusive self attention.
         output_gate (`bool`, *optional*, defaults to `False`):
             Whether the output of self-attention is multiplied by sigmoid(W x) before its projection, as in Qwen3-Next.
         score_softcap (`float`, *optional*):
@@ -162,6 +164,7 @@ class LongitudeConfig(PreTrainedConfig):
     attention_scale: float | None = None
     attention_backend: str = "auto"
     qk_norm: bool = False
+    xsa: bool = False
     output_gate: bool = False
     score_softcap: Positive | None = None
     short_conv: list | tuple | str | None = None
@@ -207,7 +210,7 @@ class LongitudeConfig(PreTrainedConfig):
             "mixer", "mixers", "attention", lambda spec, _: self.resolve_mixer(spec)
         )
         mixers = self.every_mixer()
-        for option in ("qk_norm", "output_gate", "softcap", "short_conv"):
+        for option in ("qk_norm", "xsa", "output_gate", "softcap", "short_conv"):
             self._require_taken(option, dict.fromkeys(spec["name"] for spec in mixers))
         for spec in mixers:
             if not {*self.short_conv} <= {*conv_places(spec.get("short_conv", self.short_conv))}:

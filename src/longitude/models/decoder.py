@@ -190,6 +190,10 @@ class LongitudeModel(LongitudePreTrainedModel):
         self.axes = max(composed.axes for composed in by_layer)
         if any(m.at_input and m not in set(by_layer[0]) for member in members for m in Composed([member])):
             raise ValueError("encodings: one that acts on the model's input must stand in the first layer")
+        if isinstance(self.mask, Causal) and any(composed.reads_neighbors for composed in by_layer):
+            raise UsageError(
+                "encodings", "an encoder, such as lg.LongitudeForMaskedLM", "one of both sides in a decoder"
+            )
         self.post_init()
 
     def share_encodings(self, by_layer: Sequence[Composed]) -> None:
@@ -313,7 +317,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             random_start = self.training and call.cache is None
             places_of_member = places_of(first, call.ids, call.streams, length, random_start)
         if first.at_input:
-            x = first(partial(first.embed, x, places, places_of_member))
+            x = first(partial(first.embed, x, places, places_of_member, call.streams))
         x = F.dropout(x, self.hidden_dropout) if self.training and self.hidden_dropout else x
         return x, {
             composed: composed(partial(composed.prepare, places, None, x.dtype))

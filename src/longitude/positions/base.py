@@ -67,6 +67,8 @@ class Extras(Checked, FullPrecision):
     """Factor for the scale of the scores (DeepSeek's YaRN). Latent attention applies it; with other layers pass `scale`."""
     rotate_values: bool = False
     """Whether it transforms values too, and outputs back."""
+    reads_neighbors: bool = False
+    """Whether `embed` reads tokens on both sides, for encoders; it takes documents=, [B, L], negative for padding."""
     columns: frozenset[str] = frozenset()
     """Names of the columns that it computes from content; two encodings of a list have none in common."""
     passing_columns: frozenset[str] = frozenset()

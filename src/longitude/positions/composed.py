@@ -31,6 +31,7 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "carries": any,
     "reads_tokens": any,
     "at_input": any,
+    "reads_neighbors": any,
     "reads_ids": any,
     "learns_frequencies": any,
     "columns": lambda columns: frozenset().union(*columns),
@@ -133,10 +134,13 @@ class Composed(Encoding):
                 read = partial(member, read)
         return read()
 
-    def embed(self, x: Tensor, positions: Tensor, places: Sequence[Tensor | None] = ()) -> Tensor:
+    def embed(
+        self, x: Tensor, positions: Tensor, places: Sequence[Tensor | None] = (), documents: Tensor | None = None
+    ) -> Tensor:
         """Embed x with all members. places: positions of members that compute them from token ids, else None."""
         for m, places_of_m in zip(self.each, places or [None] * len(self.each), strict=True):
-            x = m.embed(x, of_axes(m, positions) if places_of_m is None else places_of_m)
+            options = {"documents": documents} if m.reads_neighbors else {}
+            x = m.embed(x, of_axes(m, positions) if places_of_m is None else places_of_m, **options)
         return x
 
     def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> tuple:

@@ -98,7 +98,9 @@ class Rotary(Encoding):
     def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
         if "scaling" not in options:  # AxialRotary, for images
             return options
-        return {**options, "scaling": scheme.as_dict()} if options["scaling"] is None else None
+        trained = from_dict(options["scaling"])
+        longer = scheme if trained is None else trained.then(scheme)
+        return None if longer is None else {**options, "scaling": longer.as_dict()}
 
     def reset_parameters(self) -> None:
         if self.alpha is not None:

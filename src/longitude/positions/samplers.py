@@ -86,6 +86,30 @@ class Skipped(Checked):
 
 
 @dataclass(frozen=True)
+class Shifted(Checked):
+    """SHAPE: p = t + u, with one u for all tokens of a row, uniform in 0 .. max_length - length.
+
+    An absolute encoding trained so must rely on offsets between tokens. A relative one does not notice.
+
+    Args:
+        max_length: positions are below it. The authors shift by up to 500: the longest window + 500 here.
+
+    Source:
+        Kiyono et al. 2021, arXiv 2109.05644, https://arxiv.org/abs/2109.05644
+    """
+
+    source: ClassVar[str | None] = "Kiyono et al. 2021, https://arxiv.org/abs/2109.05644"
+    max_length: int
+
+    def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """Positions int64 [batch, length], on the device of the generator."""
+        check_fits("Shifted", batch, length, self.max_length)
+        shifts = self.max_length - length + 1
+        shift = torch.randint(shifts, (batch, 1), generator=generator, device=generator.device)
+        return Contiguous()(batch, length, generator) + shift
+
+
+@dataclass(frozen=True)
 class Mixed(Checked):
     """Windows of mixed lengths: each row is cut into parts of one length, and positions start at 0 in each part.
 
@@ -110,15 +134,21 @@ class Mixed(Checked):
         return positions % -(-length // 2**halved)
 
 
-SAMPLERS = {"contiguous": Contiguous, "randomized": Randomized, "skipped": Skipped, "mixed": Mixed}
-Sampler = Contiguous | Randomized | Skipped | Mixed
+SAMPLERS = {
+    "contiguous": Contiguous,
+    "randomized": Randomized,
+    "skipped": Skipped,
+    "shifted": Shifted,
+    "mixed": Mixed,
+}
+Sampler = Contiguous | Randomized | Skipped | Shifted | Mixed
 
 
 def sampler(name: str, **options: Any) -> Sampler:
     """Build a sampler by its name, such as "randomized" with max_length=2048.
 
     Args:
-        name: "contiguous", "randomized", "skipped" or "mixed".
+        name: "contiguous", "randomized", "skipped", "shifted" or "mixed".
         **options: options of its class.
 
     Returns:

@@ -50,6 +50,7 @@ class Scored(Protocol):
     """What terms read of a call whose scores they add to: attention's Request."""
 
     q: Tensor
+    k: Tensor
     scale: float
 
     @property
@@ -78,12 +79,14 @@ class Term:
     Attributes:
         added: whether backends receive it; attention applies the others before or after a backend.
         reads_positions: whether it depends on positions.
+        reads_axes: whether it takes positions of several axes, [..., L, axes].
         reads_query: whether it reads the queries as they are after all rotations.
         of_tokens: names of its tensors with an entry per token, [B, heads, tokens, ...], for all tokens or the last ones.
     """
 
     added: ClassVar[bool] = True
     reads_positions: ClassVar[bool] = False
+    reads_axes: ClassVar[bool] = False
     reads_query: ClassVar[bool] = False
     of_tokens: ClassVar[tuple[str, ...]] = ()
 

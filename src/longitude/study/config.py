@@ -8,8 +8,8 @@ from longitude.errors import UsageError, Within, check_bounds, unknown
 from longitude.measure.config import check_ascending, check_each_once, listed
 from longitude.runs.machine import Device
 
-Positions = Literal["contiguous", "randomized", "skipped", "mixed"]
-RANGED = ("randomized", "skipped")
+Positions = Literal["contiguous", "randomized", "skipped", "shifted", "mixed"]
+RANGED = ("randomized", "skipped", "shifted")
 """Positions that are drawn from a range."""
 Precision = Literal["float32", "bfloat16"]
 GENERATED = "generated"
@@ -49,11 +49,11 @@ class StudyConfig:
             then in tokens; the metric stays bits per byte.
         train_length: Bytes (or tokens) of a training window; for generated tasks the maximum symbols of an example (digits of
             a number).
-        positions: Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped
-            (two runs, with a gap before the second). With mixed, of --task text, each window is cut into 1, 2, 4 or 8
-            documents. Measuring always uses contiguous positions.
-        position_range: Number of positions, from 0, that randomized and skipped draw from; by default the longest length of
-            the study.
+        positions: Positions of a training window: contiguous, randomized (a sorted subset of a longer range), skipped
+            (two runs, with a gap before the second) or shifted (all by one offset). With mixed, of --task text, each window is
+            cut into 1, 2, 4 or 8 documents. Measuring always uses contiguous positions.
+        position_range: Number of positions, from 0, that randomized, skipped and shifted draw from; by default the longest
+            length of the study.
         start: Trained models to start from, with the same seeds: RUN, or RUN:LABEL if that study has several labels. RUN is a
             folder with a study, or the name of one next to this study's folder. The learning rate starts again with a
             warm-up.

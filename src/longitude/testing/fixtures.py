@@ -21,7 +21,7 @@ from longitude.attention.mixer import Mixer
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions, explicit
-from longitude.testing.engine import LawBroken, measure
+from longitude.testing.engine import DoesNotApply, LawBroken, measure
 from longitude.testing.examples import DIM, SHAPES, MixerExample
 
 Named = dict[str, Tensor]
@@ -77,6 +77,8 @@ class LayerStack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(build(seed, **options) for seed in range(layers))
         self.encoding: Composed = build.encodings(self.mixer) if encoding is None else compose(encoding)
+        if self.encoding.reads_neighbors:
+            raise DoesNotApply("it reads tokens on both sides")
 
     @property
     def mixer(self) -> Mixer:

@@ -7,7 +7,7 @@ from torch import nn
 import longitude as lg
 from longitude.attention.mixer import MixerInputs
 from longitude.testing.examples import mixer_example
-from tests.support import close, random, refused, refused_calls
+from tests.support import close, gradients, random, refused, refused_calls
 
 DIM, HEADS = 16, 4
 
@@ -117,6 +117,29 @@ def test_parts_by_hand():
     q, k = (z * norm.weight for z, norm in zip(unit, (attention.q_norm, attention.k_norm), strict=True))
     out = lg.attend(q, k, v, encoding=rope).transpose(1, 2).flatten(2) * attention.gate_proj(y).sigmoid()
     close(attention(x), attention.o_proj(out))
+
+
+@pytest.mark.parametrize("encoding", [None, lg.Rotary(4, "half"), "values"], ids=["nope", "rope", "rotated values"])
+def test_exclusive_attention_by_hand(encoding):
+    """Zhai 2026: z = y - s (y.u) u for each head, u along the value that its head of keys has at the token itself."""
+    encoding = lg.Rotary(4, "half", rotate_values=True) if encoding == "values" else encoding
+    attention, plain, x = layer(2, encoding, xsa=True, output_gate=True), layer(2, encoding, output_gate=True), tokens()
+    plain.load_state_dict({name: value for name, value in attention.state_dict().items() if name != "xsa_strength"})
+    close(attention(x), plain(x))  # nothing at first
+    nn.init.normal_(attention.xsa_strength)
+    q, k, v = (
+        p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    y = lg.attend(q, k, v, encoding=encoding)
+    z = torch.empty_like(y)
+    for head in range(HEADS):
+        u = v[:, head // 2] / v[:, head // 2].square().sum(-1, keepdim=True).sqrt()
+        z[:, head] = y[:, head] - attention.xsa_strength[head] * (y[:, head] * u).sum(-1, keepdim=True) * u
+    want = attention.o_proj(z.transpose(1, 2).flatten(2) * attention.gate_proj(x).sigmoid())
+    close(attention(x), want)
+    parameters = [*attention.parameters()]
+    for got, expected in zip(*(gradients(out, parameters) for out in (attention(x), want)), strict=True):
+        close(got, expected)
 
 
 @torch.no_grad()

@@ -250,7 +250,7 @@ class IndexedAttention(Indexer, MultiHeadAttention):
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
-        qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in MultiHeadAttention.
+        qk_norm, qk_norm_eps, xsa, output_gate, softcap, short_conv, conv_kernel: As in MultiHeadAttention.
         encoding: As in MultiHeadAttention; the indexer does not use it.
         k_top: Keys of a query.
         index_heads: Heads of the indexer; None: num_heads.

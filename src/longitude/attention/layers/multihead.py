@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -37,6 +38,8 @@ class MultiHeadAttention(AttentionLayer):
         qk_norm: Whether each head of queries and keys is normalized by an RMSNorm, before the rotation. Use it when scores grow
             in training, as Qwen3 and Gemma 3 do.
         qk_norm_eps: Epsilon of these norms.
+        xsa: Exclusive self attention: whether each head's output loses s times what lies along its token's own value, with s
+            learned for each head, 0 at first. Use it when heads should bring in what the residual stream does not have.
         output_gate: Whether the output of attention is multiplied by sigmoid(W x) before o_proj. Use it when heads should be
             able to add nothing, instead of attending to the first token.
         softcap: As in `attend`. Use it when you compare with weights of Gemma 2, which have no qk_norm.
@@ -50,7 +53,8 @@ class MultiHeadAttention(AttentionLayer):
     Source:
         Vaswani et al. 2017, arXiv:1706.03762, https://arxiv.org/abs/1706.03762; grouped heads: Ainslie et al. 2023,
         arXiv:2305.13245, https://arxiv.org/abs/2305.13245; gate: Qiu et al. 2025, arXiv:2505.06708,
-        https://arxiv.org/abs/2505.06708; convolutions: Allen-Zhu 2025, arXiv:2512.17351, https://arxiv.org/abs/2512.17351.
+        https://arxiv.org/abs/2505.06708; exclusive: Zhai 2026, arXiv:2603.09078,
+        https://arxiv.org/abs/2603.09078; convolutions: Allen-Zhu 2025, arXiv:2512.17351, https://arxiv.org/abs/2512.17351.
     """
 
     widens = True
@@ -67,6 +71,7 @@ class MultiHeadAttention(AttentionLayer):
         bias: bool = False,
         qk_norm: bool = False,
         qk_norm_eps: Positive = 1e-6,
+        xsa: bool = False,
         **options: Unpack[ScoreOptions],
     ):
         num_kv_heads, head_dim = head_sizes("MultiHeadAttention", dim, num_heads, num_kv_heads, head_dim)
@@ -76,10 +81,16 @@ class MultiHeadAttention(AttentionLayer):
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.q_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps) if qk_norm else None
+        self.xsa_strength = nn.Parameter(torch.zeros(num_heads)) if xsa else None
         self.q_proj = nn.Linear(dim, inner, bias=bias)
         self.k_proj, self.v_proj = (nn.Linear(dim, kv, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(inner, dim, bias=bias)
         self.encoding = compose(encoding)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.xsa_strength is not None:
+            nn.init.zeros_(self.xsa_strength)
 
     def products(self, keys: float) -> float:
         return 2 * keys * self.num_heads * self.head_dim
@@ -98,6 +109,7 @@ class MultiHeadAttention(AttentionLayer):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        token_values = v
         q, k = self.heads_placed(x, q, k)
         tables: Any = None
         if encoding.stable_keys and encoding.transforms:
@@ -120,6 +132,8 @@ class MultiHeadAttention(AttentionLayer):
         out = out if finish is None else finish(out)
         if encoding.rotate_values and encoding.stable_keys:  # else `attended` has rotated values and output
             out = encoding.restore_outputs(out, tables)
+        if self.xsa_strength is not None:
+            out = exclusive(out.to(x.dtype), token_values, self.xsa_strength)
         return self.result(out, weights, x, call, inputs)
 
     def convolve_heads(
@@ -139,3 +153,12 @@ class MultiHeadAttention(AttentionLayer):
 
     over_keys = attended
     """Attend from the call's queries to all keys: [B, H, L, head_dim], and the weights if requested."""
+
+
+def exclusive(
+    out: Float[Tensor, "B H L D"], v: Float[Tensor, "B Hkv L D"], strength: Float[Tensor, " H"]
+) -> Float[Tensor, "B H L D"]:
+    """Outputs y - s (y.u) u, with u the unit vector of the token's own value in the head of keys that the head reads."""
+    unit = F.normalize(v, dim=-1).to(out.dtype).repeat_interleave(out.shape[1] // v.shape[1], 1)
+    along = (out * unit).sum(-1, keepdim=True)
+    return out - strength.to(out.dtype)[:, None, None] * along * unit

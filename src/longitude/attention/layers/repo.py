@@ -28,7 +28,7 @@ class RePoAttention(MultiHeadAttention):
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
-        qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in MultiHeadAttention.
+        qk_norm, qk_norm_eps, xsa, output_gate, softcap, short_conv, conv_kernel: As in MultiHeadAttention.
         position_dim: Width of the gate; None: dim / 8, rounded up, as in the authors' code.
         layout: Which numbers are a pair: "half" (k, k + head_dim/2), as in the authors' code; "interleaved" (2k, 2k + 1).
         base: Base of the rotation.

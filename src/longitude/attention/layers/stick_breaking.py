@@ -106,7 +106,7 @@ class StickBreaking(MultiHeadAttention):
 
     Args:
         dim, num_heads, num_kv_heads, head_dim, bias, dropout, scale: As in MultiHeadAttention.
-        qk_norm, qk_norm_eps, output_gate, short_conv, conv_kernel: As in MultiHeadAttention.
+        qk_norm, qk_norm_eps, xsa, output_gate, short_conv, conv_kernel: As in MultiHeadAttention.
 
     Raises:
         ValueError: As MultiHeadAttention.

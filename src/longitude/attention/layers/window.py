@@ -30,7 +30,7 @@ class WindowAttention(MultiHeadAttention):
     Args:
         dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
         size: Keys per query.
-        head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in
+        head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, xsa, output_gate, softcap, short_conv, conv_kernel: As in
             MultiHeadAttention.
 
     Raises:
@@ -101,7 +101,7 @@ class ChunkAttention(WindowAttention):
     Args:
         dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
         size: Tokens of a chunk.
-        head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, output_gate, softcap, short_conv, conv_kernel: As in
+        head_dim, bias, dropout, scale, backend, qk_norm, qk_norm_eps, xsa, output_gate, softcap, short_conv, conv_kernel: As in
             MultiHeadAttention.
 
     Raises:

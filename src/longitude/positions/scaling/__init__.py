@@ -19,6 +19,7 @@ from longitude.positions.scaling.linear import BaseChange, Clipped, Linear
 from longitude.positions.scaling.longrope import LongRoPE
 from longitude.positions.scaling.ntk import NTK, DynamicNTK
 from longitude.positions.scaling.parts import Llama3, NTKByParts, YaRN
+from longitude.positions.scaling.resonance import Resonance
 from longitude.registry import resolve_options
 
 UNSCALED = Scaling()
@@ -98,6 +99,7 @@ __all__ = [
     "Llama3",
     "LongRoPE",
     "NTKByParts",
+    "Resonance",
     "Scaling",
     "YaRN",
     "register_scheme",

@@ -72,6 +72,10 @@ class Scaling(Checked):
             return None
         return cls(**{name: value for name, value in known.items() if name in options})
 
+    def then(self, scheme: Scaling) -> Scaling | None:
+        """What `scheme` becomes for a model that was trained with this one; None if it cannot extend the model."""
+        return None
+
     def written(self, base: float, rotary_dim: int | None) -> tuple[str, float, Scaling | None]:
         """(rope_type, rope_theta, scheme of that type) with the same frequencies. ValueError if transformers has none."""
         for kind, row in ROPE_TYPES.items():

@@ -62,7 +62,10 @@ def language_model(*builds: MixerExample, encoding: Composed | None = None) -> L
 
 def of_attention(build: Example) -> LongitudeForCausalLM:
     """A model of two layers of attention with an encoding."""
-    return language_model(*[mixer_example("attention")] * 2, encoding=compose(build()))
+    encoding = compose(build())
+    if encoding.reads_neighbors:
+        raise DoesNotApply("it reads tokens on both sides, and the model is a decoder")
+    return language_model(*[mixer_example("attention")] * 2, encoding=encoding)
 
 
 def models_with(build: MixerExample) -> Iterator[tuple[str, LongitudeForCausalLM]]:
