@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from longitude.check.layout import layout_changes
 from longitude.checkpoints.compare import frequencies_of as of_rope, head_dim_of
 from longitude.checkpoints.declared import declared_length, of_full_attention
 from longitude.checkpoints.load import Source, open_source, require_shards, ropes_of
 from longitude.positions.hugging_face import RopeConfig
+from longitude.positions.rotation import convert_layout
 from longitude.positions.scaling import DynamicNTK, LongRoPE
 from longitude.positions.scaling.base import Follows
 from longitude.serving.gguf import GGUF, LONG, SHORT, Divided
 
+Change = Callable[[Tensor], Tensor]
+
+SEPARATE = ("q_proj", "k_proj")
+NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+FUSED_BY_HEAD, FUSED_BY_KIND = "query_key_value", "qkv_proj"
 FORMS = {
     "interleaved": "the same, rows reordered from half to interleaved",
     "half": "the same, rows reordered from interleaved to half",
@@ -206,3 +212,38 @@ def gguf_layouts(source: Source, file: GGUF) -> Fact:
     right = FORMS["interleaved"] if pairs == "interleaved" else "the same"
     differs = fact.there != right
     return Fact(fact.name, f"expected {right}" if differs else None, fact.there, differs)
+
+
+# ---- the tensors that make queries and keys, in another rotary layout ------------------------------------------------
+def layout_changes(names: Iterable[str], config: Any, head_dim: int, rotary_dim: int, to: str) -> dict[str, Change]:
+    """Conversions by tensor name; empty if the weights of queries and keys are unknown.
+
+    names: names of all tensors. rotary_dim: number of leading dimensions of each head that rotate.
+    """
+    change = partial(convert_layout, head_dim=head_dim, to=to, rotary_dim=rotary_dim)
+    parts = {name: name.split(".") for name in names}
+    if any("kv_a_proj" in name for name in parts):  # latent attention
+        return {}
+
+    def all_of(kinds: tuple[str, ...], change: Change) -> dict[str, Change]:
+        return {name: change for name, path in parts.items() if path[-2:-1] and path[-2] in kinds}
+
+    if changes := all_of(SEPARATE, change):
+        return changes | {name: change for name, path in parts.items() if set(path) & {*NORMS}}
+    if config.model_type.startswith("gpt_neox"):
+        return all_of((FUSED_BY_HEAD,), partial(_by_head, head_dim=head_dim, change=change))
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    rows = head_dim * (config.num_attention_heads + key_heads)
+    return all_of((FUSED_BY_KIND,), partial(_by_kind, rows=rows, change=change))
+
+
+def _by_head(weight: Tensor, head_dim: int, change: Change) -> Tensor:
+    """[heads * 3 * head_dim, ...]: queries, keys and values of one head, then of the next."""
+    heads = weight.unflatten(0, (-1, 3, head_dim))
+    rotated = change(heads[:, :2].flatten(0, 2)).unflatten(0, (-1, 2, head_dim))
+    return torch.cat([rotated, heads[:, 2:]], 1).flatten(0, 2)
+
+
+def _by_kind(weight: Tensor, rows: int, change: Change) -> Tensor:
+    """[all queries, all keys, all values]; rows: number of rows of queries and keys."""
+    return torch.cat([change(weight[:rows]), weight[rows:]])

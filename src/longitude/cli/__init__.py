@@ -87,8 +87,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except ValueError as error:
         print(f"longitude: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_USE
-    except ImportError as error:
-        if (reason := _unsupported(error)) is None:
+    except (ImportError, RuntimeError) as error:
+        if (reason := _unsupported(error) if isinstance(error, ImportError) else _beyond_memory(error)) is None:
             raise
         print(f"longitude: {reason}", file=sys.stderr)
         return WRONG_USE
@@ -118,6 +118,14 @@ def _overview() -> Iterator[str]:
 
 
 # ---- parsing: tyro reads the arguments; its box of errors becomes one line ------------------------------
+
+
+def _beyond_memory(error: RuntimeError) -> str | None:
+    """Error text for an allocation beyond the CPU's memory, for which torch has no error class; None for other errors."""
+    asked = re.search(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes", str(error))
+    return (
+        asked and f"{int(asked[1]) / 2**30:,.0f} GiB of memory were asked for at once, more than there is; ask for less"
+    )
 
 
 def _unsupported(error: ImportError) -> ImportError | None:

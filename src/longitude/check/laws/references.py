@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from longitude.check.against import layout_changes
 from longitude.check.causes import FILE, first_apart
 from longitude.check.laws.decoding import CACHE
 from longitude.check.laws.rotation import ropes
-from longitude.check.layout import layout_changes
 from longitude.check.recorder import outputs
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject, computing_in, patched, with_attributes
 from longitude.checkpoints.compare import head_dim_of, not_rotary

@@ -18,8 +18,7 @@ from longitude.positions.scaling.base import SCHEMES, Frequencies, Scaling, regi
 from longitude.positions.scaling.linear import BaseChange, Clipped, Linear
 from longitude.positions.scaling.longrope import LongRoPE
 from longitude.positions.scaling.ntk import NTK, DynamicNTK
-from longitude.positions.scaling.parts import Llama3, NTKByParts, YaRN
-from longitude.positions.scaling.resonance import Resonance
+from longitude.positions.scaling.parts import Llama3, NTKByParts, Resonance, YaRN
 from longitude.registry import resolve_options
 
 UNSCALED = Scaling()
