@@ -12,7 +12,7 @@ from claims.series import list_studies
 from claims.tables import false_discovery
 from longitude.report.figure import Figure
 from longitude.report.table import markdown
-from longitude.report.wording import count, paper, short_papers, with_base
+from longitude.report.wording import count, paper, papers, with_base
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR
 from longitude.study.analysis import CRITERIA, Analysis
 from longitude.study.criterion import Criterion
@@ -208,7 +208,7 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
     part = Run(run.path, study, tuple(trial for trial in run.trials if trial.label in labels), run.rows)
     criterion = CRITERIA[run.task.kind](part)
     gate = r" \+ attention \((\w+)=true\)"  # a chart has no room for all of it
-    short = {label: re.sub(gate, r", \1", name) for label, name in short_papers([*labels]).items()}
+    short = {label: re.sub(gate, r", \1", name) for label, name in papers([*labels]).items()}
     names = [short[label] + ("" if method == first else f", {method}") for label, method in drawn]
     findings = [
         criterion.finding(label, length, method)._replace(label=name)

@@ -24,6 +24,7 @@ SCHEMES = {
     "ntk-by-parts": lg.scaling.NTKByParts(4.0, LENGTH),
     "yarn": lg.scaling.YaRN(4.0, LENGTH),
     "llama3": lg.scaling.Llama3(4.0, LENGTH),
+    "resonance": lg.scaling.Resonance(4.0, LENGTH),
     "drope": lg.scaling.Linear(1e30),
     "base": lg.scaling.BaseChange(5e6),
 }

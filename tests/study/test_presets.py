@@ -7,18 +7,18 @@ import pytest
 
 from longitude.cli import main
 from longitude.study.blind import is_blind
+from longitude.study.criterion import SEEDS
 from longitude.study.plan import checked, plan
 from longitude.study.presets import FOLDER, list_presets, of_preset
-from longitude.study.runner import FEW
 from longitude.study.tasks.base import TASKS, of_task
 from tests.support import refused, require_words
 
 
 def test_presets_and_tasks_have_seeds_enough_for_intervals_over_them():
     for name in list_presets():
-        assert len(checked(of_preset(name)).seeds) >= FEW or name == "quick"
+        assert len(checked(of_preset(name)).seeds) >= SEEDS or name == "quick"
         assert "about = " in (FOLDER / f"{name}.toml").read_text()
-    assert all(len(of_task(name).seeds) >= FEW for name in TASKS)
+    assert all(len(of_task(name).seeds) >= SEEDS for name in TASKS)
 
 
 @pytest.mark.parametrize("name", ["quick", "classic", *(name for name in list_presets() if name.startswith("ladder-"))])

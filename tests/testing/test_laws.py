@@ -196,7 +196,7 @@ WITHOUT_QUERIES = ("gradients", "window of one")
 """The weight of a single key is 1, whatever the query."""
 DOES_NOT_APPLY = (
     "causal_only|Transport|its tables follow|the table route|it reads no token ids|it has one form|it has no dropout|"
-    "its values rotate"
+    "its values rotate|it reads tokens on both sides"
 )
 
 

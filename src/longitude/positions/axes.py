@@ -114,7 +114,7 @@ class ContinuousBias(Encoding):
 
     def logarithms(self, offset: Tensor) -> Tensor:
         """What the network reads of offsets [..., axes]: u, float32 or wider."""
-        dtype = torch.promote_types(self.mlp[0].weight.dtype, torch.float32)
+        dtype = torch.promote_types(next(self.mlp.parameters()).dtype, torch.float32)
         scale = torch.tensor([8 / (side - 1) for side in self.sides], dtype=dtype, device=offset.device)
         return offset.sign() * (1 + scale * offset.abs()).log2() / 3
 

@@ -169,7 +169,7 @@ class YaRN(NTKByParts):
     mscale: Annotated[float, Within(0)] | None = None
     mscale_all_dim: Annotated[float, Within(0)] | None = None
 
-    def written(self, base, rotary_dim):
+    def written(self, base, rotary_dim) -> tuple[str, float, Scaling | None]:
         return "yarn", base, self
 
     def factors(self) -> tuple[float, float]:
