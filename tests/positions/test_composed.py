@@ -152,3 +152,8 @@ def test_positions_as_each_member_takes_them() -> None:
     grid = torch.stack([torch.arange(5), torch.arange(5) * 7], -1)[None]
     axial, x = lg.AxialRotary(8, "half"), torch.randn(1, 2, 5, 8)
     assert torch.equal(lg.Composed([axial, lg.ALiBi(2)]).rotate(x, grid), axial.rotate(x, grid))
+
+
+@pytest.mark.parametrize("name", lg.list_encodings())
+def test_composes_on_meta_as_loading_does(name: str) -> None:
+    compose(lg.testing.example(name)(filled=False).to("meta"))

@@ -60,6 +60,13 @@ def test_documents_and_padding_are_as_if_alone() -> None:
     assert (model(ids).logits - model(ids.flip(1)).logits.flip(1)).abs().max() > 1e-3  # order counts
 
 
+def test_padded_rows_compile() -> None:
+    model, ids = encoder(), torch.arange(12).view(2, 6)
+    mask = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
+    run = torch.compile(lambda ids, mask: model(ids, attention_mask=mask).logits, backend="eager", fullgraph=True)
+    close(run(ids, mask), model(ids, attention_mask=mask).logits)
+
+
 def test_a_decoder_refuses_it() -> None:
     sizes = {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     with refused("LongitudeForMaskedLM"):

@@ -84,9 +84,9 @@ def test_written_out_with_gradients() -> None:
 
 
 def test_buckets_of_v2() -> None:
-    """DeBERTa v2, 256 buckets for 512 offsets: one each up to 128, the last from 511 on."""
-    offset = torch.tensor([0, 1, 127, 128, 129, 510, 511, -129, -511])
-    assert log_bucket(offset, 256, 512).tolist() == [0, 1, 127, 128, 129, 255, 255, -129, -255]
+    """DeBERTa v2, 256 buckets for 512 offsets: one each up to 128, the last from 506 on."""
+    offset = torch.tensor([0, 1, 127, 128, 129, 505, 506, 511, -129, -511])
+    assert log_bucket(offset, 256, 512).tolist() == [0, 1, 127, 128, 129, 254, 255, 255, -129, -255]
 
 
 def test_refuses_buckets_that_are_none() -> None:

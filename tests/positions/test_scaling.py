@@ -29,6 +29,7 @@ from longitude.positions.scaling import (
     rope_frequencies,
 )
 from longitude.positions.scaling.base import METHODS, method_of
+from tests.support import refused
 
 LISTS = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 2.0, 8.0, 32.0]}
 ONES = [1.0] * 32
@@ -75,6 +76,12 @@ def test_a_model_with_resonance_is_extended_by_yarn_alone() -> None:
     longer = Resonance().then(YaRN(4.0, 64, beta_fast=2))
     assert longer == Resonance(4.0, 64, beta_fast=2)
     assert Resonance().then(Linear(4.0)) is longer.then(YaRN(4.0, 64)) is YaRN(4.0, 64).then(YaRN(2.0, 64)) is None
+
+
+def test_resonance_without_a_factor_refuses_options_of_yarn() -> None:
+    for options in ({"original_max_length": 64}, {"beta_fast": 2}, {"attention_factor": 2.0}):
+        with refused("factor=1.0"):
+            Resonance(**options)
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,7 @@ def buckets(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     yield Lines.by_offset(
         name="buckets",
         title=f"Which of the {count} learned rows an offset reads",
-        caption=f"Offsets that share a row look alike, and all from {last} on share one: beyond it a longer context brings "
-        "nothing new.",
+        caption=f"Offsets with the same row cannot be told apart. All beyond {last} have the same row.",
         y="row",
         lines={"row": (offsets, row(torch.from_numpy(offsets)).numpy())},
         marks={"the last row": last},
@@ -172,7 +171,7 @@ def logarithms(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     yield Lines.by_offset(
         name="logarithms",
         title="What the network reads of an offset along an axis",
-        caption="Near offsets differ by more than far ones, so a larger window asks for little beyond what was trained.",
+        caption="Near offsets differ by more than far ones, so a larger window needs few values outside the trained range.",
         y="u",
         lines={"u": (offsets, read.numpy())},
         marks={"window": side - 1},

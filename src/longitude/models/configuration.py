@@ -111,7 +111,7 @@ class LongitudeConfig(PreTrainedConfig):
         qk_norm (`bool`, *optional*, defaults to `False`):
             Whether self-attention normalizes each head of queries and keys, before the rotation, as in Qwen3.
         xsa (`bool`, *optional*, defaults to `False`):
-            Whether heads lose, by a learned strength, what lies along their token's own value: exclusive self attention.
+            Whether the part along the value of the same token is subtracted from each head, times a learned strength.
         output_gate (`bool`, *optional*, defaults to `False`):
             Whether the output of self-attention is multiplied by sigmoid(W x) before its projection, as in Qwen3-Next.
         score_softcap (`float`, *optional*):

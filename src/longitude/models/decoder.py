@@ -190,10 +190,10 @@ class LongitudeModel(LongitudePreTrainedModel):
         self.axes = max(composed.axes for composed in by_layer)
         if any(m.at_input and m not in set(by_layer[0]) for member in members for m in Composed([member])):
             raise ValueError("encodings: one that acts on the model's input must stand in the first layer")
-        if isinstance(self.mask, Causal) and any(composed.reads_neighbors for composed in by_layer):
-            raise UsageError(
-                "encodings", "an encoder, such as lg.LongitudeForMaskedLM", "one of both sides in a decoder"
-            )
+        two_sided = [type(m).__name__ for composed in by_layer for m in composed if m.reads_neighbors]
+        if two_sided and isinstance(self.mask, Causal):
+            got = f"{two_sided[0]}, which reads tokens on both sides"
+            raise UsageError("encodings", "those of a decoder", got, "build an encoder, as lg.LongitudeForMaskedLM")
         self.post_init()
 
     def share_encodings(self, by_layer: Sequence[Composed]) -> None:

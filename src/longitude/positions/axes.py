@@ -47,8 +47,9 @@ def checked_sides(who: str, sides: Sequence[int]) -> tuple[int, ...]:
 class SwinTable(Encoding):
     """Swin, a number for each offset along all axes: score_h(i, j) += table[h, y_i - y_j, x_i - x_j].
 
-    Positions are [L, axes] or [B, L, axes]. Swin attends within windows of the same sides. table [num_heads, offsets] starts as
-    N(0, 0.02^2); offsets are in rows, from the most negative.
+    Positions are [L, axes] or [B, L, axes]. Swin attends within windows of the same sides: all pairs of a call must lie within
+    them, also those that a mask hides. table [num_heads, offsets] starts as N(0, 0.02^2); offsets are in rows, from the most
+    negative.
 
     Args:
         num_heads: heads of queries.
@@ -61,7 +62,7 @@ class SwinTable(Encoding):
     source = "Liu et al. 2021, https://arxiv.org/abs/2103.14030"
     learned = True
     score_tables = ("table",)
-    model_defaults = {"sides": (300, 300)}  # for models of text, whose tokens have one number on all axes
+    model_defaults = {"sides": (300, 300)}  # for tests with text, whose tokens have the same number on all axes
 
     def __init__(self, num_heads: int, sides: Sequence[int]):
         super().__init__()
@@ -77,9 +78,9 @@ class SwinTable(Encoding):
         def at(offset: Tensor) -> Tensor:
             row = torch.zeros_like(offset[..., 0])
             for axis, side in enumerate(self.sides):
-                column = offset[..., axis] + side - 1
-                require_positions(column, 2 * side - 1, f"SwinTable: offset on axis {axis} + {side - 1}")
-                row = row * (2 * side - 1) + column
+                distance = offset[..., axis]
+                require_positions(distance.abs(), side, f"SwinTable, sides={self.sides}: distances on axis {axis}")
+                row = row * (2 * side - 1) + distance + side - 1
             return self.table[:, row]
 
         return (AxesBias(at, self.axes),)
@@ -90,7 +91,7 @@ class ContinuousBias(Encoding):
     """Swin v2, a small network of logarithms of the offsets: score_h(i, j) += 16 sigmoid(mlp(u_y, u_x)_h).
 
     u = sign(d) log2(1 + 8 |d| / (W - 1)) / 3 for the offset d along an axis. Positions are [L, axes] or [B, L, axes], and a
-    larger window reads the same curve. mlp is Linear(axes, width), ReLU, Linear(width, num_heads) without a bias. The model
+    larger window evaluates the same curve. mlp is Linear(axes, width), ReLU, Linear(width, num_heads) without a bias. The model
     itself also has cosine attention.
 
     Args:
@@ -130,13 +131,10 @@ class ContinuousBias(Encoding):
             if not readable(offset):
                 return self.bias_of(offset)
             low, high = offset.flatten(0, -2).aminmax(dim=0)
-            counts = (high - low + 1).tolist()
-            if math.prod(counts) >= offset[..., 0].numel():
-                return self.bias_of(offset)
-            grid = torch.cartesian_prod(*(torch.arange(n, device=offset.device) for n in counts)) + low
-            row = torch.zeros_like(offset[..., 0])
+            counts, row = (high - low + 1).tolist(), torch.zeros_like(offset[..., 0])
             for axis, count in enumerate(counts):
                 row = row * count + offset[..., axis] - low[axis]
-            return self.bias_of(grid)[:, row]
+            rows, place = row.unique(return_inverse=True)
+            return self.bias_of(torch.stack(torch.unravel_index(rows, counts), -1) + low)[:, place]
 
         return (AxesBias(at, self.axes),)

@@ -1,4 +1,4 @@
-"""Position from a convolution of the input, for encoders: a token learns its place from its neighbors on both sides."""
+"""Position from a convolution of the input, for encoders: what is added to a token depends on its neighbors on both sides."""
 
 import math
 
@@ -15,8 +15,8 @@ from longitude.positions.base import register
 class Convolutional(AtInput):
     """wav2vec 2.0, a convolution of the input: x + gelu(conv(x)), grouped, with weight normalization, over both sides.
 
-    Positions are not read: the order of tokens decides, and the zeros before the first token and behind the last. Documents and
-    padding are convolved as if alone. For encoders; a decoder may not see the tokens after a token.
+    Positions are not read: the order of tokens decides, and the zeros before the first token and after the last. Documents are
+    convolved as if alone. For encoders; a decoder cannot attend to later tokens.
 
     Args:
         dim: width of x.
@@ -52,18 +52,18 @@ class Convolutional(AtInput):
 
     def embed(self, x: Tensor, positions: Tensor, documents: Tensor | None = None) -> Tensor:
         self.positions_of(x, positions)
-        if documents is None:
-            return x + self.convolved(x)
-        for number in documents.unique():
-            inside = (documents == number)[..., None] & (number >= 0)
-            x = x + torch.where(inside, self.convolved(x.where(inside, 0.0)), 0.0)
-        return x
-
-    def convolved(self, x: Tensor) -> Tensor:
-        """What is added to tokens [B, L, dim] with zeros around them."""
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype, length, before = torch.promote_types(x.dtype, torch.float32), x.shape[1], self.kernel // 2
         with torch.autocast(x.device.type, enabled=False):
             size, direction, shift = (p.to(dtype) for p in (self.size, self.direction, self.shift))
             weight = size * direction / direction.norm(dim=(0, 1), keepdim=True)
-            added = F.conv1d(x.mT.to(dtype), weight, shift, padding=self.kernel // 2, groups=self.groups)
-            return F.gelu(added[..., : x.shape[1]]).mT.to(x.dtype)
+            if documents is None:
+                added = F.conv1d(x.mT.to(dtype), weight, shift, padding=before, groups=self.groups)[..., :length]
+                return x + F.gelu(added).mT.to(x.dtype)
+            # Tap by tap, with zeros for neighbors of other documents: counting the documents would stop the device.
+            ends = before, self.kernel - 1 - before
+            near, ids, added = F.pad(x.mT.to(dtype), ends), F.pad(documents, ends, value=-1), shift[:, None]
+            for tap in range(self.kernel):
+                same = (ids[:, tap : tap + length] == documents) & (documents >= 0)
+                neighbors = near[..., tap : tap + length].where(same[:, None], 0.0)
+                added = added + F.conv1d(neighbors, weight[..., tap : tap + 1], groups=self.groups)
+            return x + F.gelu(added).mT.to(x.dtype)

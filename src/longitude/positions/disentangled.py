@@ -1,8 +1,9 @@
-"""DeBERTa's disentangled attention: a vector per offset meets the query, and another one meets the key."""
+"""DeBERTa's disentangled attention: queries and keys are each multiplied with a vector of the offset."""
 
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,9 +36,9 @@ class KeyVectors(Term):
         row: the function from offsets [...] to rows of the table [...].
     """
 
-    reads_positions = reads_query = True
+    reads_positions = reads_query = True  # a rotation would turn the keys, too
     table: Tensor
-    row: Any
+    row: Callable[[Tensor], Tensor]
 
     def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         require_shape("KeyVectors.table", self.table, q, (q.shape[1], self.table.shape[1], q.shape[3]))
@@ -46,7 +47,10 @@ class KeyVectors(Term):
         i, j = r.places()
         rows = self.row(i[..., :, None] - j[..., None, :])
         keys = r.k.to(q.dtype).repeat_interleave(r.heads // r.k.shape[1], 1)
-        of_rows = r.scale * (keys @ self.table.to(q.dtype).mT)  # [B, heads, Lk, rows]
+        table = self.table.to(q.dtype)
+        if rows.dim() == 2 and rows.shape[0] * table.shape[2] <= table.shape[1]:  # few queries: fewer vectors than rows
+            return r.scale * torch.einsum("bhkd,hqkd->bhqk", keys, table[:, rows])
+        of_rows = r.scale * (keys @ table.mT)  # [B, heads, Lk, rows]
         rows = rows.mT.expand(*of_rows.shape[:2], *rows.mT.shape[-2:]) if rows.dim() == 2 else rows.mT[:, None]
         return of_rows.gather(-1, rows.expand(*of_rows.shape[:3], -1)).mT
 
@@ -59,15 +63,15 @@ class Disentangled(Encoding):
     """Disentangled attention: score(i, j) = (q_i . k_j + q_i . W_k E[i - j] + k_j . W_q E[i - j]) / sqrt(3 head_dim).
 
     E [2 span, dim] has a row for each offset from -span to span - 1, and offsets beyond share the outermost ones. W_k has no
-    bias, W_q has one. Both are of the encoding, as in the first DeBERTa; v2 takes the layer's own projections of content instead.
+    bias, W_q has one. Both are of the encoding, as in the first DeBERTa; v2 takes the layer's projections of content instead.
 
     Args:
         num_heads: heads of queries.
         head_dim: width of a head.
         dim: width of E.
         span: half the rows of E.
-        max_distance: offsets of max_distance - 1 or more share a row, and distances above span/2 share logarithmically wider
-            buckets, as in v2 (span 256, max_distance 512). None: a row for each offset.
+        max_distance: offsets beyond it share a row, and distances above span/2 share logarithmically wider buckets, as in v2
+            (span 256, max_distance 512). None: a row for each offset.
 
     Source:
         He et al. 2021, arXiv 2006.03654, https://arxiv.org/abs/2006.03654
@@ -78,8 +82,8 @@ class Disentangled(Encoding):
 
     def __init__(self, num_heads: int, head_dim: int, dim: int, span: int = 512, max_distance: int | None = None):
         super().__init__()
-        if max_distance is not None and (span < 4 or max_distance <= span // 2 + 1):
-            expected = "span of 4 or more, and max_distance above span/2 + 1"
+        if max_distance is not None and (span < 4 or span % 2 or max_distance <= span // 2 + 1):
+            expected = "an even span of 4 or more, and max_distance above span/2 + 1"
             raise UsageError("Disentangled", expected, f"span={span}, max_distance={max_distance}")
         self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim
         self.span, self.max_distance = span, max_distance
@@ -102,7 +106,10 @@ class Disentangled(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         dtype = torch.promote_types(self.table.dtype, torch.float32)
-        with torch.autocast(self.table.device.type, enabled=False):
+        kind = self.table.device.type
+        with (
+            torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+        ):  # not on meta
             for_queries, for_keys = (
                 project(self.table.to(dtype)).to(dtype).unflatten(-1, (self.num_heads, self.head_dim)).movedim(1, 0)
                 for project in (self.project_keys, self.project_queries)

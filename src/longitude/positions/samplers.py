@@ -89,7 +89,7 @@ class Skipped(Checked):
 class Shifted(Checked):
     """SHAPE: p = t + u, with one u for all tokens of a row, uniform in 0 .. max_length - length.
 
-    An absolute encoding trained so must rely on offsets between tokens. A relative one does not notice.
+    Trained this way, an absolute encoding must use offsets between tokens. Relative encodings are unaffected.
 
     Args:
         max_length: positions are below it. The authors shift by up to 500: the longest window + 500 here.

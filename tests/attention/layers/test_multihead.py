@@ -182,3 +182,13 @@ test_refusals = refused_calls(
         (lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)), "padding", "documents"),
     ]
 )
+
+
+def test_exclusive_attention_of_zeros_is_finite_in_float16() -> None:
+    """A token of zeros has a value without a direction: padding is such a token."""
+    layer = lg.MultiHeadAttention(16, 2, xsa=True).half()
+    torch.nn.init.ones_(layer.xsa_strength)
+    x = torch.cat([torch.zeros(1, 2, 16), random(1, 3, 16, dtype=torch.float32)], 1).half().requires_grad_()
+    out = layer(x)
+    gradient = torch.autograd.grad(out.float().sum(), [x, *layer.parameters()])
+    assert out.isfinite().all() and all(part.isfinite().all() for part in gradient)

@@ -38,8 +38,8 @@ class MultiHeadAttention(AttentionLayer):
         qk_norm: Whether each head of queries and keys is normalized by an RMSNorm, before the rotation. Use it when scores grow
             in training, as Qwen3 and Gemma 3 do.
         qk_norm_eps: Epsilon of these norms.
-        xsa: Exclusive self attention: whether each head's output loses s times what lies along its token's own value, with s
-            learned for each head, 0 at first. Use it when heads should bring in what the residual stream does not have.
+        xsa: Exclusive self attention: whether s times the part along the value of the same token is subtracted from each
+            head's output, with s learned for each head, 0 at first. Use it when outputs repeat the token that attends.
         output_gate: Whether the output of attention is multiplied by sigmoid(W x) before o_proj. Use it when heads should be
             able to add nothing, instead of attending to the first token.
         softcap: As in `attend`. Use it when you compare with weights of Gemma 2, which have no qk_norm.
@@ -158,7 +158,8 @@ class MultiHeadAttention(AttentionLayer):
 def exclusive(
     out: Float[Tensor, "B H L D"], v: Float[Tensor, "B Hkv L D"], strength: Float[Tensor, " H"]
 ) -> Float[Tensor, "B H L D"]:
-    """Outputs y - s (y.u) u, with u the unit vector of the token's own value in the head of keys that the head reads."""
-    unit = F.normalize(v, dim=-1).to(out.dtype).repeat_interleave(out.shape[1] // v.shape[1], 1)
-    along = (out * unit).sum(-1, keepdim=True)
-    return out - strength.to(out.dtype)[:, None, None] * along * unit
+    """Outputs y - s (y.u) u, with u the unit vector of the same token's value in the head of keys that the head reads."""
+    dtype = torch.promote_types(out.dtype, torch.float32)  # in float16 the norm of a value of zeros has no floor
+    unit = F.normalize(v.to(dtype), dim=-1).repeat_interleave(out.shape[1] // v.shape[1], 1)
+    along = (out.to(dtype) * unit).sum(-1, keepdim=True)
+    return (out.to(dtype) - strength.to(dtype)[:, None, None] * along * unit).to(out.dtype)

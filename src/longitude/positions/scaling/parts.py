@@ -6,7 +6,7 @@ Resonance rounds what YaRN gives, or plain wavelengths.
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Annotated
 
 import torch
@@ -186,23 +186,23 @@ class YaRN(NTKByParts):
 
 @register_scheme(
     "resonance",
-    "Published for models trained with it: wavelengths of fast pairs are rounded, too, which yarn leaves as they are.",
+    "Published for training from the start: fast pairs change, too, which yarn leaves as they are.",
     needs_training=True,
 )
 @dataclass(frozen=True)
 class Resonance(YaRN):
     """Resonance RoPE: 2 pi / round(2 pi / theta_k), so that pair k repeats after a whole number of tokens, at least one.
 
-    A pair whose wavelength is within the training length then never rotates by an angle that training did not show. With a
-    factor above 1 the theta_k are YaRN's.
+    A pair whose wavelength is within the training length has the same angles at all positions, near and far. With a factor
+    above 1 the theta_k are YaRN's.
 
     Args:
         factor: s of YaRN; 1: frequencies without scaling, for training.
-        original_max_length: L of YaRN; None with a factor of 1.
-        beta_fast, beta_slow, truncate, attention_factor, mscale, mscale_all_dim: see YaRN.
+        original_max_length, beta_fast, beta_slow, truncate, attention_factor, mscale, mscale_all_dim: those of YaRN, for a factor
+            above 1.
 
     Raises:
-        ValueError: a factor without original_max_length.
+        ValueError: a factor above 1 without original_max_length, or an option of YaRN with a factor of 1.
 
     Source:
         Wang et al. 2024, arXiv 2403.00071, https://arxiv.org/abs/2403.00071
@@ -216,6 +216,8 @@ class Resonance(YaRN):
         super().__post_init__()
         if self.factor > 1 and self.original_max_length is None:
             raise UsageError(self.name, f"original_max_length with factor={self.factor}", "None")
+        if self.factor == 1 and any(getattr(self, field.name) != field.default for field in fields(self)):
+            raise UsageError(self.name, "a factor above 1 with options of YaRN", self)
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         if self.factor > 1:
