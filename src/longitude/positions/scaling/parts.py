@@ -108,7 +108,7 @@ class NTKByParts(Scaling):
         pair = torch.arange(rotary_dim // 2, device=theta.device, dtype=theta.dtype)
         return blend(theta, self.factor, 1 - ((pair - low) / (high - low)).clamp(0, 1))
 
-    def written(self, base, rotary_dim):
+    def written(self, base, rotary_dim) -> tuple[str, float, Scaling | None]:
         options = {name: value for name, value in self.as_dict().items() if name != "name"}
         return "yarn", base, YaRN(**options, attention_factor=1.0)
 
