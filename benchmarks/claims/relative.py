@@ -50,7 +50,7 @@ register(
         link="https://arxiv.org/abs/1910.10683",
         protocol="There: no measurement. Here: forward and backward of one attention on two cores, each by this library's "
         "fastest way, from the committed bench: time over attention without an encoding in the same turns.",
-        costs="Two more turns at 4,096: minutes on a quiet machine.",
+        costs="Another machine: on this one the two differ by 1% at 4,096, which more turns would not decide.",
     )
 )  # fmt: skip
 
