@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 import altair as alt
 
 from fill_numbers import ROOT, newest
-from longitude.report.figure import DARK, GREY, apart, color_of, described, save, themed
+from longitude.report.figure import DARK, GREY, apart, color_of, dashes_of, described, save, themed
 from longitude.report.wording import papers
 from longitude.study.blind import is_blind, seen
 from longitude.study.config import StudyConfig
@@ -66,8 +66,7 @@ def chart(kept: dict[str, Any]) -> Any:
     )
     scale, title = alt.Scale(domain=[low, high], zero=False, nice=False), "Bits per byte, lower is better"
     y = alt.Y("value:Q", title=title, scale=scale)
-    dashes = [[4, 4] if names_of(kept)[label].startswith("sees") else [1, 0] for label in labels]
-    dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes), legend=None)
+    dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes_of(labels)), legend=None)
     range_ = [*map(color_of, labels)]
     color = alt.Color("label:N", scale=alt.Scale(domain=labels, range=range_), legend=None)
     base = alt.Chart(alt.Data(values=rows)).encode(x, y, color)
