@@ -167,8 +167,9 @@ def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
 
 
 def _meaningful(task: Task) -> Iterator[str]:
-    """Every registered encoding except those that count digits by ids of other tasks."""
-    return (name for name in ENCODINGS if _counts(name, task))
+    """Every registered encoding except those of encoders, and those that count digits by ids of other tasks."""
+    of_decoders = (name for name, factory in ENCODINGS.items() if not getattr(factory, "reads_neighbors", False))
+    return (name for name in of_decoders if _counts(name, task))
 
 
 def _counts(name: str, task: Task) -> bool:
