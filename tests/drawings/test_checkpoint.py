@@ -75,6 +75,11 @@ def test_what_longer_contexts_do_under_each_scheme(saved):
         assert found["yarn", factor].temperature == pytest.approx(0.1 * math.log(factor) + 1)
 
 
+def test_learned_numbers_of_another_model_are_not_drawn(saved):
+    _, config = saved(transformers.T5Config(**FEW))
+    assert [drawing.name for drawing in checkpoint.drawings(config)] == ["buckets"]
+
+
 def test_layers_with_windows_and_rotations_of_their_own(saved):
     path, config = saved(transformers.Gemma3TextConfig(sliding_window=512, num_hidden_layers=6, vocab_size=64))
     about = checkpoint.facts(path, config)

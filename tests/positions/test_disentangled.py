@@ -55,13 +55,14 @@ def test_equals_the_first_deberta() -> None:
     close(lg.attend(q, k, v, encoding=ours, mask=lg.NoMask()).transpose(1, 2).flatten(2), want, atol=1e-7)
 
 
-def test_written_out_with_gradients() -> None:
-    """Causal, two heads of keys for four of queries, at positions with a gap."""
-    encoding = lg.testing.example("deberta", span=3)()
+@pytest.mark.parametrize("span", [3, 40])
+def test_written_out_with_gradients(span: int) -> None:
+    """Causal, two heads of keys for four of queries, at positions with a gap; with fewer vectors than rows, and with more."""
+    encoding = lg.testing.example("deberta", span=span)()
     positions = torch.tensor([0, 1, 2, 5, 6, 20, 21])
     q, k, v = (random(2, heads, 7, 8, seed=heads).requires_grad_() for heads in (4, 2, 2))
     rows = {
-        name: project(encoding.table).view(6, 4, 8)
+        name: project(encoding.table).view(2 * span, 4, 8)
         for name, project in (("keys", encoding.project_keys), ("queries", encoding.project_queries))
     }
     want = torch.zeros(2, 4, 7, 8, dtype=torch.float64)
@@ -69,7 +70,7 @@ def test_written_out_with_gradients() -> None:
         for i in range(7):
             scores = []
             for j in range(i + 1):
-                row = int((positions[i] - positions[j]).clamp(-3, 2)) + 3
+                row = int((positions[i] - positions[j]).clamp(-span, span - 1)) + span
                 key = k[:, head // 2, j]
                 both = q[:, head, i] * (key + rows["keys"][row, head]) + key * rows["queries"][row, head]
                 scores.append(both.sum(-1) / math.sqrt(3 * 8))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+import longitude as lg
 from longitude.extend.search import windows_of
 from longitude.measure import losses_by_length, read_rows
 from longitude.models import LongitudeForCausalLM
@@ -34,6 +35,13 @@ def quick(monkeypatch):
     """A search of few candidates on little text."""
     monkeypatch.setattr(schemes, "CANDIDATES", 12)
     monkeypatch.setattr(schemes, "TOKENS", 64)
+
+
+def test_a_model_that_was_trained_with_resonance_is_extended_by_yarn_alone():
+    model = build_model(TINY, "rope:scaling=resonance", 0)
+    assert extends(model.config, "yarn", 16) and not extends(model.config, "linear", 16)
+    [rope] = extended(model, "yarn", 16, 48).model.encodings
+    assert rope.scaling == lg.scaling.Resonance(3.0, 16, beta_fast=schemes.ramp_start(16))
 
 
 @pytest.mark.parametrize("label", ["rope", "rope:base=500", "rope+alibi", "mrope:sections=2,1,1"])

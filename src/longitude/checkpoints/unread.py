@@ -128,10 +128,10 @@ def reaches(raw: Mapping[str, Any], place: Place, kind: Any) -> bool:
     """Whether a class reads a key, or what its config makes of it."""
     try:
         made = made_of(raw, kind)
-    except (
-        Exception
-    ):  # it refuses the keys that its own to_dict() has, as Bamba's: nothing is known, so nothing is blamed
-        return True
+    except Exception:
+        return (
+            True  # it refuses the keys that its own to_dict() has, as Bamba's: nothing is known, so nothing is blamed
+        )
     read, before = observe(made).read, attributes(made)
     if ".".join((kind.attribute_map.get(place[0], place[0]), *place[1:])) in read:
         return True

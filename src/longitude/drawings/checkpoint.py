@@ -273,4 +273,8 @@ def drawings(config: Any) -> list[Drawing]:
         return []
     heads = heads_of(config)
     shape = Shape(length=min(length, 4096), heads=heads["num_heads"], head_dim=heads["head_dim"])
-    return side_by_side({name: drawn.drawings(module.double().eval(), shape) for name, module in modules.items()})
+    every = {name: drawn.drawings(module.double().eval(), shape) for name, module in modules.items()}
+    # Weights are not read, and the learned numbers that a label is drawn with are those of another model.
+    return side_by_side(
+        {name: [d for d in pictures if not d.title.endswith(drawn.AFTER)] for name, pictures in every.items()}
+    )

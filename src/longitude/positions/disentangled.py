@@ -107,9 +107,8 @@ class Disentangled(Encoding):
     def terms(self, context: Columns) -> tuple[Term, ...]:
         dtype = torch.promote_types(self.table.dtype, torch.float32)
         kind = self.table.device.type
-        with (
-            torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
-        ):  # not on meta
+        known = torch.amp.is_autocast_available(kind)  # not meta, on which transformers builds a model to load
+        with torch.autocast(kind, enabled=False) if known else nullcontext():
             for_queries, for_keys = (
                 project(self.table.to(dtype)).to(dtype).unflatten(-1, (self.num_heads, self.head_dim)).movedim(1, 0)
                 for project in (self.project_keys, self.project_queries)

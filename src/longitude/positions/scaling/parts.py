@@ -193,8 +193,8 @@ class YaRN(NTKByParts):
 class Resonance(YaRN):
     """Resonance RoPE: 2 pi / round(2 pi / theta_k), so that pair k repeats after a whole number of tokens, at least one.
 
-    A pair whose wavelength is within the training length has the same angles at all positions, near and far. With a factor
-    above 1 the theta_k are YaRN's.
+    Beyond the training length, a pair with a shorter wavelength repeats the angles of training. With a factor above 1 the theta_k
+    are YaRN's.
 
     Args:
         factor: s of YaRN; 1: frequencies without scaling, for training.

@@ -28,3 +28,14 @@ def test_bfloat16_is_rounded_once_and_to_the_nearest(encoding, length):
     lost = narrow[2].detach().clone()
     lost[0, 0, 0, 0] = torch.nan
     assert lg.attend(*narrow[:2], lost, encoding=encoding, backend="table")[0, 0, :, 0].isnan().all()
+
+
+@needs_c
+@pytest.mark.parametrize(
+    ("tiles", "gradients", "backend"), [(True, False, "sdpa"), (False, False, "table"), (True, True, "table")]
+)
+def test_bfloat16_without_gradients_is_torch_s_where_there_are_tiles(tiles, gradients, backend, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    three = [random(1, HEADS, 512, 64, dtype=torch.bfloat16).requires_grad_(gradients) for _ in range(3)]
+    [chosen] = [verdict.backend for verdict in lg.explain(*three) if verdict.chosen]
+    assert chosen == backend

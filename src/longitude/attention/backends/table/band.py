@@ -296,11 +296,11 @@ def at(x: Tensor | None) -> int | None:
 
 # ---- without a bias --------------------------------------------------------------------------------------------------------
 SHORTEST = 512
-"""Queries and keys from which C is faster without a bias, causal; 256 in float32 with heads of 32 or wider, in bfloat16 only
-with gradients. Measured with torch 2.13 on one thread of an AMD EPYC with AVX2, one with AVX-512, and an Intel Xeon with AMX: 8
-heads of 16 to 128, batches of 1 and 8, from 2026-11-23 to 2026-11-26. C took at most 0.9 of torch's time on all three. Without
-causality torch's function is as fast; with shorter sequences the processors differ. Nothing is timed while a program runs: two
-runs of one study would round differently."""
+"""Queries and keys from which C is faster without a bias, causal; 256 in float32 with heads of 32 or wider. Measured with torch
+2.13 on one thread of an AMD EPYC with AVX2, one with AVX-512, and an Intel Xeon with AMX: 8 heads of 16 to 128, batches of 1 and
+8, from 2026-11-23 to 2026-11-26. C took at most 0.9 of torch's time on all three. Without causality torch's function is as
+fast; with shorter sequences the processors differ. Nothing is timed while a program runs: two runs of one study would round
+differently."""
 
 
 def is_faster_in_c(r: Request) -> bool:
@@ -310,6 +310,7 @@ def is_faster_in_c(r: Request) -> bool:
     wide_heads = r.q.dtype == torch.float32 and r.q.shape[3] >= 32
     if min(r.rows, r.length) < (SHORTEST // 2 if wide_heads else SHORTEST) or r.sees_all:
         return False
-    # Without gradients torch multiplies bfloat16 in tiles of AMX; elsewhere C takes 0.42 to 0.71 of its time (Zen 4, 2026-11-30).
+    # Without gradients torch multiplies bfloat16 in tiles of AMX. Elsewhere C takes 0.42 to 0.71 of torch's time: Zen 4, one
+    # thread, 512 to 2,048 tokens in 8 heads of 16 to 128, batches of 1 and 8, medians of 9 turns, 2026-11-30.
     narrow = r.q.dtype == torch.bfloat16 and (recorded(r.q, r.k, r.v) or not torch.cpu._is_amx_tile_supported())
     return (r.q.dtype == torch.float32 or narrow) and available(r.q.dtype)
