@@ -81,7 +81,8 @@ def show(*names: str, picture: str | None = None, **sizes: int) -> Pictures:
 
 def nothing_of(names: Sequence[str]) -> str:
     """Why there is no picture."""
-    return f"nothing is drawn of {', '.join(names)}: expected fixed numbers, and learned ones are noise before training"
+    why = "expected fixed numbers: learned ones are noise before training, and weights of checkpoints are not read"
+    return f"nothing is drawn of {', '.join(names)}: {why}"
 
 
 def chosen_of(drawings: Sequence[Any], picture: str) -> list[Any]:

@@ -154,7 +154,7 @@ def buckets(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     yield Lines.by_offset(
         name="buckets",
         title=f"Which of the {count} learned rows an offset reads",
-        caption=f"Offsets with the same row cannot be told apart. All beyond {last} have the same row.",
+        caption=f"Offsets with the same row look the same. All beyond {last} have the same row.",
         y="row",
         lines={"row": (offsets, row(torch.from_numpy(offsets)).numpy())},
         marks={"the last row": last},
