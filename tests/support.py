@@ -86,11 +86,11 @@ def parameter_gradients(loss: Tensor, model: nn.Module) -> list[Tensor]:
 
 
 class Reads(TorchDispatchMode):
-    """Counts numbers that the host waits for."""
+    """Counts numbers that the host waits for, and all operations."""
 
     def __init__(self):
         super().__init__()
-        self.count = 0
+        self.count = self.operations = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         read = (
@@ -99,6 +99,7 @@ class Reads(TorchDispatchMode):
             torch.ops.aten.equal.default,
         )
         self.count += function in read
+        self.operations += 1
         return function(*args, **(kwargs or {}))
 
 

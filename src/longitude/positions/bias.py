@@ -1,12 +1,11 @@
 """Position as a bias of the scores: a formula of the offset or of both positions, or a learned number per bucket of offsets."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import Positive, UsageError, Within, check_declared, check_sizes
@@ -326,6 +325,43 @@ def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bi
     return right + torch.where(n < exact, n, (exact + log.long()).clamp(max=buckets - 1))
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """A learned number per bucket: offsets [...] -> [heads, ...]. Equal buckets are the same function.
+
+    entries: [heads, buckets].
+    """
+
+    bucket: Callable[[Tensor], Tensor]
+    entries: Tensor
+
+    def __call__(self, offset: Tensor) -> Tensor:
+        bucket = self.bucket(offset)
+        return self.entries.index_select(1, bucket.flatten()).view(-1, *bucket.shape)
+
+
+@dataclass(frozen=True)
+class T5Bucket:
+    """`t5_bucket` with these numbers."""
+
+    num_buckets: int
+    max_distance: int
+    bidirectional: bool
+
+    def __call__(self, offset: Tensor) -> Tensor:
+        return t5_bucket(offset, self.num_buckets, self.max_distance, self.bidirectional)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A bucket for each offset up to a distance on both sides, and all others in the last ones."""
+
+    max_distance: int
+
+    def __call__(self, offset: Tensor) -> Tensor:
+        return offset.clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+
 @register("t5")
 class T5Bias(Encoding):
     """T5 bias, a number per bucket of offsets: score_h(i, j) += table[bucket(i - j), h].
@@ -372,11 +408,8 @@ class T5Bias(Encoding):
         nn.init.normal_(self.table, std=0.02)
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        def at(offset: Tensor) -> Tensor:
-            bucket = t5_bucket(offset, self.num_buckets, self.max_distance, self.bidirectional)
-            return F.embedding(bucket, self.table).movedim(-1, 0)
-
-        return (OffsetBias(at, reach=self.max_distance, of=self),)
+        bucket = T5Bucket(self.num_buckets, self.max_distance, self.bidirectional)
+        return (OffsetBias(Lookup(bucket, self.table.mT), reach=self.max_distance, of=self),)
 
 
 @register("clipped")
@@ -409,8 +442,5 @@ class ClippedBias(Encoding):
         nn.init.zeros_(self.table)
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        def at(offset: Tensor) -> Tensor:
-            column = offset.clamp(-self.max_distance, self.max_distance) + self.max_distance
-            return self.table.index_select(1, column.flatten()).view(-1, *column.shape)
-
+        at = Lookup(Clip(self.max_distance), self.table)
         return (OffsetBias(at, reach=self.max_distance, of=self),)

@@ -18,7 +18,7 @@ from longitude.native import gpu as kernels
 from longitude.native.gpu import switched_off
 from longitude.positions.composed import compose
 from tests.attention.backends.one_request import masks, problem
-from tests.support import refused
+from tests.support import Reads, close, refused
 
 pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 ANYWHERE = replace(backend.TRITON, devices=None)
@@ -53,6 +53,21 @@ def test_refusals(r, why):
 def test_without_triton(monkeypatch):
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     assert "'longitude[gpu]'" in refuses(ANYWHERE, request())
+
+
+@pytest.mark.parametrize("names", ["alibi", "sandwich", "t5"])
+def test_layers_share_what_no_parameter_decides(names):
+    """A fixed bias, and the buckets of a learned one: the first layer computes them, and parameters of a second one count."""
+    r, (_, _, _, _, *learned) = problem(20, 20, names=names)
+    with Reads() as first:
+        backend.inputs_of(r)
+    for entries in learned:
+        torch.nn.init.normal_(entries)
+    with Reads() as second:
+        table = backend.inputs_of(r).terms.table
+    offsets = torch.arange(-19, 20)
+    close(table, r.terms[0].at(offsets).float())
+    assert second.operations < 0.8 * first.operations
 
 
 class Chip:

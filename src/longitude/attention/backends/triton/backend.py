@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, reduce
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import Backend
@@ -12,12 +14,14 @@ from longitude.attention.backends.operators import TIED, Inputs, Operators, head
 from longitude.attention.backends.triton import launch
 from longitude.attention.backends.triton.intervals import intervals_of, refusal
 from longitude.attention.backends.triton.launch import Limits, Terms
+from longitude.attention.pairs import AllowedPairs
 from longitude.attention.request import Request
 from longitude.attention.spans import steady
 from longitude.attention.terms import drift_level
 from longitude.native.derivatives import exporting
 from longitude.native.gpu import why_no_triton, why_not_on
 from longitude.native.tensors import needs_operator
+from longitude.positions.bias import FixedBias, Lookup
 from longitude.positions.coordinates import explicit
 from longitude.positions.formulas import NormalizedOffset
 from longitude.positions.terms import Drift, OffsetBias, PairBias
@@ -35,16 +39,16 @@ def inputs_of(r: Request) -> Inputs:
     nearest = 0
     if formula is not None:
         places = explicit(r.q_positions, r.rows, r.q.device)
+        distances = by_offset(r.pairs, formula.distances, gap_of(r), r.q.device).to(torch.float32)
         terms = terms._replace(
-            table=formula.distances(offsets_of(r)).to(torch.float32).expand(r.heads, -1).contiguous(),
+            table=distances.expand(r.heads, -1).contiguous(),
             curves=formula.curves().to(torch.float32),
             rates=(1 / formula.scale_of(places)).to(torch.float32).expand(len(r.q), -1)[:, None].contiguous(),
         )
         nearest = r.length - 1 - gap_of(r)
     elif biases:
-        offsets = offsets_of(r)
-        table = torch.stack([term.at(offsets).to(torch.float32).expand(r.heads, -1) for term in biases]).sum(0)
-        terms = terms._replace(table=table.contiguous())
+        table = reduce(torch.add, [table_of(r, term) for term in biases])
+        terms = terms._replace(table=table.expand(r.heads, -1).contiguous())
     if (level := drift_level(r)) is not None:
         rows, keys = (slice(start, start + n) for start, n in ((r.q_order, r.rows), (r.k_order, r.length)))
         # Only differences count, and near 0 they round less.
@@ -54,17 +58,30 @@ def inputs_of(r: Request) -> Inputs:
     return Inputs(r.q, r.k, r.v, terms, Limits(*intervals_of(r), nearest), r.scale)
 
 
+def table_of(r: Request, term: OffsetBias) -> Tensor:
+    """The bias by offset, [heads or 1, Lq + Lk - 1]. What no parameter decides is computed once for all layers of a forward."""
+    where = gap_of(r), r.q.device
+    match term.at:
+        case Lookup(bucket, entries):
+            # On a GPU the gradient of index_select adds atomically, that of embedding in order.
+            table = F.embedding(r.pairs.once(by_offset, bucket, *where), entries.mT).mT
+        case FixedBias():
+            table = r.pairs.once(by_offset, term.at, *where)
+        case at:
+            table = by_offset(r.pairs, at, *where)
+    return table.to(torch.float32)
+
+
+def by_offset(pairs: AllowedPairs, at: Callable[[Tensor], Tensor], gap: int, device: torch.device) -> Tensor:
+    """`at` of the offsets in ascending order: from first query minus last key to last query minus first key."""
+    return at(torch.arange(gap + 1 - pairs.keys, gap + pairs.rows, device=device))
+
+
 def gap_of(r: Request) -> int:
     """Position of the first query minus position of the first key."""
     counting = steady(r)
     assert counting is not None
     return counting.position_gap
-
-
-def offsets_of(r: Request) -> Tensor:
-    """Offsets in ascending order: from first query minus last key to last query minus first key."""
-    gap = gap_of(r)
-    return torch.arange(gap + 1 - r.length, gap + r.rows, device=r.q.device)
 
 
 def normalized(r: Request) -> NormalizedOffset | None:

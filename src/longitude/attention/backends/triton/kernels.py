@@ -385,8 +385,8 @@ def diagonals(q, k, v, grad, lse, delta, lo, hi, reach, q_level, k_level, table,
     Q is a multiple of K. reach: visible keys are more than reach[0] and at most reach[1] before their queries. of_table
     [heads, sequences, distances, 2, Q / K, K] gets the sums of `_diagonals`.
     """
-    h, column = tl.program_id(1).to(tl.int64), (tl.program_id(0) + 1) * K - 1
-    distance = column - last  # first query - first key
+    distance = (tl.program_id(0) + 1 - tl.cdiv(keys, K)) * K  # first query - first key
+    h, column = tl.program_id(1).to(tl.int64), last + distance
     at_i, at_j = tl.arange(0, Q), tl.arange(0, K)
     curve = curves + h * 3 * pieces
     corner = table + h * width + column

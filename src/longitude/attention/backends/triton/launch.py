@@ -18,6 +18,8 @@ from longitude.native.tensors import Signature
 KERNELS_FILE = "longitude.attention.backends.triton.kernels"  # imported on use: it needs triton
 LOG2 = 0.6931471805599453
 MOST = 2**16 - 1
+EDGE = 128
+"""Columns added at each end of a table: the blocks at the ends read so far beyond its offsets."""
 PROGRAMS = 2
 """Programs per multiprocessor that sum gradients of the table, if a block's distances are fewer."""
 
@@ -121,26 +123,34 @@ def wide(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
+def prepared(x: Inputs) -> Inputs:
+    """Inputs as all kernels read them: terms in units of log 2, and tables wider by `EDGE` at both ends."""
+    x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
+    terms = x.terms
+    if terms.curves is not None:
+        # Beyond the ends distances do not fall.
+        table = F.pad(terms.table[None], (EDGE, EDGE), mode="replicate")[0]
+        curves = torch.cat([terms.curves[:, :2] / LOG2, terms.curves[:, 2:]], 1)
+        terms = terms._replace(table=table, curves=curves, rates=terms.rates.contiguous())
+    elif terms.table is not None:
+        terms = terms._replace(table=F.pad(terms.table / LOG2, (EDGE, EDGE)))
+    if terms.q_level is not None:
+        q_level, k_level = ((level / LOG2).contiguous() for level in (terms.q_level, terms.k_level))
+        terms = terms._replace(q_level=q_level, k_level=k_level)
+    return x._replace(terms=terms)
+
+
 def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     """The arguments that all kernels have by the same names."""
     (_, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
     terms, limits = x.terms, x.limits
-    before, after = -keys % blocks.K, -rows % blocks.Q  # blocks at the ends read beyond the offsets
-    at = dict.fromkeys(Terms._fields, x.q)  # of a term that is not there any address serves
-    if terms.curves is not None:
-        # Beyond the ends distances do not fall.
-        at["table"] = F.pad(terms.table[None], (before, after), mode="replicate")[0]
-        at["curves"] = torch.cat([terms.curves[:, :2] / LOG2, terms.curves[:, 2:]], 1)
-        at["rates"] = terms.rates.contiguous()
-    elif terms.table is not None:
-        at["table"] = F.pad(terms.table / LOG2, (before, after))
-    if terms.q_level is not None:
-        at |= {"q_level": (terms.q_level / LOG2).contiguous(), "k_level": (terms.k_level / LOG2).contiguous()}
+    # Of a term that is not there any address serves.
+    at = {name: x.q if term is None else term for name, term in terms._asdict().items()}
     pieces, width = 0 if terms.curves is None else terms.curves.shape[2], at["table"].shape[1]
     return {
         "q": x.q, "k": x.k, "v": x.v, "lo": limits.lo.contiguous(), "hi": limits.hi.contiguous(), **at,
-        "factor": x.scale / LOG2, "last": keys + before - 1, "width": width,
-        "nearest": min(max(limits.nearest + before, 0), width - 1), "pieces": pieces,
+        "factor": x.scale / LOG2, "last": keys + EDGE - 1, "width": width,
+        "nearest": min(max(limits.nearest + EDGE, 0), width - 1), "pieces": pieces,
         "rows": rows, "keys": keys, "heads": heads, "group": heads // kv_heads,
         "q_batch": x.q.stride(0), "q_head": x.q.stride(1), "q_stride": x.q.stride(2),
         "k_batch": x.k.stride(0), "k_head": x.k.stride(1), "k_stride": x.k.stride(2),
@@ -174,7 +184,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor]:
     require(x)
     kernels = import_module(KERNELS_FILE)
 
-    x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
+    x = prepared(x)
     batch, heads, rows, _ = x.q.shape
     out = heads_last(x.q, x.v.shape[3])
     lse = x.q.new_empty(batch, heads, rows, dtype=torch.float32)
@@ -191,8 +201,7 @@ def backward(x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse:
     require(x, grad, grad_lse, out, lse)
     kernels = import_module(KERNELS_FILE)
 
-    x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
-    lse = lse.contiguous()
+    x, lse = prepared(x), lse.contiguous()
     (batch, heads, rows, _), (kv_heads, keys), terms = x.q.shape, x.k.shape[1:3], x.terms
     # As `heads_last` lays them out, whatever autograd brings.
     grad, out = (y.transpose(1, 2).contiguous().transpose(1, 2) for y in (grad, out))
@@ -247,7 +256,7 @@ def along_diagonals(x: Inputs, grad: Tensor, lse: Tensor, delta: Tensor) -> Floa
         kernels.diagonals[(distances, heads, programs)](
             grad=grad, lse=lse, delta=delta, reach=reach, of_table=sums, batch=batch, **shared
         )
-    total, before = lse.new_zeros(heads, distances + squares, blocks.K), shared["last"] + 1 - keys
+    total, before = lse.new_zeros(heads, distances + squares, blocks.K), -keys % blocks.K
     for half, square in product((0, 1), range(squares)):
         # The lower diagonals of a square are the upper ones of the square below it.
         total[:, half + square :][:, :distances] += sums[:, :, :, half, square].sum(1)
