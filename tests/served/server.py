@@ -30,13 +30,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from longitude.measure.retrieval.haystack import FILLER, of_python
 from longitude.measure.retrieval.tasks import MANY, ONE, PASSKEY, PASSKEY_ASK, PASSKEY_OPENING
 from tests.measure.conftest import byte_pairs
-from tests.served import reader
 
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
-LONGEST = 256
-"""Tokens of a continuation."""
 RESET = struct.pack("ii", 1, 0)
 """Of a connection: it does not wait until what was sent is read."""
+HOLE = "\ufffc"
+"""Stands in a text for tokens that are not visible."""
 SURE = -0.25
 """Log-probability of what is generated."""
 
@@ -158,43 +157,28 @@ class Served:
             instead = self.before(self.asked.total() - 1)
         if instead:
             return instead
-        routes = {
-            "/v1/completions": self.completion,
-            "/v1/chat/completions": self.chat,
-            "/tokenize": self.tokenize,
-            "/detokenize": lambda content: {"prompt": text_of(content["tokens"])},
-        }
+        routes = {"/v1/completions": self.completion, "/v1/chat/completions": self.chat}
         if content is None or route not in routes:
             return refused(f"no route {route}", 404)
-        if content.get("model", self.name) != self.name:
-            return refused(f"The model `{content['model']}` does not exist.", 404)
         try:
             return Reply(routes[route](content))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             return refused(str(error), 400)
 
-    def tokenize(self, content: Any) -> dict[str, Any]:
-        ids = ids_of_chat(content["messages"]) if "messages" in content else ids_of(content["prompt"])
-        return {"tokens": ids, "count": len(ids), "max_model_len": self.max_model_len}
-
     def completion(self, content: Any) -> dict[str, Any]:
+        """A prompt is echoed, and a token follows."""
         ids = ids_of(content["prompt"])
-        scored, echoed = content.get("logprobs"), ids if content.get("echo") else []
-        most = 16 if content.get("max_tokens") is None else content["max_tokens"]
-        new = ids_of(self.continuation(ids, most, " {number}. "))[:most] if most else []
-        choice: dict[str, Any] = {"index": 0, "text": text_of(echoed + new), "finish_reason": "length"}
-        if scored is not None and scored is not False:
-            values = (self.log_probabilities(ids) if echoed else []) + [SURE] * len(new)
-            tokens = [text_of([token]) for token in echoed + new]
-            top = [None if p is None else {token: p} for token, p in zip(tokens, values, strict=True)]
-            choice["logprobs"] = {"tokens": tokens, "token_logprobs": values, "top_logprobs": top}
-        return self.answered(choice, ids, most, len(new))
+        return self.answered(
+            {"text": "", "logprobs": {"token_logprobs": [*self.log_probabilities(ids), SURE]}}, ids, 1, 1
+        )
 
     def chat(self, content: Any) -> dict[str, Any]:
-        ids = ids_of_chat(content["messages"])
+        ids = ids_of(
+            "".join(f"<|user|>{message['content']}<|end|>" for message in content["messages"]) + "<|assistant|>"
+        )
         most = content.get("max_completion_tokens") or content.get("max_tokens") or self.max_model_len - len(ids)
         thoughts = min(most, self.thinks[1] if len(ids) > self.thinks[0] else 0)
-        new = ids_of(self.continuation(ids, 0, "{number}."))
+        new = ids_of(f"{self.number(ids)}.")
         kept = new[: most - thoughts]
         message: dict[str, Any] = {"role": "assistant", "content": text_of(kept)}
         if thoughts:
@@ -202,10 +186,7 @@ class Served:
             message["content"] = text_of(kept) or (
                 None if self.thinks[2] == "reasoning" else ""
             )  # as newer vLLM has it
-        choice = {"index": 0, "message": message, "finish_reason": "length" if len(kept) < len(new) else "stop"}
-        if content.get("logprobs"):
-            tokens = [{"token": text_of([token]), "logprob": SURE} for token in kept]
-            choice["logprobs"] = {"content": [token | {"top_logprobs": [token]} for token in tokens]}
+        choice = {"message": message, "finish_reason": "length" if len(kept) < len(new) else "stop"}
         return self.answered(choice, ids, most, thoughts + len(kept))
 
     def answered(self, choice: dict[str, Any], ids: list[int], most: int, new: int) -> dict[str, Any]:
@@ -219,22 +200,21 @@ class Served:
         return {"model": self.name, "choices": [choice], "usage": usage}
 
     # answers
-    def continuation(self, ids: list[int], length: int, form: str) -> str:
-        """The number asked for, and at least `length` tokens that only the prompt decides, as it is seen."""
+    def number(self, ids: list[int]) -> str:
+        """The number asked for, as it is seen."""
         read = self.reads(ids)
         seen = self.visible(torch.tensor(len(read) - 1), torch.arange(len(read))).tolist()
         runs = [(shown, [*run]) for shown, run in groupby(zip(read, seen, strict=True), lambda pair: pair[1])]
-        visible = "".join(lines_of([token for token, _ in run]) if shown else reader.HOLE for shown, run in runs)
+        visible = "".join(lines_of([token for token, _ in run]) if shown else HOLE for shown, run in runs)
         chance = Random(hashlib.sha256(json.dumps(ids).encode()).hexdigest())
-        number = reader.read(visible, f"{lines_of(ids)}\n{lines_of(read)}")
+        number = stated(visible, lines_of(ids))
         if number is None or chance.random() >= self.right:
             number = wrong(number or "12345", chance)
         salt = self.unsettled(len(ids))
         number = wrong(number, Random(salt)) if salt else number
         if len(ids) % self.digit[0] == self.digit[1]:
             number = number[:-1] + str((int(number[-1]) + 3) % 10)
-        goes_on = Random(f"{visible}{salt}").choices(FILLER.split(), k=min(length, LONGEST))
-        return form.format(number=number) + " ".join(goes_on)
+        return number
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & self.sees(query, key) | (key == query)
@@ -283,12 +263,6 @@ def ids_of(prompt: str | list[int]) -> list[int]:
     return plain.encode(prompt, add_special_tokens=False).ids if isinstance(prompt, str) else [*map(int, prompt)]
 
 
-def ids_of_chat(messages: list[dict[str, Any]]) -> list[int]:
-    contents = [message["content"] for message in messages]
-    texts = [text if isinstance(text, str) else "".join(part["text"] for part in text) for text in contents]
-    return ids_of("".join(f"<|user|>{text}<|end|>" for text in texts) + "<|assistant|>")
-
-
 def text_of(ids: list[int]) -> str:
     return english().backend_tokenizer.decode(ids, skip_special_tokens=False)
 
@@ -300,6 +274,13 @@ def lines_of(ids: list[int]) -> str:
 
 def refused(message: str, code: int, **headers: str) -> Reply:
     return Reply({"error": {"message": message, "code": code}}, code, headers)
+
+
+def stated(visible: str, whole: str) -> str | None:
+    """The number that the visible text has for what the last question asks; one that lost a digit is none."""
+    keys = re.findall(r"number for (\S+) mentioned", whole)
+    numbers = re.findall(rf"{keys[-1]}\D{{1,9}}(\d{{7}})\b", visible) if keys else []
+    return numbers[-1] if numbers else None
 
 
 def wrong(number: str, chance: Random) -> str:
