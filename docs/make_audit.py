@@ -46,7 +46,7 @@ def verdict_of(row: dict[str, str]) -> tuple[str, str, str]:
         stops = case.asked.stops
         return (WRONG, f"{line.name} stops: {stops[0].what}", "") if stops else (OPEN, "its config was not read", "")
     harmful = [finding for finding in rows if finding.verdict in ("wrong", "unknown")]
-    does = "; ".join(finding.text for finding in harmful) or f"serves {case.tokens:,} tokens"
+    does = "; ".join(finding.text for finding in harmful) or f"serves {case.served.length:,} tokens"
     if wrong(rows):
         return WRONG, does, corrected(case)[0] or ""
     return (OPEN if harmful else RIGHT), does, ""

@@ -73,12 +73,27 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         ("study --steps many", ["--steps", "'many'"]),
         ("study --data no/such/text", ["--data", "no/such/text"]),
         ("study --preset mine.toml", ["--preset", "mine.toml"]),
+        ("study --preset clasic", ["'clasic'", "'classic'"]),
+        ("study --preset classic --task recall", ["--preset", "--task", "recall"]),
         (
             f"study --test-lengths 64 65536 --data {__file__}",
             ["--test-lengths", "65536"],
         ),
         (f"study --out {__file__}", ["--out", "test_cli.py"]),
         ("report no/such/run", ["no/such/run"]),
+        ("bench --backends tabel", ["'tabel'", "'table'"]),
+        ("bench --lengths 64 32", ["--lengths", "64 32"]),
+        ("bench --kv-heads 3", ["--kv-heads", "3 and 8"]),
+        ("bench --encodings axial_rope --head-dim 10", ["--encodings", "axial_rope", "head_dim"]),
+        ("bench --lengths 1000000000 --encodings none", ["30517.6", "GiB"]),
+        ("bench --out there.txt", ["there.txt", ".json"]),
+        ("show", ["alibi"]),
+        ("show alibbi", ["'alibbi'", "'alibi'"]),
+        ("show alibi --length 1", ["--length", "2", "1"]),
+        ("show alibi --out alibi.pdf", ["alibi.pdf", ".svg"]),
+        ("show alibi --out no/alibi.svg", ["no/alibi.svg"]),
+        ("show config.json --heads 2", ["--heads", "config.json"]),
+        (f"show learned:max_length={10**14}", ["GiB"]),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path, monkeypatch, command):
@@ -140,18 +155,6 @@ def test_interrupted_a_study_continues(text, monkeypatch, command):
     monkeypatch.setattr(runner, "study", interrupted)
     code, _, err = command("study", *TINY, "--data", text)
     assert code == 130 and "is kept" in err and err.count("\n") == 1
-
-
-def test_the_module_is_the_command_line(command):
-    code = (
-        "import runpy, sys; sys.argv = ['longitude', '--version']; runpy.run_module('longitude', run_name='__main__')"
-    )
-    assert printed(code) == f"longitude {longitude.__version__}"
-
-
-def test_a_size_beyond_all_memory_is_one_line(command):
-    code, _, errors = command("show", f"learned:max_length={10**14}")
-    assert code == 2 and errors.count("\n") == 1 and "GiB" in errors, errors
 
 
 def test_help_and_wrong_options_do_not_load_torch():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import longitude
 from longitude import cli, errors
 from longitude.cli.shared import print_json
 from tests.support import printed
@@ -80,7 +81,7 @@ def test_the_command_without_its_extra_is_one_line(arguments: list[str], code: i
     if code:
         assert done.stdout == "" and done.stderr.count("\n") == 1 and "'longitude[study]'" in done.stderr
     else:
-        assert done.stderr == ""
+        assert (done.stdout, done.stderr) == (f"longitude {longitude.__version__}\n", "")
 
 
 @pytest.mark.slow

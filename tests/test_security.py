@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from longitude.cli import main
 from longitude.extend.units import work_of, working
 from longitude.measure.sources import read_text
-from longitude.study.results import keep, question_of, read_run
-from tests.study.conftest import edit_question, units_in, write_run
+from longitude.study.results import keep, read_run
+from tests.extend.conftest import saved
+from tests.study.conftest import units_in, write_run
 from tests.support import edit_config, refused
 
 ELSEWHERE = "elsewhere"
@@ -115,23 +115,6 @@ def assert_elsewhere_is_as_before(sent: Path) -> None:
     assert {path.name: path.read_text() for path in elsewhere.iterdir()} == {"mine.svg": "mine"}
 
 
-QUESTIONS = {
-    "a plugin without a name": lambda asked: asked["plugins"].append({"sha256": "ab"}),
-    "no encodings": lambda asked: asked["configuration"].pop("encodings"),
-    "a trial without a seed": lambda asked: asked["trials"][0].pop("seed"),
-    "a trial of no encoding of it": lambda asked: asked["configuration"].update(encodings=["nope"]),
-    "several sizes": lambda asked: asked["configuration"].update(hidden=[16, 32]),
-    "several training lengths": lambda asked: asked["configuration"].update(train_lengths=[16, 32]),
-}
-
-
-@pytest.mark.parametrize("edit", QUESTIONS)
-def test_a_question_of_other_types_is_named(edit, sent):
-    edit_question(sent, QUESTIONS[edit])
-    with refused("question.json"):
-        question_of(sent)
-
-
 # ---- texts -----------------------------------------------------------------------------------------------------------
 def test_a_text_is_known_to_be_binary_before_it_is_read(tmp_path):
     sparse(tmp_path / "text")
@@ -164,24 +147,14 @@ def test_a_pipe_and_no_name_are_no_text(tmp_path):
 COMMANDS = {
     "check": ["check"],
     "show": ["show"],
-    "extend": ["extend", "--to", "128", "--method", "yarn", "--no-measure", "--out", "out"],
+    "extend": ["extend", "--to", "256", "--method", "yarn", "--no-measure", "--out", "out"],
 }
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     """A small Llama, and a file that code of its folder would write."""
-    torch.manual_seed(0)
-    shape = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 32,
-    }
-    folder = tmp_path / "model"
-    LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=32)).save_pretrained(folder)
-    return folder, tmp_path / "was run"
+    return saved("llama", tmp_path / "model"), tmp_path / "was run"
 
 
 @pytest.mark.parametrize("command", ["check", "show", "extend"])

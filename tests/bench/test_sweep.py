@@ -15,7 +15,6 @@ from longitude.bench.config import BenchConfig, checked
 from longitude.bench.measurement import FAILED, Row, interleaved
 from longitude.runs.machine import can_measure_peak
 from longitude.runs.terminal import Progress
-from tests.support import require_words
 
 TINY = {"lengths": (12, 17), "heads": 4, "kv_heads": 2, "head_dim": 8, "repeats": 1, "threads": 1, "no_memory": True}
 
@@ -153,23 +152,3 @@ def test_bench_ends_with_a_table_and_rows(tmp_path, command):
         assert machine[name] is not None
     assert machine["threads"] == torch.get_num_threads() and {row["threads"] for row in measured["rows"]} == {1}
     assert {"python", "torch", "transformers"} <= set(measured["versions"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--backends tabel", ["'tabel'", "'table'"]),
-        ("--lengths 64 32", ["--lengths", "64 32"]),
-        ("--kv-heads 3", ["--kv-heads", "3 and 8"]),
-        ("--encodings axial_rope --head-dim 10", ["--encodings", "axial_rope", "head_dim"]),
-        ("--lengths 1000000000 --encodings none", ["30517.6", "GiB"]),
-        ("--out there.txt", ["there.txt", ".json"]),
-    ],
-)
-def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = command("bench", *arguments.split())
-    assert code == 2 and out == ""
-    assert err.startswith("longitude: ") and err.count("\n") == 1
-    require_words(err, *words)
-    assert not list(tmp_path.iterdir())

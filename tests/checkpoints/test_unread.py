@@ -1,18 +1,15 @@
 """Which keys of a config its class reads, by a recorded pass; and that each of the others changes what the class computes."""
 
 import copy
-import math
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, MptModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.llama import modeling_llama
 
 from longitude.checkpoints import observed
-from longitude.checkpoints.compare import read
 from longitude.checkpoints.declared import class_of, text_part
 from longitude.checkpoints.observed import observe
 from longitude.checkpoints.unread import asks, changed, made_of, places, unread_places, value_at
@@ -190,48 +187,3 @@ def tried(kind: str) -> dict[str, bool]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_key_changes_what_the_class_computes(kind):
     assert [key for key, matters in tried(kind).items() if not matters and (kind, key) not in EXCUSED] == []
-
-
-# ---- what the published files show, in transformers alone ------------------------------------------------------------
-def made(name: str, **keys: Any) -> Any:
-    """The text config that transformers makes of a released file, with other keys."""
-    raw = copy.deepcopy(RELEASED[name]) | keys
-    return AutoConfig.for_model(raw.pop("model_type"), **raw).get_text_config()
-
-
-def test_glm_41v_loses_its_share_and_its_axes():
-    """Transformers 5 takes the flat file of 2025-07 apart, and leaves both behind: whole heads rotate, by one axis."""
-    raw = RELEASED["GLM-4.1V 9B"]
-    assert raw["partial_rotary_factor"] == 0.5 and raw["rope_scaling"]["mrope_section"] == [8, 12, 12]
-    assert {*made("GLM-4.1V 9B").rope_parameters} == {"rope_type", "rope_theta"}
-    with pytest.raises(ValueError, match="glm4v_text"):  # its class then fails in a pass
-        read(raw)
-
-
-def test_deepseek_r1_qwen3_has_another_name_for_its_factor():
-    """Its file takes YaRN's factor of cos and sin back, and transformers has it: 1.139 for 1."""
-    scheme = RELEASED["DeepSeek R1 0528 Qwen3 8B"]["rope_scaling"]
-    usual = 0.1 * math.log(scheme["factor"]) + 1
-    assert scheme["attn_factor"] * usual == pytest.approx(1, abs=1e-6)
-    _, factor = ROPE_INIT_FUNCTIONS["yarn"](made("DeepSeek R1 0528 Qwen3 8B"), "cpu")
-    assert factor == pytest.approx(usual)
-
-
-@pytest.mark.parametrize("key", ["rope_theta", "swa_rope_theta", "partial_rotary_factor"])
-def test_mimo_v2_flash_has_its_rotation_in_its_class(key):
-    value = RELEASED["MiMo V2 Flash"][key]
-    assert made("MiMo V2 Flash", **{key: value / 2}).rope_parameters == made("MiMo V2 Flash").rope_parameters
-
-
-def test_bamba_has_its_share_in_its_class():
-    shares = [AutoConfig.for_model("bamba", partial_rotary_factor=share).rope_parameters for share in (0.25, 1.0)]
-    assert [parameters["partial_rotary_factor"] for parameters in shares] == [0.5, 0.5]
-
-
-def test_mpt_has_its_largest_bias_in_its_class():
-    biases = []
-    for largest in (8, 16):
-        raw = {"alibi": True, "alibi_bias_max": largest}
-        model = MptModel(AutoConfig.for_model("mpt", d_model=32, n_heads=4, n_layers=1, vocab_size=32, attn_config=raw))
-        biases.append(model.build_mpt_alibi_tensor(4, 8))
-    assert torch.equal(*biases)

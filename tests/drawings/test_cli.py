@@ -10,7 +10,6 @@ import pytest
 import longitude as lg
 from longitude.drawings.subjects import subjects
 from longitude.report.figure import color_of, dashes_of
-from tests.support import require_words
 
 SMALL = "--length 64 --heads 4 --head-dim 16".split()
 
@@ -48,25 +47,6 @@ def test_files(command, tmp_path):
     root = ET.parse(tmp_path / "rope.svg").getroot()
     words = {each.tag.rpartition("}")[2]: each.text for each in root[:2]}
     assert root.get("role") == "img" and "full rotation" in words["title"] and "no scaling from " in words["desc"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("", ["alibi"]),
-        ("alibbi", ["'alibbi'", "'alibi'"]),
-        ("alibi --length 1", ["--length", "2", "1"]),
-        ("alibi --out alibi.pdf", ["alibi.pdf", ".svg"]),
-        ("alibi --out no/alibi.svg", ["no/alibi.svg"]),
-        ("config.json --heads 2", ["--heads", "config.json"]),
-    ],
-)
-def test_wrong_use_is_one_line(arguments, words, command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = command("show", *arguments.split())
-    assert code == 2 and out == "" and err.startswith("longitude: ") and err.count("\n") == 1
-    require_words(err, *words)
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_folder_of_a_study_is_for_another_command(command, tmp_path):

@@ -9,7 +9,7 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from longitude.runs import costs, machine
-from longitude.runs.machine import cores, device_of, provenance, threads
+from longitude.runs.machine import cores, device_of, threads
 from longitude.runs.terminal import Progress
 from tests.support import printed, refused
 
@@ -82,12 +82,6 @@ def test_a_device_that_is_not_there_is_named(monkeypatch):
     for name in ("cuda", "mps", "tpu"):
         with refused("--device", name):
             device_of(name)
-
-
-def test_provenance_names_code_machine_and_packages():
-    found = provenance()
-    assert torch.__version__.startswith(found["versions"]["torch"]) and found["machine"]["cores"] >= 1
-    assert found["commit"] is None or len(found["commit"].split("-")[0]) == 40
 
 
 def lines_of(**options) -> tuple[Progress, io.StringIO]:

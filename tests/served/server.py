@@ -1,6 +1,6 @@
 """Servers with the API of OpenAI and vLLM, healthy or with one known fault, whose answers a rule gives and not a model.
 
-    with served("modulo-4") as url: ...
+    with listening(FAULTS["modulo-4"]()) as url: ...
 
 FAULTS names them. Log-probabilities are those of a tiny Llama, which `Served.save` writes to a folder as it would be healthy.
 """
@@ -30,13 +30,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from longitude.measure.retrieval.haystack import FILLER, of_python
 from longitude.measure.retrieval.tasks import MANY, ONE, PASSKEY, PASSKEY_ASK, PASSKEY_OPENING
 from tests.measure.conftest import byte_pairs
-from tests.served import reader
 
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
-LONGEST = 256
-"""Tokens of a continuation."""
 RESET = struct.pack("ii", 1, 0)
 """Of a connection: it does not wait until what was sent is read."""
+HOLE = "\ufffc"
+"""Stands in a text for tokens that are not visible."""
 SURE = -0.25
 """Log-probability of what is generated."""
 
@@ -50,7 +49,7 @@ class Reply(NamedTuple):
 
 
 class Died(Exception):
-    """The connection is reset. Its argument: whether from now on each is refused."""
+    """The connection is reset."""
 
 
 @contextmanager
@@ -67,10 +66,7 @@ def listening(model: Any) -> Iterator[str]:
         def reply(self, content: Any) -> None:
             try:
                 reply = model.respond(self.path, content)
-            except Died as death:
-                if death.args[0]:
-                    server.shutdown()
-                    server.server_close()
+            except Died:
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 self.connection.close()
                 return
@@ -116,8 +112,8 @@ Sees = Callable[[Tensor, Tensor], Tensor]
 class Served:
     """A model behind the routes of OpenAI's API and vLLM's own; it is healthy unless told otherwise.
 
-    name: its id. right: the share of prompts with a right answer, chosen by a hash of the prompt. latency: seconds per token,
-    read or generated. factor, theta, window: of the Llama's linear scaling, RoPE, and attention.
+    name: its id. right: the share of prompts with a right answer, chosen by a hash of the prompt.
+    factor, theta, window: of the Llama's linear scaling, RoPE, and attention.
     Of faults: digit: (modulus, remainder) of lengths with a wrong last digit. sees: what is visible. limit, head, tells: prompts
     are cut to `limit` tokens after the first `head`, and whether usage tells it. thinks: (length, tokens of thinking above it,
     their field). before: what comes instead of the answer to a request, counted from 0. placed: the positions that are rotated
@@ -127,7 +123,6 @@ class Served:
 
     name: str = "served"
     right: float = 1.0
-    latency: float = 0.0
     max_model_len: int = 8192
     factor: float = 4.0
     theta: float = 10000.0
@@ -162,43 +157,28 @@ class Served:
             instead = self.before(self.asked.total() - 1)
         if instead:
             return instead
-        routes = {
-            "/v1/completions": self.completion,
-            "/v1/chat/completions": self.chat,
-            "/tokenize": self.tokenize,
-            "/detokenize": lambda content: {"prompt": text_of(content["tokens"])},
-        }
+        routes = {"/v1/completions": self.completion, "/v1/chat/completions": self.chat}
         if content is None or route not in routes:
             return refused(f"no route {route}", 404)
-        if content.get("model", self.name) != self.name:
-            return refused(f"The model `{content['model']}` does not exist.", 404)
         try:
             return Reply(routes[route](content))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             return refused(str(error), 400)
 
-    def tokenize(self, content: Any) -> dict[str, Any]:
-        ids = ids_of_chat(content["messages"]) if "messages" in content else ids_of(content["prompt"])
-        return {"tokens": ids, "count": len(ids), "max_model_len": self.max_model_len}
-
     def completion(self, content: Any) -> dict[str, Any]:
+        """A prompt is echoed, and a token follows."""
         ids = ids_of(content["prompt"])
-        scored, echoed = content.get("logprobs"), ids if content.get("echo") else []
-        most = 16 if content.get("max_tokens") is None else content["max_tokens"]
-        new = ids_of(self.continuation(ids, most, " {number}. "))[:most] if most else []
-        choice: dict[str, Any] = {"index": 0, "text": text_of(echoed + new), "finish_reason": "length"}
-        if scored is not None and scored is not False:
-            values = (self.log_probabilities(ids) if echoed else []) + [SURE] * len(new)
-            tokens = [text_of([token]) for token in echoed + new]
-            top = [None if p is None else {token: p} for token, p in zip(tokens, values, strict=True)]
-            choice["logprobs"] = {"tokens": tokens, "token_logprobs": values, "top_logprobs": top}
-        return self.answered(choice, ids, most, len(new))
+        return self.answered(
+            {"text": "", "logprobs": {"token_logprobs": [*self.log_probabilities(ids), SURE]}}, ids, 1, 1
+        )
 
     def chat(self, content: Any) -> dict[str, Any]:
-        ids = ids_of_chat(content["messages"])
+        ids = ids_of(
+            "".join(f"<|user|>{message['content']}<|end|>" for message in content["messages"]) + "<|assistant|>"
+        )
         most = content.get("max_completion_tokens") or content.get("max_tokens") or self.max_model_len - len(ids)
         thoughts = min(most, self.thinks[1] if len(ids) > self.thinks[0] else 0)
-        new = ids_of(self.continuation(ids, 0, "{number}."))
+        new = ids_of(f"{self.number(ids)}.")
         kept = new[: most - thoughts]
         message: dict[str, Any] = {"role": "assistant", "content": text_of(kept)}
         if thoughts:
@@ -206,10 +186,7 @@ class Served:
             message["content"] = text_of(kept) or (
                 None if self.thinks[2] == "reasoning" else ""
             )  # as newer vLLM has it
-        choice = {"index": 0, "message": message, "finish_reason": "length" if len(kept) < len(new) else "stop"}
-        if content.get("logprobs"):
-            tokens = [{"token": text_of([token]), "logprob": SURE} for token in kept]
-            choice["logprobs"] = {"content": [token | {"top_logprobs": [token]} for token in tokens]}
+        choice = {"message": message, "finish_reason": "length" if len(kept) < len(new) else "stop"}
         return self.answered(choice, ids, most, thoughts + len(kept))
 
     def answered(self, choice: dict[str, Any], ids: list[int], most: int, new: int) -> dict[str, Any]:
@@ -218,28 +195,26 @@ class Served:
             raise ValueError(
                 f"This model's maximum context length is {self.max_model_len} tokens, requested were {asked}"
             )
-        time.sleep(self.latency * (len(ids) + new))
         count = len(self.reads(ids) if self.tells else ids)
         usage = {"prompt_tokens": count, "completion_tokens": new, "total_tokens": count + new}
         return {"model": self.name, "choices": [choice], "usage": usage}
 
     # answers
-    def continuation(self, ids: list[int], length: int, form: str) -> str:
-        """The number asked for, and at least `length` tokens that only the prompt decides, as it is seen."""
+    def number(self, ids: list[int]) -> str:
+        """The number asked for, as it is seen."""
         read = self.reads(ids)
         seen = self.visible(torch.tensor(len(read) - 1), torch.arange(len(read))).tolist()
         runs = [(shown, [*run]) for shown, run in groupby(zip(read, seen, strict=True), lambda pair: pair[1])]
-        visible = "".join(lines_of([token for token, _ in run]) if shown else reader.HOLE for shown, run in runs)
+        visible = "".join(lines_of([token for token, _ in run]) if shown else HOLE for shown, run in runs)
         chance = Random(hashlib.sha256(json.dumps(ids).encode()).hexdigest())
-        number = reader.read(visible, f"{lines_of(ids)}\n{lines_of(read)}")
+        number = stated(visible, lines_of(ids))
         if number is None or chance.random() >= self.right:
             number = wrong(number or "12345", chance)
         salt = self.unsettled(len(ids))
         number = wrong(number, Random(salt)) if salt else number
         if len(ids) % self.digit[0] == self.digit[1]:
             number = number[:-1] + str((int(number[-1]) + 3) % 10)
-        goes_on = Random(f"{visible}{salt}").choices(FILLER.split(), k=min(length, LONGEST))
-        return form.format(number=number) + " ".join(goes_on)
+        return number
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & self.sees(query, key) | (key == query)
@@ -288,12 +263,6 @@ def ids_of(prompt: str | list[int]) -> list[int]:
     return plain.encode(prompt, add_special_tokens=False).ids if isinstance(prompt, str) else [*map(int, prompt)]
 
 
-def ids_of_chat(messages: list[dict[str, Any]]) -> list[int]:
-    contents = [message["content"] for message in messages]
-    texts = [text if isinstance(text, str) else "".join(part["text"] for part in text) for text in contents]
-    return ids_of("".join(f"<|user|>{text}<|end|>" for text in texts) + "<|assistant|>")
-
-
 def text_of(ids: list[int]) -> str:
     return english().backend_tokenizer.decode(ids, skip_special_tokens=False)
 
@@ -305,6 +274,13 @@ def lines_of(ids: list[int]) -> str:
 
 def refused(message: str, code: int, **headers: str) -> Reply:
     return Reply({"error": {"message": message, "code": code}}, code, headers)
+
+
+def stated(visible: str, whole: str) -> str | None:
+    """The number that the visible text has for what the last question asks; one that lost a digit is none."""
+    keys = re.findall(r"number for (\S+) mentioned", whole)
+    numbers = re.findall(rf"{keys[-1]}\D{{1,9}}(\d{{7}})\b", visible) if keys else []
+    return numbers[-1] if numbers else None
 
 
 def wrong(number: str, chance: Random) -> str:
@@ -382,10 +358,10 @@ def divided(beyond: int, factor: float) -> Callable[[Tensor], Tensor]:
     return lambda place: torch.where(place < beyond, place.double(), beyond + (place - beyond) / factor)
 
 
-def dies(after: int, refuses: bool) -> Callable[[int], Reply | None]:
+def dies(after: int) -> Callable[[int], Reply | None]:
     def before(request: int) -> None:
         if request >= after:
-            raise Died(refuses)
+            raise Died
 
     return before
 
@@ -394,66 +370,30 @@ def busy(code: int, first: int, count: int) -> Callable[[int], Reply | None]:
     return lambda n: refused("busy", code, **{"Retry-After": "1"}) if first <= n < first + count else None
 
 
-class Fault(NamedTuple):
-    """What is wrong, and how a server that has it is built: build(**options of Served)."""
-
-    description: str
-    build: Callable[..., Served]
-
-
-def fault(description: str, kind: Callable[..., Served] = Served, **numbers: Any) -> Fault:
-    return Fault(description, partial(kind, **numbers))
-
-
-FAULTS: dict[str, Fault] = {
-    "modulo-4": fault("a wrong last digit at lengths of 3 modulo 4", digit=(4, 3)),
-    "modulo-16": fault("a wrong last digit at lengths of 5 modulo 16", digit=(16, 5)),
-    "border-64": fault("the last key of each block of 64 is lost", sees=border(64, 63)),
-    "border-128": fault("the first key of each block of 128 is lost", sees=border(128, 0)),
-    "ring-256": fault("each 256th key back from the end is lost", sees=ring(256)),
-    "ring-96": fault("each 96th key back from the end is lost", sees=ring(96)),
-    "stale-length": fault(
-        "prompts of a length and last block of 16 share a prefix",
-        Stale, block=16, key=lambda ids, size: (len(ids), *ids[size - 16 : size]),
+FAULTS: dict[str, Callable[..., Served]] = {
+    "modulo-4": partial(Served, digit=(4, 3)),  # a wrong last digit at lengths of 3 modulo 4
+    "border-64": partial(Served, sees=border(64, 63)),  # the last key of each block is lost
+    "border-128": partial(Served, sees=border(128, 0)),  # the first key of each block
+    "ring-256": partial(Served, sees=ring(256)),  # each 256th key back from the end
+    # prompts of a length and last block share a prefix; those that share each fourth block do; after 8 others it is another's
+    "stale-length": partial(Stale, block=16, key=lambda ids, size: (len(ids), *ids[size - 16 : size])),
+    "stale-blocks": partial(
+        Stale, block=32, key=lambda ids, size: (size, *(tuple(ids[at : at + 32]) for at in range(0, size, 128)))
     ),
-    "stale-blocks": fault(
-        "prompts that share each fourth block of 32 share a prefix",
-        Stale, block=32, key=lambda ids, size: (size, *(tuple(ids[at : at + 32]) for at in range(0, size, 128))),
-    ),
-    "stale-slots": fault(
-        "after 8 others a prompt has the prefix of another", Stale, block=16, slots=8, key=lambda ids, size: (*ids[:size],)
-    ),
-    "window-1024": fault("past 2,048 only the first 64 and last 1,024 are seen", sees=ends(2048, 64, 1024)),
-    "window-700": fault("past 1,500 only the first 16 and last 700 are seen", sees=ends(1500, 16, 700)),
-    "cut-start": fault("the last 2,048 are read, as usage tells", limit=2048),
-    "cut-start-silent": fault("the last 1,500 are read, usage tells all", limit=1500, tells=False),
-    "cut-middle": fault("the first and last 1,200 are read, as usage tells", limit=2400, head=1200),
-    "cut-middle-silent": fault("the first 400 and last 1,100, usage tells all", limit=1500, head=400, tells=False),
-    "unsteady-1500": fault("about every third answer above 1,500 is another", Unsteady, beyond=1500),
-    "unsteady-600": fault("about every third answer above 600 is another", Unsteady, beyond=600),
-    "batch-1000": fault("the same above 1,000, beside other requests", Unsteady, beyond=1000, batch=True),
-    "batch-300": fault("the same above 300, beside other requests", Unsteady, beyond=300, batch=True),
-    "factor-twice": fault("a linear factor of 4 twice", placed=divided(0, 4.0)),
-    "factor-twice-2": fault("a linear factor of 2 twice", placed=divided(0, 2.0), factor=2.0),
-    "factor-long": fault("positions from 512 on are divided once more by 4", placed=divided(512, 4.0)),
-    "factor-long-2": fault("positions from 1,000 on are divided once more by 8", placed=divided(1000, 8.0)),
-    "base": fault("base 1e6 for 1e4", base=1e6),
-    "base-2": fault("base 1e4 for 5e5", base=1e4, theta=5e5),
-    "window-added": fault("log-probabilities in a window of 256", computed_window=256),
-    "window-added-2": fault("log-probabilities in a window of 700", computed_window=700),
-    "window-lost": fault("log-probabilities without the window of 256", window=256, computed_window=10**9),
-    "window-wider": fault("log-probabilities in a window of 600 for 300", window=300, computed_window=600),
-    "hidden-1000": fault("400 tokens of thinking in a chat above 1,000", thinks=(1000, 400, "reasoning_content")),
-    "hidden-500": fault("200 tokens of thinking in a chat above 500", thinks=(500, 200, "reasoning")),
-    "dies-20": fault("after 20 requests each connection is refused", before=dies(20, True)),
-    "dies-45": fault("after 45 requests each connection is reset", before=dies(45, False)),
-    "busy-429": fault("three times 429 after 10 requests", before=busy(429, 10, 3)),
-    "busy-503": fault("four times 503 after 25 requests", before=busy(503, 25, 4)),
-}  # fmt: skip
-
-
-@contextmanager
-def served(name: str | None = None, **options: Any) -> Iterator[str]:
-    """The address of a server with a fault of FAULTS, or of a healthy one. options: those of Served."""
-    with listening((FAULTS[name].build if name else Served)(**options)) as url:
-        yield url
+    "stale-slots": partial(Stale, block=16, slots=8, key=lambda ids, size: (*ids[:size],)),
+    "window-1024": partial(Served, sees=ends(2048, 64, 1024)),
+    "cut-start": partial(Served, limit=2048),  # the last 2,048 are read, as usage tells
+    "cut-start-silent": partial(Served, limit=1500, tells=False),
+    "cut-middle": partial(Served, limit=2400, head=1200),
+    "cut-middle-silent": partial(Served, limit=1500, head=400, tells=False),
+    "unsteady-600": partial(Unsteady, beyond=600),
+    "batch-1000": partial(Unsteady, beyond=1000, batch=True),
+    "factor-twice": partial(Served, placed=divided(0, 4.0)),
+    "factor-long": partial(Served, placed=divided(512, 4.0)),  # positions from 512 on are divided once more
+    "base": partial(Served, base=1e6),
+    "window-added": partial(Served, computed_window=256),
+    "window-lost": partial(Served, window=256, computed_window=10**9),
+    "window-wider": partial(Served, window=300, computed_window=600),
+    "hidden-1000": partial(Served, thinks=(1000, 400, "reasoning_content")),  # tokens of thinking above a length
+    "hidden-500": partial(Served, thinks=(500, 200, "reasoning")),
+}

@@ -58,11 +58,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "llama", "max_position_embeddings": 131072, "rope_theta": 500000.0,
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192},
     },
-    "gemma3_shared": {
-        "model_type": "gemma3_text", "max_position_embeddings": 32768, "sliding_window": 512, "rope_theta": 1000000.0,
-        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
-                            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "rope_theta": 1000000.0},
-    },
     "gemma3_4b": {
         "model_type": "gemma3", "vision_config": {},
         "text_config": {"model_type": "gemma3_text", **SIZES, "max_position_embeddings": 131072, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},

@@ -7,7 +7,7 @@ import pytest
 
 from longitude.serving.findings import MEASURED, wrong
 from longitude.serving.write import corrected
-from tests.serving.models import F2, FLAT, Y2, Y4, cases
+from tests.serving.models import F2, FLAT, Y2, cases
 
 VLLM, SGLANG = "vllm serve m ", "python -m sglang.launch_server --model-path m "
 LONG, OVER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 ", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 "
@@ -68,27 +68,12 @@ THREADS = {
     "edutelligence#744 gpt-oss": ("gpt_oss", vllm({"rope_scaling": FLAT}), ["refused"]),
     "edutelligence#744 mended": ("qwen3_moe", vllm(WHOLE, 131072), []),
     "sglang#38786": ("qwen3", sglang({"rope_parameters": FLAT}, 131072), []),
-    "sglang#31232": ("ministral", SGLANG, []),
-    "spark-vllm-docker#259": ("qwen3_5", vllm(Y4, 524288, before=LONG), []),
-    "recipes#856": (
-        "qwen3_5",
-        vllm({"rope_scaling": {**F2, "factor": 4.0}}, 1010000, before=LONG),
-        ["no effect", "too long", "no scaling"],
-    ),
     "vllm#58080 draft": ("qwen3_5", vllm(Y2, 524288, ' --speculative-config \'{"method":"mtp"}\'', LONG), ["draft"]),
-    "llama.cpp#28030": ("qwen3", LLAMA + "-c 131072 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768", []),
     "sglang#41227 merged now": (
         "llama",
         sglang({"rope_scaling": {**F2, "original_max_position_embeddings": 8192}}, 16384),
         [],
     ),
-    "vllm-ascend#5258": (
-        "qwen3_moe",
-        vllm({"max_position_embeddings": 131072, "rope_parameters": {**FLAT, "rope_theta": 1000}}),
-        ["base lost"],
-    ),
-    "lines 54, dense": ("qwen3", vllm(PLUS, 131072), []),
-    "lines 54, MoE": ("qwen3_moe", vllm(PLUS, 131072), ["base lost"]),
 }
 
 

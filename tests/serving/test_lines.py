@@ -1,6 +1,7 @@
 """What must be found, a case each; published lines that are right; all forms in which people keep lines; bad input."""
 # ruff: noqa: E501 - a line or a config is a line here
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import make_audit
 from longitude.serving.check import as_json, check_lines
 from longitude.serving.config import Config
 from longitude.serving.effective import alone_of, judged
@@ -18,7 +20,7 @@ from longitude.serving.line import FACTS, lines_in
 from longitude.serving.write import corrected
 from tests.checkpoints.published import PUBLISHED
 from tests.serving.models import DEEPSEEK, FLAT, ORIGINAL, Y4, cases, model
-from tests.serving.test_cases import LINEAR16, LLAMA, LONG, PLUS, SGLANG, VLLM, WHOLE, rules, sglang, vllm
+from tests.serving.test_cases import LINEAR16, LLAMA, LONG, PLUS, VLLM, WHOLE, rules, sglang, vllm
 
 LINEAR = {"rope_type": "linear", "factor": 4, "rope_theta": 1000000}
 MSCALE = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768, "rope_theta": 1000000, "attention_factor": 1.0}
@@ -46,10 +48,8 @@ MUST_FIND = {
     "too long": ("qwen3", LONG + VLLM + "--max-model-len 131072", {"too long", "no scaling"}),
     "longer without scaling": ("qwen3", vllm({"max_position_embeddings": 131072}, 131072), {"no scaling"}),
     "shorter than native": ("qwen3_coder", vllm(CODER), {"too long", "needless scaling"}),
-    "removed flags": ("qwen3", VLLM + "--rope-scaling '" + json.dumps(FLAT) + "' --max-model-len 131072", {"refused"}),
     "attention factor not read": ("qwen3", sglang({"rope_parameters": MSCALE}, 131072), {"attention factor"}),
     "scaling of training replaced": ("llama3", vllm({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 131072}, "max_position_embeddings": 524288}), {"base lost", "original length", "other scheme"}),
-    "needless": ("qwen3", sglang({"rope_scaling": FLAT}, None, ""), {"needless scaling"}),
     "window cuts": ("mistral", VLLM + "--disable-sliding-window", {"cut"}),
     "int factor": ("qwen3", vllm({"rope_parameters": LINEAR}, 131072), {"refused"}),
     "text in place of a number": ("qwen3", vllm({"rope_parameters": {**FLAT, "factor": "4.0"}}, 131072), {"refused"}),
@@ -84,38 +84,21 @@ def test_every_rule_has_a_source_in_every_engine() -> None:
 
 M3 = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768, "rope_theta": 1000000.0}
 RIGHT = {
-    "1": ("qwen3_5", f"{LONG}vllm serve Qwen/Qwen3.5-397B-A17B-FP8 --tensor-parallel-size 8 --max-model-len 1010000 --reasoning-parser qwen3 --hf-overrides '{json.dumps(Y4)}'"),
-    "35": ("qwen3_5", sglang(Y4, 1010000)),
-    "18": ("gpt_oss", "vllm serve openai/gpt-oss-120b --tensor_parallel_size 8 --max-model-len 131072"),
-    "24": ("qwen3_coder", VLLM + "--max-model-len 131072"),
-    "25": ("qwen3_coder", VLLM + "--max-model-len=65536"),
     "33": ("qwen3", sglang({"rope_scaling": FLAT}, 131072)),
-    "59": ("qwen3", f"python3 -m dynamo.vllm --model Qwen/Qwen3-32B --max-model-len 131072 --hf-overrides '{json.dumps(PLUS)}'"),
     "61": ("qwen2", vllm({"rope_scaling": FLAT}, 131072, before=LONG)),
-    "72": ("qwen3_5", sglang({"text_config": {"rope_parameters": {**Y4["text_config"]["rope_parameters"], "factor": 2.0}}}, 384000)),
-    "73": ("qwen3_5", sglang(Y4, 524288)),
     "75": ("qwen3", sglang({"max_position_embeddings": 131072, "rope_parameters": M3}, None, "")),
-    "76": ("qwen2", sglang({"rope_scaling": FLAT}, 131072)),
-    "80": ("qwen3_5", LLAMA + "-c 1000000 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 262144 --spec-type draft-mtp"),
-    "81": ("qwen3_5", LLAMA + "-c 524288 --rope-scaling yarn --rope-scale 2 --yarn-orig-ctx 262144 --override-kv qwen35.context_length=int:524288"),
     "84": ("qwen3_5", LLAMA + "--ctx-size 1400000 --parallel 4 --kv-unified --kv-unified-per-slot 400000 --override-kv qwen35moe.context_length=int:400000 --rope-scaling yarn --rope-scale 1.52587890625 --yarn-orig-ctx 262144"),
     "64": ("qwen3_5", vllm({"text_config": {"rope_parameters": {**Y4["text_config"]["rope_parameters"], "factor": 1.0}}})),
     "79": ("qwen3_coder", LLAMA + "-c 100000 --rope-scaling yarn --yarn-orig-ctx 32768"),
     "86": ("qwen3_coder", LLAMA + "-c 262144 --parallel 4"),
-    "llama3 as it is": ("llama3", VLLM),
-    "ministral as it is": ("ministral", VLLM),
     "deepseek as it is": ("deepseek", VLLM + "--max-model-len 131072"),
     "deepseek, the same by another name": ("deepseek", vllm({"rope_scaling": {**DEEPSEEK, "rope_type": "deepseek_yarn", "type": "deepseek_yarn", "rope_theta": 10000}}, 131072)),
-    "deepseek in SGLang": ("deepseek", SGLANG + "--context-length 131072"),
     "a share that the class fills in": ("glm4", vllm(PLUS, 131072)),
-    "gemma3 as it is": ("gemma3", LLAMA + "-c 32768"),
     "mistral": ("mistral", VLLM + "--max-model-len 32k --kv-cache-dtype fp8"),
-    "transformers": ("qwen3", "transformers serve m"),
     "transformers, scaled": ("qwen3", f"AutoModelForCausalLM.from_pretrained('m', rope_parameters={M3}, max_position_embeddings=131072)"),
     "linear": ("llama", vllm({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}}, 16384)),
     "a larger base": ("llama", "llama-cli -m m.gguf -c 16384 --rope-freq-base 2000000 --override-kv llama.context_length=int:16384"),
     "a draft at the trained length": ("deepseek", VLLM + "--max-model-len 65536 --speculative-config '{\"method\": \"mtp\"}'"),
-    "mlx": ("qwen3", "mlx_lm.server --model m"),
     "dotted": ("qwen3", LONG + VLLM + "--max-model-len 128K --hf-overrides.rope_parameters.rope_type yarn --hf-overrides.rope_parameters.factor 4.0 --hf-overrides.rope_parameters.original_max_position_embeddings 32768 --hf-overrides.rope_parameters.rope_theta 1000000"),
 }  # fmt: skip
 """Lines of published documents that are right, by their numbers in the collection, and others."""
@@ -125,6 +108,16 @@ RIGHT = {
 def test_no_alarm(number) -> None:
     name, line = RIGHT[number]
     assert rules(name, line) == []
+
+
+with make_audit.TABLE.open(newline="", encoding="utf-8") as file:
+    AUDIT = [row for row in csv.DictReader(file) if row["verdict"] != make_audit.OPEN]
+
+
+@pytest.mark.parametrize("row", AUDIT, ids=lambda row: row["source"])
+def test_published_lines_are_judged_as_on_their_page(row) -> None:
+    """Verdict, what the line does, and the corrected line; `python docs/make_audit.py` writes all of them again."""
+    assert make_audit.verdict_of(row) == (row["verdict"], row["does"], row["corrected"])
 
 
 WANTED = ["m", "--max-model-len", "131072", "--hf-overrides", json.dumps(WHOLE)]

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from longitude.checkpoints.load import byte_tokenizer, load
 from longitude.errors import UsageError
@@ -21,6 +20,7 @@ from longitude.study.runner import study
 from longitude.study.tasks.base import Measuring, of_task, task_for, task_of
 from longitude.study.tokens import BYTES, Reader, reader
 from longitude.study.train import build_model
+from tests.measure.conftest import byte_pairs
 from tests.study.conftest import NUMBERS
 
 
@@ -298,14 +298,8 @@ def test_several_texts_are_one(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> str:
     """A byte-level BPE of 300 tokens, as a tokenizer.json."""
-    plain = Tokenizer(models.BPE())
-    plain.pre_tokenizer, plain.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    plain.train_from_iterator(
-        ["def longitude(latitude): return latitude"] * 9, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
-    )
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    plain.save(str(path))
+    byte_pairs(["def longitude(latitude): return latitude"] * 9, 300).backend_tokenizer.save(str(path))
     return str(path)
 
 

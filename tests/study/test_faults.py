@@ -1,6 +1,7 @@
 """Whatever breaks a study, and wherever: nothing finished is lost, and the same command ends with the undisturbed rows."""
 
 import errno
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -22,7 +23,7 @@ from tests.study.conftest import SHORT, assert_same_runs, dying, run, trial_of, 
 pytestmark = pytest.mark.usefixtures("numbers")
 FULL = OSError(errno.ENOSPC, "No space left on device")
 BROKEN = OSError(errno.EIO, "Input/output error")
-ERROR, INTERRUPT, MEMORY = RuntimeError("no reason"), KeyboardInterrupt(), MemoryError()
+ERROR, INTERRUPT, MEMORY = RuntimeError("no reason\nand more"), KeyboardInterrupt(), MemoryError()
 
 FAULTS: dict[str, tuple[Any, str, int | str, BaseException]] = {
     "as question.json takes its name": (os, "replace", "question.json", BROKEN),
@@ -74,7 +75,9 @@ def test_the_same_command_ends_with_the_rows_that_no_fault_changes(fault, finish
     full = f"no space left on the disk of {half}; free some, then the same command continues where it stopped"
     failed = f"{trial_of('rope').title}: failed, {type(error).__name__}: "
     assert words in (repr(error), full if error is FULL else "") or words.startswith(failed)
-    assert struck == [error]
+    assert struck == [error] and "\n" not in words
+    for path in half.rglob("failure.json"):
+        assert "Traceback" in json.loads(path.read_text())["trace"]
     assert_kept(finished, half)
     assert_mended(finished, half)
 
@@ -86,7 +89,7 @@ def assert_mended(whole: Path, path: Path) -> None:
     assert_kept(whole, path)
     records = [read_run(each).study for each in (whole, path)]
     assert all(records[0][name] == records[1][name] for name in ("configuration", "data", "recipe", "ngrams", "trials"))
-    assert not [left for left in path.rglob(".*") if left.name != ".lock"]
+    assert not [left for left in path.rglob(".*") if left.name != ".lock"] + [*path.rglob("failure.json")]
 
 
 def assert_kept(before: Path, after: Path) -> None:
@@ -97,6 +100,21 @@ def assert_kept(before: Path, after: Path) -> None:
 
 
 # ---- pure ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_study_is_not_run_again(finished, monkeypatch):
+    asked = json.loads((finished / "question.json").read_text())
+    assert asked["configuration"]["encodings"] == ["nope", "rope"] and asked["configuration"]["steps"] == 4
+    assert asked["data"]["validation_documents"] == 4 and len(asked["data"]["sha256"]) == 64
+    assert asked["versions"]["torch"] and asked["machine"]["cores"] >= 1
+    rows = read_rows(finished / "results.parquet")
+    assert list(rows["label"].unique()) == ["nope", "rope"] and "train_positions" not in rows
+    assert list(rows["length"][rows["method"] == "non-overlapping"]) == [16, 32, 16, 32]
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("units/*/*")}
+    monkeypatch.setattr(run_trial, "train", None)
+    monkeypatch.setattr(run_trial.TrialRunner, "measure", None)
+    assert run(SHORT, finished)[0].complete
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("units/*/*")} == before
 
 
 @pytest.mark.slow

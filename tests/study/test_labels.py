@@ -1,6 +1,5 @@
 """Labels: encodings and mixers by name, with the nearest name of either kind for an unknown one."""
 
-import re
 import string
 from dataclasses import replace
 from functools import partial
@@ -32,18 +31,14 @@ def test_parts_are_encodings_or_mixers():
     assert parse_label("rope+fox").encodings == parse_encoding("rope+fox")
 
 
-@pytest.mark.parametrize(
-    ("label", "cause"),
+test_the_cause_that_is_named_is_the_one = refused_calls(
     [
-        ("rope:base=../../x", "'/'"),
-        ("rope:base=..x", "rope:base=..x"),
-        ("rope..alibi:slope=..nope", "alibi:slope=..nope"),
-        ("t5:num_buckets=1000000000", "num_buckets=1000000000"),
-    ],
+        (lambda: build_model(tiny(), "rope:base=../../x", 0), "'/'"),
+        (lambda: build_model(tiny(), "rope:base=..x", 0), "rope:base=..x"),
+        (lambda: build_model(tiny(), "rope..alibi:slope=..nope", 0), "alibi:slope=..nope"),
+        (lambda: build_model(tiny(), "t5:num_buckets=1000000000", 0), "num_buckets=1000000000"),
+    ]
 )
-def test_the_cause_that_is_named_is_the_one(label, cause):
-    with pytest.raises(ValueError, match=re.escape(cause)):
-        build_model(tiny(), label, 0)
 
 
 @pytest.mark.parametrize(
@@ -172,14 +167,10 @@ def test_layers_of_their_own():
     assert [specs[0]["name"] for specs in config.layer_specs()] == ["rope", "nope", "rope", "nope"]
 
 
-@pytest.mark.parametrize(
-    ("label", "message"),
+test_refused_layers = refused_calls(
     [
-        ("rope..", "a label on both sides"),
-        ("rope..window:size=8+mamba2", "one mixer for each layer, got window and mamba2"),
-        ("rope..nope+alibi", "together with another encoding 'nope' means nothing"),
-    ],
+        (lambda: parse_label("rope.."), "'rope..'"),
+        (lambda: parse_label("rope..window:size=8+mamba2"), "window", "mamba2"),
+        (lambda: parse_label("rope..nope+alibi"), "'nope'"),
+    ]
 )
-def test_refused_layers(label, message):
-    with pytest.raises(ValueError, match=message):
-        parse_label(label)

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -126,27 +127,30 @@ def test_in_one_folder_nothing_is_trained_twice_and_each_report_is_right(four, t
 # ---- what is damaged ---------------------------------------------------------------------------------------------------
 
 
+def put(**keys: Any):
+    return lambda asked: asked["configuration"].update(keys)
+
+
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("edit", "named"),
     [
-        ({"seeds": [0, "1"]}, "seeds"),
-        ({"seeds": [1, 1]}, "--seeds"),
-        ({"steps": True}, "steps"),
-        ({"precision": "float8"}, "precision"),
-        ({"test_lengths": [64, 16]}, "--test-lengths"),
-        ({"stepz": 4}, "steps"),
+        (put(seeds=[0, "1"]), "seeds"),
+        (put(seeds=[1, 1]), "--seeds"),
+        (put(steps=True), "steps"),
+        (put(precision="float8"), "precision"),
+        (put(test_lengths=[64, 16]), "--test-lengths"),
+        (put(stepz=4), "steps"),
+        (put(encodings=["alibi"]), ""),  # the trials are of others
+        (put(hidden=[16, 32]), ""),
+        (put(train_lengths=[16, 32]), ""),
+        (lambda asked: asked["configuration"].pop("encodings"), ""),
+        (lambda asked: asked["plugins"].append({"sha256": "ab"}), ""),
+        (lambda asked: asked["trials"][0].pop("seed"), ""),
+        *((methodcaller("pop", part), part) for part in ("configuration", "data", "trials", "recipe")),
     ],
-    ids=str,
 )
-def test_a_question_that_was_edited_by_hand_is_refused_by_name(change, named, four):
-    """Types, ranges, and keys that there are not."""
-    edit_question(four, lambda asked: asked["configuration"].update(change))
+def test_a_question_that_was_edited_by_hand_is_refused_by_name(edit, named, four):
+    """Types, ranges, keys that there are not, and parts that are lacking."""
+    edit_question(four, edit)
     with pytest.raises(ValueError, match=f"question.json.*{named}"):
-        read_run(four)
-
-
-@pytest.mark.parametrize("part", ["configuration", "data", "trials", "recipe"])
-def test_a_question_that_lacks_a_part_is_refused(part, four):
-    edit_question(four, lambda asked: asked.pop(part))
-    with pytest.raises(ValueError, match=f"question.json.*{part}"):
         read_run(four)
