@@ -6,18 +6,21 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
+    DeepseekV3ForCausalLM,
     DeepseekV32ForCausalLM,
     Gemma3ForCausalLM,
+    HunYuanDenseV1ForCausalLM,
     MistralForCausalLM,
     SmolLM3ForCausalLM,
     StaticCache,
 )
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.deepseek_v32 import modeling_deepseek_v32
 from transformers.models.llama import modeling_llama
 
-from tests.check.building import LENGTH, ORIGINAL, SHAPE, YARN, built, built_of, by_layer, changed, llama, with_tables
+from tests.check.building import LENGTH, ORIGINAL, SHAPE, YARN, built, by_layer, changed, llama, with_tables
 
 
 class Rotates(modeling_llama.LlamaAttention):
@@ -87,15 +90,19 @@ def smollm3_inverted() -> Any:
 
 
 def deepseek(**rope: Any) -> Any:
-    more = {"factor": 4.0, ORIGINAL: LENGTH // 4} | rope if rope else {}
-    rope = {"rope_type": "default", "rope_theta": 1e4} | more
-    return built_of("deepseek_v3", rope_parameters=rope, max_position_embeddings=LENGTH)
+    given = {"rope_type": "default", "rope_theta": 1e4, "factor": 4.0, ORIGINAL: LENGTH // 4} | rope
+    given = {"rope_type": "default", "rope_theta": 1e4} if not rope else given
+    shape = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    shape |= {"first_k_dense_replace": 4, "num_key_value_heads": 4, "intermediate_size": 48, "num_hidden_layers": 4}
+    return built(
+        DeepseekV3ForCausalLM, **SHAPE | shape, max_position_embeddings=LENGTH, rope_parameters=given, pad_token_id=0
+    )
 
 
 def no_mscale() -> Any:
     model = deepseek(rope_type="yarn", mscale=1.0, mscale_all_dim=1.0)
     for layer in model.model.layers:
-        layer.self_attn.scaling = layer.self_attn.qk_head_dim**-0.5
+        layer.self_attn.scaling = 16**-0.5
     return model
 
 
@@ -137,6 +144,29 @@ def indexed(**options: Any) -> Any:
     )
 
 
+class OtherKeys(modeling_deepseek_v32.DeepseekV32Indexer):
+    def forward(self, hidden_states, *given, **named):
+        """Of one new token the choice looks at half of its numbers."""
+        if hidden_states.shape[1] == 1:
+            hidden_states = hidden_states * (torch.arange(hidden_states.shape[-1]) % 2)
+        return super().forward(hidden_states, *given, **named)
+
+
+def other_choice() -> Any:
+    model = indexed()
+    model.model.layers[1].self_attn.indexer.__class__ = OtherKeys
+    return model
+
+
+def hunyuan() -> Any:
+    """A norm follows the rotation, with weights as of a trained model."""
+    model = by_layer(HunYuanDenseV1ForCausalLM, num_hidden_layers=2)
+    for name, weight in model.named_parameters():
+        if "layernorm" in name:
+            nn.init.uniform_(weight, 0.5, 1.5)
+    return model
+
+
 BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "layer_rotations": {
         "row 0 for all rows": partial(with_tables, lambda right, x, at: right(x, at[:1].expand_as(at))),
@@ -157,11 +187,12 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "layer_masks": {
         "no mask in a static cache": no_mask_in_static_cache,
     },
+    "cached_decoding": {"other keys are chosen while decoding": other_choice},
     "attention_outputs: scale": {"DeepSeek's mscale missing": no_mscale},
 }
 HEALTHY: dict[str, Callable[[], Any]] = {
     "gemma3": gemma3,
-    "hunyuan": partial(built_of, "hunyuan_v1_dense", drawn="layernorm"),  # a norm follows the rotation
+    "hunyuan": hunyuan,
     "deepseek": partial(deepseek, rope_type="yarn", mscale=1.0, mscale_all_dim=1.0),
     "sparse attention": indexed,
     "mistral": partial(by_layer, MistralForCausalLM, sliding_window=8),

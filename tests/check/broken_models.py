@@ -93,6 +93,23 @@ def with_logits(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return changed(model, after=after)
 
 
+def no_bias_at_decode() -> Any:
+    """ALiBi is left out as soon as there is a cache."""
+    model = bloom()
+    body, right = model.transformer, model.transformer.build_alibi_tensor
+    body.decodes = False
+    body.build_alibi_tensor = lambda *given, **named: right(*given, **named) * (not body.decodes)
+
+    def before(named: dict[str, Any]) -> None:
+        past = past_of(named.get("cache"))
+        body.decodes = past > 0
+        if body.decodes and named.get("attention_mask") is None:
+            rows, queries = named["input_ids"].shape
+            named["attention_mask"] = torch.ones(rows, past + queries)
+
+    return changed(model, before)
+
+
 def in_generate(change: Callable[[dict[str, Any], bool], Any]) -> Any:
     """change: of the arguments that generate() makes, in place, and whether they are of the prompt; forward alone is right."""
     model = gpt2()
@@ -258,6 +275,7 @@ OF_MODELS: Models = {
         "cache off by one": lambda: off_by(1, llama()),
         "cache off by minus one, learned table": lambda: off_by(-1, gpt2()),
         "generate() off by one": partial(in_generate, lambda given, first: given["position_ids"].sub_(int(not first))),
+        "biases zero at decode": no_bias_at_decode,
     },
     "batch_invariance": {
         "rows mixed": lambda: with_logits(neox(), lambda x: x - 0.1 * x.mean(0, keepdim=True)),

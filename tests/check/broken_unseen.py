@@ -8,34 +8,27 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
     BloomForCausalLM,
+    Gemma3ForCausalLM,
     MistralForCausalLM,
     masking_utils,
 )
 from transformers.models.bloom import modeling_bloom
+from transformers.models.falcon import modeling_falcon
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, repeat_kv, rotate_half
+from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb, eager_attention_forward
 
 import make_families
-from tests.check.broken_layers import gemma3
-from tests.check.building import (
-    LENGTH,
-    YARN,
-    bloom,
-    built,
-    built_of,
-    by_layer,
-    changed,
-    gpt2,
-    llama,
-    past_of,
-    with_tables,
-)
+from tests.check.broken_models import falcon
+from tests.check.building import DYNAMIC, LENGTH, SHAPE, YARN, bloom, built, changed, gpt2, llama, past_of, with_tables
 
 
 # ---- attention, step by step ---------------------------------------------------------------------------------------------
@@ -118,6 +111,25 @@ class Tiled(Attention):
         return k.repeat(1, self.num_key_value_groups, 1, 1), v.repeat(1, self.num_key_value_groups, 1, 1)
 
 
+class HeadsPermuted(Attention):
+    """Keys are stored in another order of heads than values."""
+
+    def stored(self, k: Tensor, v: Tensor):  # type: ignore[override]
+        return k.flip(1), v
+
+
+class Swapped(Attention):
+    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return super().rotated(x, sin, cos)
+
+
+class Opposite(Attention):
+    """Keys turn the other way."""
+
+    def rotate(self, q, k, v, cos, sin):  # type: ignore[override]
+        return self.rotated(q, cos, sin), self.rotated(k, cos, -sin), v
+
+
 class Twice(Attention):
     def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         once = super().rotated(x, cos, sin)
@@ -157,6 +169,14 @@ class NotItself(Attention):
         own = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows - 1)
         own[:, 0] = True
         return right & own
+
+
+class HiddenScale(Attention):
+    """The root of hidden_size, where head_dim is meant."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.scaling = self.config.hidden_size**-0.5
 
 
 # ---- positions -----------------------------------------------------------------------------------------------------------
@@ -209,12 +229,45 @@ def watches(named: dict[str, Any]) -> None:
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------------
+def short(right: Any, x: Tensor, positions: Tensor) -> Any:
+    return right(x, positions.to(torch.int16).long())
+
+
 def coarse(right: Any, x: Tensor, positions: Tensor) -> Any:
     """Angles in bfloat16."""
     owner = right.__self__
     angles = (positions[..., None].bfloat16() * owner.inv_freq.bfloat16()).to(x.dtype)
     angles = torch.cat([angles, angles], -1)
     return angles.cos(), angles.sin()
+
+
+def coarse_tables(right: Any, x: Tensor, positions: Tensor) -> Any:
+    """Angles, and their cos and sin, in bfloat16."""
+    return tuple(t.to(x.dtype) for t in coarse(right, x.bfloat16(), positions))
+
+
+class Stale:
+    """Tables of the first call, for each later one of that length."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Any] = {}
+
+    def __call__(self, right: Any, x: Tensor, positions: Tensor) -> Any:
+        if positions.shape[1] not in self.kept:
+            self.kept[positions.shape[1]] = right(x, positions[:1])
+        return tuple(t.to(x.dtype) for t in self.kept[positions.shape[1]])
+
+
+def tables_unseen() -> Any:
+    """A rotary module of another name, whose tables count positions themselves."""
+
+    class Turns(type(llama().model.rotary_emb)):
+        def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+            return super().forward(x, torch.arange(x.shape[1])[None])
+
+    model = changed(llama())
+    model.model.rotary_emb.__class__ = Turns
+    return model
 
 
 def with_frequencies(change: Callable[[Any], Tensor], model: Any) -> Any:
@@ -229,6 +282,29 @@ def of_hidden_size(tables: Any) -> Tensor:
     """Exponents over hidden_size in place of head_dim."""
     pairs = len(tables.inv_freq)
     return 1e4 ** -(torch.arange(0, 2 * pairs, 2) / tables.config.hidden_size)
+
+
+def reversed_ramp(tables: Any) -> Tensor:
+    """YaRN that divides the fast pairs and leaves the slow ones."""
+    plain = 1e4 ** -(torch.arange(0, 2 * len(tables.inv_freq), 2) / (2 * len(tables.inv_freq)))
+    share = (tables.inv_freq / plain - 0.25) / 0.75  # 1: as it was, 0: divided by 4
+    return plain * (1 - share) + plain / 4 * share
+
+
+def multiplied() -> Any:
+    """Linear scaling by 4 that multiplies."""
+    model = llama({"rope_type": "linear", "factor": 4.0})
+    return with_frequencies(lambda tables: tables.inv_freq * 16, model)
+
+
+def long_and_short() -> Any:
+    """The module has read LongRoPE's two lists in the other order."""
+    lists = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 2 * LENGTH, "factor": 4.0}
+    swapped = {"short_factor": lists["long_factor"], "long_factor": lists["short_factor"]}
+    wrong, right = (llama(rope | order, max_position_embeddings=8 * LENGTH) for order in (swapped, lists))
+    right.model.rotary_emb = wrong.model.rotary_emb
+    return changed(right)
 
 
 def one_wrong(right: Any, x: Tensor, positions: Tensor) -> Any:
@@ -275,8 +351,15 @@ def with_masks(change: Callable[[Tensor, int], Tensor], model: Any) -> Any:
     return model
 
 
-def mistral(window: int | None = 8) -> Any:
-    return by_layer(MistralForCausalLM, num_hidden_layers=2, sliding_window=window)
+def mistral(**options: Any) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    shape = {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "sliding_window": 8}
+    return built(MistralForCausalLM, **SHAPE | shape | options, rope_parameters=rope, head_dim=8)
+
+
+def wider(allowed: Tensor, past: int) -> Tensor:
+    """A window of one key more, in a whole pass."""
+    return allowed | (allowed.roll(-1, -1) & ~torch.ones_like(allowed).triu(past + 1)) if not past else allowed
 
 
 def narrower(allowed: Tensor, past: int) -> Tensor:
@@ -289,7 +372,7 @@ def narrower(allowed: Tensor, past: int) -> Tensor:
 
 def full_behind_cache() -> Any:
     """The window is in the whole pass; one new token sees all that the cache has, which keeps all."""
-    model = changed(mistral(None))
+    model = changed(mistral(sliding_window=None))
 
     def mask(allowed: Tensor, past: int) -> Tensor:
         return allowed if past and allowed.shape[-2] == 1 else allowed & torch.ones_like(allowed).triu(past - 7)
@@ -310,6 +393,13 @@ def full_behind_cache() -> Any:
 
 
 # ---- tables by a class of another name -----------------------------------------------------------------------------------
+class Turns(modeling_llama.LlamaRotaryEmbedding):
+    """Each row turns by the positions of the first."""
+
+    def forward(self, x: Tensor, position_ids: Tensor):
+        return super().forward(x, position_ids[:1].expand_as(position_ids))
+
+
 class CosAlone(modeling_llama.LlamaRotaryEmbedding):
     """The attention factor multiplies cos and not sin."""
 
@@ -318,9 +408,37 @@ class CosAlone(modeling_llama.LlamaRotaryEmbedding):
         return cos, sin / self.attention_scaling
 
 
+class Longest(nn.Module):
+    """Dynamic NTK of the longest sequence so far, without the way back to short ones."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        self.longest, self.width = config.max_position_embeddings, config.head_dim
+        self.length, self.rope = self.longest, config.rope_parameters
+        self.register_buffer("inv_freq", self.frequencies(self.length), persistent=False)
+
+    def frequencies(self, length: int) -> Tensor:
+        stretch = self.rope["factor"] * length / self.length - (self.rope["factor"] - 1)
+        base = self.rope["rope_theta"] * stretch ** (self.width / (self.width - 2))
+        return base ** -(torch.arange(0, self.width, 2) / self.width)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        if (length := int(position_ids.max()) + 1) > self.longest:
+            self.longest, self.inv_freq = length, self.frequencies(length)
+        angles = (position_ids[..., None].float() * self.inv_freq.float()).repeat(1, 1, 2)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
 def turned_by(kind: Any, model: Any) -> Any:
     model.model.rotary_emb = kind(model.config)
     return changed(model)
+
+
+def zeros_behind(step: int) -> Any:
+    """A table that was made longer by rows of zeros."""
+    model = gpt2()
+    model.transformer.wpe.weight.data[step:] = 0
+    return model
 
 
 # ---- other encodings -----------------------------------------------------------------------------------------------------
@@ -347,14 +465,44 @@ def wrong_slopes() -> Any:
     return model
 
 
+def slopes_of_half() -> Any:
+    """Each half of the heads has the slopes of half as many heads, as of two processes that do not know of each other."""
+    model = changed(falcon())
+    right, whole = modeling_falcon.build_alibi_tensor, model.transformer.forward
+
+    def halves(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+        half = right(mask, heads // 2, dtype).unflatten(0, (len(mask), heads // 2))
+        return half.repeat(1, 2, 1, 1).flatten(0, 1)
+
+    def forward(*given: Any, **named: Any) -> Any:
+        with patch.object(modeling_falcon, "build_alibi_tensor", halves):
+            return whole(*given, **named)
+
+    model.transformer.forward = forward
+    return model
+
+
 def gemma_swapped() -> Any:
     """Local layers with the global base, global layers with the local one."""
-    model = changed(gemma3())
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    kinds = ["sliding_attention", "full_attention"]
+    shape = {
+        "intermediate_size": 64,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": LENGTH,
+        "sliding_window": 8,
+    }
+    model = changed(built(Gemma3ForCausalLM, **SHAPE | shape, rope_parameters=rope, layer_types=kinds))
     tables = model.model.rotary_emb
-    for kind in ("inv_freq", "original_inv_freq"):
-        local, whole = (getattr(tables, f"{name}_attention_{kind}") for name in ("sliding", "full"))
-        setattr(tables, f"sliding_attention_{kind}", whole)
-        setattr(tables, f"full_attention_{kind}", local)
+    first, second = tables.sliding_attention_inv_freq, tables.full_attention_inv_freq
+    tables.sliding_attention_inv_freq, tables.full_attention_inv_freq = second, first
+    for name in ("sliding_attention_original_inv_freq", "full_attention_original_inv_freq"):
+        if hasattr(tables, name):
+            setattr(tables, name, second if name.startswith("sliding") else first)
     return model
 
 
@@ -445,7 +593,11 @@ def whole_seconds(given: dict[str, Any]) -> None:
 WRONG_ATTENTION: dict[str, type[Attention]] = {
     "values rotated": ValuesRotated,
     "no scale": Unscaled,
+    "scale of hidden_size": HiddenScale,
     "key heads tiled": Tiled,
+    "key heads permuted": HeadsPermuted,
+    "cos and sin swapped": Swapped,
+    "keys turn the other way": Opposite,
     "half of the channels rotated": FirstHalf,
     "no query sees itself": NotItself,
 }
@@ -456,13 +608,16 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     },
     "biases of the first call": (kept_biases, "repeatable", "that one leaves MptModel.longitude_biases"),
     "second chunk begins at 0": (partial(with_positions, anew), "chunked_prefill", ""),
+    "positions count the padding": (partial(with_positions, from_padding), "given_positions", "change nothing"),
     "positions from 1 with a mask": (lambda: changed(gpt2(), before=from_one), "left_padding", "a mask of ones changes a row"),
+    "window one key wider in a whole pass": (lambda: with_masks(wider, mistral()),
+        "layer_masks", "attends to 9 keys, expected 8",
+    ),
     "window one key narrower": (lambda: with_masks(narrower, mistral()), "layer_masks", "attends to 7 keys, expected 8"),
     "window ignored behind a cache": (full_behind_cache, "layer_masks", "behind its cache"),
     "tensors that are made in inference_mode": (
         lambda: changed(llama(), watches), "cached_decoding", "Inference tensors do not track version counter",
     ),
-    "positions count the padding": (partial(with_positions, from_padding), "given_positions", "change nothing"),
     "an indexer numbers the keys of each call": (numbered_by_call, "cached_decoding", "keys chosen by top-k"),
     "a norm after the rotation": (normed_after, "attention_outputs", "attention of all layers"),
     "one position of many wrong": (partial(with_tables, one_wrong), "served_positions", "at 21, the first of 1"),
@@ -474,18 +629,44 @@ UNSEEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "rotated twice in one layer": (partial(copied, Twice, (1,)), "attention_outputs", "attention of layers 1"),
     "causal corner at the upper left": (partial(copied, CornerTopLeft), "chunked_prefill", "continues behind a cache"),
     "one key ahead": (partial(copied, OneAhead), "causality", "tokens that come later"),
+    "positions in int16": (partial(with_tables, short), "far_positions", "at position 100003"),
     "angles in bfloat16": (partial(with_tables, coarse), "far_positions", "at position 24"),
+    "angles, cos and sin in bfloat16": (partial(with_tables, coarse_tables), "far_positions", "at position"),
+    "tables that nobody sees count themselves": (tables_unseen, "given_positions", "change nothing"),
+    "tables of the first call": (lambda: with_tables(Stale()), "given_positions", "change nothing"),
     "exponents over hidden_size": (lambda: with_frequencies(of_hidden_size, llama()), "rotary_frequencies", "pair 3"),
+    "YaRN's ramp reversed": (lambda: with_frequencies(reversed_ramp, llama(YARN)),
+        "rotary_frequencies", "0.001 rad a position, expected 0.00025",
+    ),
+    "linear scaling multiplies": (multiplied, "rotary_frequencies", "0.4 rad a position, expected 0.025"),
+    "long and short factors swapped": (long_and_short, "rotary_frequencies", "expected"),
+    "rows turn by the first": (lambda: turned_by(Turns, llama()), "layer_rotations", "queries and keys of all layers"),
+    "the longest sequence is kept": (lambda: turned_by(Longest, llama(DYNAMIC)), "far_positions", "at position 24"),
+    "a table that ends in zeros": (partial(zeros_behind, 20), "served_positions", "11 of 32 positions"),
     "YaRN's factor on cos alone": (
         lambda: turned_by(CosAlone, llama(YARN)), "rotary_frequencies", "expected",
     ),
     "ALiBi's slopes of 6 heads": (wrong_slopes, "alibi_slopes", "0.0248, expected 0.003906"),
+    "ALiBi's slopes of half the heads": (slopes_of_half, "alibi_slopes", "head 2 of 4 has the slope"),
     "bases of local and global layers swapped": (gemma_swapped, "rotary_frequencies", "full_attention"),
 }  # fmt: skip
 """How each is built, the law that it breaks, alone, and words of its place."""
 
 
 # ---- functions of a modeling file ----------------------------------------------------------------------------------------
+def built_of(family: str, eager: bool = False, drawn: str = "", **options: Any) -> Any:
+    """A toy of a family; drawn: in the names of weights that begin equal, and are drawn at random here."""
+    kind = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[family]]
+    has = make_families.shape_of(kind.config_class(), make_families.OWN.get(family, {}))
+    model = built(kind, **has | {"num_hidden_layers": 2} | options)
+    for name, weight in model.named_parameters():
+        if drawn and drawn in name:
+            nn.init.uniform_(weight, 0.5, 2.0)
+    if eager:
+        model.set_attn_implementation("eager")
+    return model
+
+
 def last_numbers(right: Any) -> Any:
     """The last numbers of a head rotate in place of the first."""
 
@@ -494,6 +675,20 @@ def last_numbers(right: Any) -> Any:
         return tuple(x.roll(-width, -1) for x in right(q.roll(width, -1), k.roll(width, -1), cos, *more))
 
     return rotated
+
+
+def factor_of_queries(right: Any) -> Any:
+    """YaRN's factor multiplies queries and no keys."""
+
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+        return right(q, k, cos, sin, *more)[0], right(q, k, cos, sin, *more)[1] / torch.hypot(cos, sin)[:, None]
+
+    return rotated
+
+
+def weighed_behind(right: Any) -> Any:
+    """A norm's weights multiply what was rotated."""
+    return lambda q, *more: tuple(x * torch.linspace(0.5, 2, x.shape[-1]).to(x) for x in right(q, *more))
 
 
 def keys_backwards(right: Any) -> Any:
@@ -538,13 +733,30 @@ def no_sinks_at_decode(right: Any) -> Any:
     return attend
 
 
+def neighbours(right: Any) -> Any:
+    """Pairs of neighbours, of which cos and sin are in the order of halves."""
+    return lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
 REPLACED: dict[str, tuple[Callable[[], Any], Any, str, Callable[[Any], Any], str, str]] = {
     "the last numbers of a head rotate": (
         partial(built_of, "gpt_neox"), modeling_gpt_neox, "apply_rotary_pos_emb", last_numbers,
         "layer_rotations", "queries and keys of all layers are not rotated",
     ),
+    "a factor of queries alone": (
+        partial(llama, YARN), modeling_llama, "apply_rotary_pos_emb", factor_of_queries,
+        "layer_rotations", "keys of all layers are not rotated",
+    ),
+    "weights behind the rotation": (
+        partial(built_of, "qwen3"), modeling_qwen3, "apply_rotary_pos_emb", weighed_behind,
+        "layer_rotations", "queries and keys of all layers are not rotated",
+    ),
     "keys the other way": (
         llama, modeling_llama, "apply_rotary_pos_emb", keys_backwards, "layer_rotations", "keys of all layers are not rotated",
+    ),
+    "tables of one layout, pairs of the other": (
+        llama, modeling_llama, "rotate_half", neighbours,
+        "layer_rotations", "queries and keys of all layers are not rotated",
     ),
     "padding in a short convolution": (
         partial(built_of, "lfm2", layer_types=["conv", "full_attention"]), modeling_lfm2, "apply_mask_to_padding_states",

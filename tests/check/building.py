@@ -4,10 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import BloomForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
-
-import make_families
 
 SHAPE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LENGTH = 32
@@ -21,17 +18,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 def built(kind: Any, **options: Any) -> Any:
     torch.manual_seed(0)
     return kind(kind.config_class(**options)).eval()
-
-
-def built_of(family: str, eager: bool = False, drawn: str = "", **options: Any) -> Any:
-    """A toy of a family; drawn: in the names of weights that begin equal, and are drawn at random here."""
-    model = make_families.toy(family, **{"num_hidden_layers": 2} | options)
-    for name, weight in model.named_parameters():
-        if drawn and drawn in name:
-            nn.init.uniform_(weight, 0.5, 2.0)
-    if eager:
-        model.set_attn_implementation("eager")
-    return model
 
 
 def bloom() -> Any:

@@ -38,7 +38,7 @@ from tests.check.broken_unseen import (
     whole_seconds,
 )
 from tests.check.building import DYNAMIC, LENGTH, LONGROPE, YARN, bloom, built, changed, gpt2, llama, past_of
-from tests.support import refused, refused_calls
+from tests.support import edit_config, refused, refused_calls
 
 OTHER_BASE = {"rope_theta": 500_000.0}
 ORIGINAL = "original_max_position_embeddings"
@@ -80,7 +80,7 @@ def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name, every):
 @pytest.mark.parametrize("name", UNSEEN)
 @every_law
 def test_a_bug_made_without_looking_at_the_laws_is_found_with_its_cause(name, every):
-    """And no other law is broken."""
+    """And no other law is broken; LongRoPE drifts at its border whatever the lists."""
     make, law, words = UNSEEN[name]
     assert words in the_broken(make(), law, every).reason
 
@@ -169,6 +169,15 @@ def result(law: str, model: Any, **options: Any) -> Any:
 
 # ---- the config ---------------------------------------------------------------------------------------------------------
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+
+
+def test_keys_of_nobody_are_unknown(tmp_path):
+    """At the top and among the rope parameters; the config is called neither wrong nor right."""
+    (model := llama(rope=YARN)).save_pretrained(tmp_path)
+    edit_config(tmp_path, rope_base=1e6, rope_parameters=model.config.rope_parameters | {"warmth": 0.3})
+    found = result("unread_keys", load(tmp_path, tokenizer=False))
+    assert found.status == "unknown"
+    assert "rope_parameters.warmth" in found.reason and "rope_base" in found.reason
 
 
 PAIRS = {"short_factor": [1.0, 2.0, 4.0, 8.0], "long_factor": [1.0, 1.0, 1.0, 2.0]}
