@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import longitude as lg
 from longitude.attention.backends import refuses
 from longitude.attention.backends.triton import backend, launch
+from longitude.attention.masks import Prefix
 from longitude.attention.operation import choose, requests
 from longitude.native import gpu as kernels
 from longitude.native.gpu import switched_off
@@ -42,6 +43,9 @@ def request(**options):
         (lambda: request(q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)), "pass one int p"),
         (lambda: request(mask=lg.Causal() & lg.Documents(torch.arange(20) % 2)), "not contiguous"),
         (lambda: request(mask=masks(20)["another order"]), "token order"),
+        (lambda: request(mask=Prefix(3) & lg.Documents(torch.arange(20) % 2)), "not contiguous"),
+        (lambda: request(mask=lg.Causal() & lg.Padding(torch.arange(20) != 3)), "middle"),
+        (lambda: request(mask=lg.Global(torch.tensor([2])) | lg.Window(3)), "joined by &"),
         (lambda: replace(request(), weights=True), "the weights"),
         (lambda: replace(request(), dropout=0.1), "dropout"),
     ],

@@ -71,19 +71,6 @@ def require_the_mask(mask, rows, keys, block):
         assert of_block.all(-1, keepdim=True)[((row >= full) & (row < rest)).expand(len(seen), rows, 1)].all()
 
 
-@pytest.mark.parametrize(
-    ("mask", "why"),
-    [
-        (lg.Causal() & lg.Documents(torch.arange(8) % 2), "not contiguous"),
-        (lg.Causal() & lg.Padding(torch.arange(8) != 3), "middle"),
-        (lg.Global(torch.tensor([2])) | lg.Window(3), "joined by &"),
-        (Prefix(3) & lg.Documents(torch.arange(8) % 2), "not contiguous"),
-    ],
-)
-def test_what_is_no_interval_is_refused(mask, why):
-    assert why in refusal(request(mask, 8, 8))
-
-
 def test_another_stream_has_its_own(monkeypatch):
     """It may not be made yet where another stream goes on; and what a CUDA graph makes is the graph's."""
     r = request(lg.Causal(), 8, 8)
