@@ -372,9 +372,11 @@ def busy(code: int, first: int, count: int) -> Callable[[int], Reply | None]:
 
 FAULTS: dict[str, Callable[..., Served]] = {
     "modulo-4": partial(Served, digit=(4, 3)),  # a wrong last digit at lengths of 3 modulo 4
+    "modulo-16": partial(Served, digit=(16, 5)),
     "border-64": partial(Served, sees=border(64, 63)),  # the last key of each block is lost
     "border-128": partial(Served, sees=border(128, 0)),  # the first key of each block
     "ring-256": partial(Served, sees=ring(256)),  # each 256th key back from the end
+    "ring-96": partial(Served, sees=ring(96)),
     # prompts of a length and last block share a prefix; those that share each fourth block do; after 8 others it is another's
     "stale-length": partial(Stale, block=16, key=lambda ids, size: (len(ids), *ids[size - 16 : size])),
     "stale-blocks": partial(
@@ -382,16 +384,23 @@ FAULTS: dict[str, Callable[..., Served]] = {
     ),
     "stale-slots": partial(Stale, block=16, slots=8, key=lambda ids, size: (*ids[:size],)),
     "window-1024": partial(Served, sees=ends(2048, 64, 1024)),
+    "window-700": partial(Served, sees=ends(1500, 16, 700)),
     "cut-start": partial(Served, limit=2048),  # the last 2,048 are read, as usage tells
     "cut-start-silent": partial(Served, limit=1500, tells=False),
     "cut-middle": partial(Served, limit=2400, head=1200),
     "cut-middle-silent": partial(Served, limit=1500, head=400, tells=False),
     "unsteady-600": partial(Unsteady, beyond=600),
+    "unsteady-1500": partial(Unsteady, beyond=1500),
     "batch-1000": partial(Unsteady, beyond=1000, batch=True),
+    "batch-300": partial(Unsteady, beyond=300, batch=True),
     "factor-twice": partial(Served, placed=divided(0, 4.0)),
+    "factor-twice-2": partial(Served, placed=divided(0, 2.0), factor=2.0),
     "factor-long": partial(Served, placed=divided(512, 4.0)),  # positions from 512 on are divided once more
+    "factor-long-2": partial(Served, placed=divided(1000, 8.0)),
     "base": partial(Served, base=1e6),
+    "base-2": partial(Served, base=1e4, theta=5e5),
     "window-added": partial(Served, computed_window=256),
+    "window-added-2": partial(Served, computed_window=700),
     "window-lost": partial(Served, window=256, computed_window=10**9),
     "window-wider": partial(Served, window=300, computed_window=600),
     "hidden-1000": partial(Served, thinks=(1000, 400, "reasoning_content")),  # tokens of thinking above a length

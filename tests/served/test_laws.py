@@ -22,14 +22,17 @@ from tests.served import server as servers
 from tests.served.server import FAULTS, listening
 
 FOUND = {
-    "length_classes": ("modulo-4",),
-    "borders": ("border-64", "border-128", "ring-256"),
+    "length_classes": ("modulo-4", "modulo-16"),
+    "borders": ("border-64", "border-128", "ring-256", "ring-96"),
     "prefix": ("stale-length", "stale-blocks", "stale-slots"),
-    "depth": ("window-1024", "cut-start-silent", "cut-middle-silent"),
+    "depth": ("window-1024", "window-700", "cut-start-silent", "cut-middle-silent"),
     "counts": ("cut-start", "cut-middle", "hidden-1000", "hidden-500"),
-    "repeatable": ("unsteady-600", "batch-1000"),
-    "by_position": ("factor-twice", "factor-long", "base", "window-added", "window-lost", "window-wider"),
-}
+    "repeatable": ("unsteady-1500", "unsteady-600", "batch-1000", "batch-300"),
+    "by_position": (
+        "factor-twice", "factor-twice-2", "factor-long", "factor-long-2", "base", "base-2", "window-added", "window-added-2",
+        "window-lost", "window-wider",
+    ),
+}  # fmt: skip
 """The planted faults by the law that has to find them."""
 
 
