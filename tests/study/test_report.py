@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 import pytest
 
 from longitude.report.wording import papers
-from longitude.study import tables
 from longitude.study.analysis import analyse, conclude
 from longitude.study.criterion import Cell, Column
 from longitude.study.report import table, write_report
@@ -56,7 +55,7 @@ class Page(HTMLParser):
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [write_run, write_answers])
 def test_a_new_column_is_shown_everywhere(write, tmp_path, monkeypatch):
-    """It stands in the columns of its criterion and nowhere else: terminal, page and LaTeX read these."""
+    """It stands in the columns of its criterion and nowhere else: terminal and page read these."""
     analysis = analyse(write(tmp_path))
     kind = type(analysis.criterion)
     column = Column("ninth", lambda lines: Cell(f"ninth of {lines[0].label}", "low to high"))
@@ -65,7 +64,6 @@ def test_a_new_column_is_shown_everywhere(write, tmp_path, monkeypatch):
     label = analysis.run.labels[0]
     page = write_report(analysis).read_text()
     assert f"ninth of {label} <small>low to high</small>" in page
-    assert f"ninth of {label} (low to high)" in tables.latex(analysis)
     assert next(str(cell) for cell in table(analysis).columns[-1].cells).startswith("ninth of")
 
 

@@ -17,7 +17,6 @@ def report(
     run: Annotated[Path, tyro.conf.Positional],
     json: bool = False,
     csv: bool = False,
-    latex: bool = False,
     all: bool = False,
     comparisons: bool = False,
 ) -> int:
@@ -27,16 +26,15 @@ def report(
         run: Directory of a study or a measurement.
         json: Print the rows as JSON instead of the table.
         csv: Print encoding, length, value, the ends of its 95% interval, change and verdict as CSV.
-        latex: Print tables with captions as LaTeX, for the package booktabs.
         all: With --csv: print every method and every column.
         comparisons: With --csv: print the comparison of every two encodings at every length, not the values.
     """
     from longitude.measure.run import is_measured, read_results
 
     if run.is_dir() and is_measured(run):
-        if csv or latex or comparisons:
+        if csv or comparisons:
             got = f"measurements in {run}"
-            raise UsageError("--csv, --latex and --comparisons", "a study", got, "--json prints rows")
+            raise UsageError("--csv and --comparisons", "a study", got, "--json prints rows")
         from longitude.cli import measure
 
         measure.show(read_results(run), json)
@@ -44,15 +42,15 @@ def report(
     from longitude.study import tables
     from longitude.study.analysis import analyse
 
-    if json + csv + latex > 1:
-        raise ValueError("--json, --csv and --latex are forms of one output; choose one")
+    if json and csv:
+        raise ValueError("--json and --csv are forms of one output; choose one")
     if (comparisons or all) and not csv or comparisons and all:
         raise ValueError("--comparisons and --all are two forms of --csv; add --csv and one of them, or leave both out")
-    if not (csv or latex):
+    if not csv:
         return show(run, json)
     analysis = analyse(run, numbers_only=True)
     rows = tables.every_comparison if comparisons else tables.findings if all else tables.short_findings
-    print(tables.latex(analysis) if latex else tables.csv(rows(analysis)), end="")
+    print(tables.csv(rows(analysis)), end="")
     return DONE
 
 
@@ -89,4 +87,4 @@ def _next(analysis: Any) -> Iterator[str]:
     elif any(finding.verdict == UNCLEAR for finding in analysis.main):
         yield headed("Next", f"Train longer: the same command with --steps {2 * config.steps}. Or add --seeds.")
     else:
-        yield headed("Next", f"longitude report {path} --csv, or --latex for a paper")
+        yield headed("Next", f"longitude report {path} --csv")

@@ -1,4 +1,4 @@
-"""Tables as text: on the terminal, in plain lines, as Markdown and as LaTeX."""
+"""Tables as text: on the terminal, in plain lines and as Markdown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -59,25 +59,6 @@ def plain(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for first, *others in rows:
         cells = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))]
         yield "  ".join(cells).rstrip()
-
-
-LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "±": r"$\pm$",
-    "≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "–": "--", "→": r"$\to$",
-}  # fmt: skip
-"""Characters that are commands in LaTeX, or that not every font has."""
-
-
-def latex(heads: Sequence[str], lines: Iterable[Sequence[Any]], caption: str) -> str:
-    """A table with its caption as LaTeX, which needs the package booktabs; missing values are empty."""
-    known = str.maketrans(LATEX)
-    cells = ([("" if cell is None else str(cell)).translate(known) for cell in row] for row in [heads, *lines])
-    first, *others = (" & ".join(row) + r" \\" for row in cells)
-    above = [r"\begin{table}", r"\centering", rf"\caption{{{caption.translate(known)}}}"]
-    begin = r"\begin{tabular}{@{}l" + "r" * (len(heads) - 1) + "@{}}"
-    rows = [begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([*above, *rows, r"\end{table}"])
 
 
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

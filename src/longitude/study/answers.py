@@ -83,8 +83,7 @@ class AnswerCriterion(Criterion):
         return f"{self.trained_on('1 to')}\nTask {self.task.name}: % of {self.right}, higher is better."
 
     def every_column(self) -> list[Column]:
-        solved = Column("solved to", self.solved_cell, ("terminal", "page"))
-        return [solved, Column("effective length", self.effective_cell, ("paper",))]
+        return [Column("solved to", self.solved_cell)]
 
     def solved_cell(self, lines: Sequence[Finding]) -> Cell:
         """The length up to which every length is solved."""

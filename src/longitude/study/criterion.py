@@ -43,7 +43,7 @@ VERDICTS = {
 
 
 class Finding(NamedTuple):
-    """Finding for a label at a length by a method: a row of terminal, page, charts, CSV and LaTeX. Missing values are None.
+    """Finding for a label at a length by a method: a row of terminal, page, charts and CSV. Missing values are None.
 
     value, low, high: the task's metric, mean over seeds, with its 95% interval, which is over `over`: seeds and documents, or
     documents for one seed. text_low, text_high: the interval over documents alone; seed_low, seed_high: that over seeds alone.
@@ -117,13 +117,13 @@ class Column(NamedTuple):
     Attributes:
         head: Its head.
         cell: A label's findings, in the order of lengths -> its cell.
-        places: Where it is shown: on the terminal, on the page, and in tables for papers (LaTeX).
+        places: Where it is shown: on the terminal and on the page.
         place: Which of a label's findings gives its color.
     """
 
     head: str
     cell: Callable[[Sequence[Finding]], Cell]
-    places: Collection[str] = ("terminal", "page", "paper")
+    places: Collection[str] = ("terminal", "page")
     place: int = -1
 
 

@@ -211,17 +211,13 @@ class LossCriterion(Criterion):
         run = self.run
         columns = [
             Column(f"at {run.lengths[-1]}", lambda lines: word_cell(lines[-1]), ("terminal",)),
-            Column(
-                f"change, {run.train_length} to {run.lengths[-1]}",
-                lambda lines: change_cell(lines[-1]),
-                ("page", "paper"),
-            ),
+            Column(f"change, {run.train_length} to {run.lengths[-1]}", lambda lines: change_cell(lines[-1]), ("page",)),
         ]
         if len(run.beyond) > 1:  # the length must not choose the word
             place = run.lengths.index(run.beyond[0])
             first = Column(f"at {run.beyond[0]}", lambda lines: Cell(word_cell(lines[place]).text), place=place)
             columns.insert(0, first)
-        effective = Column("effective length", self.effective_cell, ("page", "paper"))
+        effective = Column("effective length", self.effective_cell, ("page",))
         return [*columns * bool(run.beyond), effective]
 
     def key(self) -> list[str]:

@@ -1,15 +1,13 @@
-"""The tables of a study as CSV and LaTeX, for papers and spreadsheets."""
+"""The tables of a study as CSV, and their words."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from longitude.measure.rows import TRAINING
-from longitude.report import table
 from longitude.report.wording import count
 from longitude.statistics.estimates import Comparison
-from longitude.study.analysis import Analysis, conclude, ranked
+from longitude.study.analysis import Analysis
 from longitude.study.criterion import LEARNED, Criterion, Effective, Finding
 from longitude.study.results import RULE, Run, ngrams_named
 
@@ -73,49 +71,14 @@ def every_comparison(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["method", *Comparison._fields], dtype=object)
 
 
-def latex(analysis: Analysis) -> str:
-    """The values by length, and comparisons at the longest length, as LaTeX with captions; the three lines are comments."""
-    lines = [r"% \usepackage{booktabs}", *(f"% {head}: {text}." for head, text in conclude(analysis).lines.items())]
-    run, criterion = analysis.run, analysis.criterion
-    of_values = f"{' '.join(criterion.title().split())} By length in {run.task.unit}; brackets are 95% intervals."
-    captioned = [table.latex(*_values(analysis), of_values)]
-    if pairs := analysis.compared(run.lengths[-1]):
-        caption = f"Pairs of encodings at {run.lengths[-1]} {run.task.unit}."
-        captioned.append(table.latex(*comparison_lines(pairs, criterion), caption))
-    return "\n\n".join(["\n".join(lines), *captioned]) + "\n"
-
-
-def _values(analysis: Analysis) -> tuple[list[str], list[list[Any]]]:
-    """Heads and lines of the values by length."""
-    run, criterion = analysis.run, analysis.criterion
-    columns = criterion.columns("paper")
-    heads = ["encoding", *map(str, run.lengths), "verdict", *(column.head for column in columns)]
-    lines = []
-    for label in (finding.label for finding in ranked(analysis)) if analysis.findings else ():
-        part = analysis.of(label)
-        cells = [with_ends(criterion.number(finding), criterion.bounds(finding)) for finding in part]
-        last = [criterion.verdict_cell(part), *(column.cell(part) for column in columns)]
-        lines.append([label, *cells, *(in_brackets(cell.text, cell.interval) for cell in last)])
-    return heads, lines + [[name, *cells, "", *("" for _ in columns)] for name, *cells in floor_lines(run, 3)]
-
-
-def floor_lines(run: Run, digits: int = 2) -> list[list[str]]:
+def floor_lines(run: Run) -> list[list[str]]:
     """Baselines without a model, as name and cells: n-grams at the training length, or a rule without positions at each."""
     bits = [
-        [ngrams_named(order), *(f"{value:.{digits}f}" if length == run.train_length else "" for length in run.lengths)]
+        [ngrams_named(order), *(f"{value:.2f}" if length == run.train_length else "" for length in run.lengths)]
         for order, value in run.floor.items()
     ]
     shares = [f"{run.guessing[length]:.0%}" if length in run.guessing else "" for length in run.lengths]
     return [*bits, *([[RULE, *shares]] if run.guessing else [])]
-
-
-def comparison_lines(pairs: Sequence[Comparison], criterion: Criterion) -> tuple[list[str], list[list[str]]]:
-    """Comparisons of one length in words: heads and lines."""
-    by = f"by, {criterion.points}"
-    heads = ["better", "worse", by, "95% interval", "over", "p (Holm)", "q (BH)", "distinguished"]
-    return heads, [
-        [comparison.better, comparison.worse, *in_words(comparison, criterion).values()] for comparison in pairs
-    ]
 
 
 def in_words(pair: Comparison, criterion: Criterion, more: int = 0) -> dict[str, str]:
@@ -133,11 +96,6 @@ def in_words(pair: Comparison, criterion: Criterion, more: int = 0) -> dict[str,
 def p_words(value: float | None) -> str:
     """A p-value in a table, such as 0.012."""
     return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def in_brackets(value: str, ends: str) -> str:
-    """512 (< 256 to 512): an interval in brackets, if there is one."""
-    return f"{value} ({ends})" if ends else value
 
 
 def with_ends(value: str, ends: str) -> str:
