@@ -45,7 +45,7 @@ class AxesBias(Term):
 def checked_sides(who: str, sides: Sequence[int]) -> tuple[int, ...]:
     """Sides of a window; ValueError for other than two sides or more, of two tokens or more."""
     if not isinstance(sides, list | tuple) or len(sides) < 2 or any(type(n) is not int or n < 2 for n in sides):
-        raise UsageError(who, "two sides or more, of 2 tokens or more", repr(sides))
+        raise UsageError(who, "2 tokens or more along two axes or more, such as (7, 7)", repr(sides))
     return tuple(sides)
 
 

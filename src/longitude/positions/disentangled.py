@@ -63,7 +63,8 @@ class KeyVectors(Term):
         else:
             rows = self.row(offset)
         keys = r.scale * r.k.to(q.dtype).repeat_interleave(q.shape[1] // r.k.shape[1], 1)
-        if rows.dim() == 2 and rows.shape[0] * table.shape[2] <= table.shape[1]:  # few queries: fewer vectors than rows
+        # Few queries: fewer vectors than rows.
+        if rows.dim() == 2 and not exporting() and rows.shape[0] * table.shape[2] <= table.shape[1]:
             return torch.einsum("bhkd,hqkd->bhqk", keys, table[:, rows])
         of_rows = keys @ table.mT  # [B, heads, Lk, rows]
         rows = rows.mT.expand(*of_rows.shape[:2], *rows.mT.shape[-2:]) if rows.dim() == 2 else rows.mT[:, None]
