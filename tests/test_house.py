@@ -63,7 +63,7 @@ from longitude.positions.composed import compose
 
 x, (q, k, v) = torch.randn(1, 5, 16), torch.randn(3, 1, 2, 5, 8)
 shape = dict(num_heads=4, num_kv_heads=4, head_dim=4, dim=16, max_length=8, layout="half")
-shape |= dict(window=2, chunk_size=3, local_size=1, size=2)
+shape |= dict(window=2, chunk_size=3, local_size=1, size=2, sides=(8, 8))
 for name in lg.list_encodings():
     encoding = compose(lg.encoding(name, **resolved(name, {{}}, **shape | dict(num_heads=2, num_kv_heads=2, head_dim=8))))
     context, _ = encoding.context(encoding.embed(x, torch.arange(5)))

@@ -23,10 +23,13 @@ REQUESTS = {
     "long vectors": {"encoding": lg.TransformerXL(4, 16, 8)},
     "gates": {"encoding": FOX, "context": FOX.context(torch.randn(2, 384, 8))[0]},
     "rows": {"encoding": lg.CoPE(16)},
+    "both sides": {"encoding": lg.encoding("deberta", num_heads=4, head_dim=16, dim=8)},
+    "two axes": {"encoding": lg.encoding("swin_v2", num_heads=4, sides=(400, 400))},
     "packed": {"mask": lg.Causal() & lg.Documents(torch.arange(384) // 100), "encoding": lg.ALiBi(4)},
     "dropout": {"dropout": 0.1, "encoding": lg.ALiBi(4)},
     "weights": {"return_weights": True},
 }
+SLOW = "pairs", "gates", "rows", "both sides", "two axes"
 
 
 @pytest.mark.parametrize("case", REQUESTS)
@@ -64,7 +67,7 @@ def test_calls_of_regions_are_counted(capsys):
 # ---- memory ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "case",
-    ["plain", "fixed bias", "vectors", *(pytest.param(x, marks=pytest.mark.slow) for x in ("pairs", "gates", "rows"))],
+    ["plain", "fixed bias", "vectors", *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)],
 )
 def test_claimed_memory_is_measured_memory(case):
     """At most 1.5 times the claim, and at least 0.4 of it: above inputs and output, give or take one MiB."""

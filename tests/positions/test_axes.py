@@ -92,8 +92,9 @@ def test_a_rotation_of_axes_may_stand_beside_it() -> None:
 
 def test_refuses_what_it_has_no_number_for() -> None:
     q = random(1, 2, 15, 8)
-    with refused("SwinTable", "axis 1"):
+    with refused("SwinTable", "distances", "axis 1", "0 .. 4", "swin_v2"):
         lg.attend(q, q, q, encoding=SwinTable(2, (3, 4)).double(), **PLACES)
     for kind in (SwinTable, ContinuousBias):
+        assert "sides=(3, 4)" in repr(kind(2, (3, 4)))
         with refused(kind.__name__, "(7,)"):
             kind(2, (7,))

@@ -10,11 +10,11 @@ from longitude.positions.convolved import Convolutional
 from tests.support import close, gradients, random, refused
 
 
-@pytest.mark.parametrize("kernel", [4, 5, 128])
-def test_equals_wav2vec2(kernel: int) -> None:
-    sizes = {"hidden_size": 24, "num_conv_pos_embeddings": kernel, "num_conv_pos_embedding_groups": 3}
+@pytest.mark.parametrize(("kernel", "groups"), [(1, 24), (4, 3), (5, 1), (128, 3)])
+def test_equals_wav2vec2(kernel: int, groups: int) -> None:
+    sizes = {"hidden_size": 24, "num_conv_pos_embeddings": kernel, "num_conv_pos_embedding_groups": groups}
     theirs = Wav2Vec2PositionalConvEmbedding(Wav2Vec2Config(**sizes)).double()
-    ours = Convolutional(24, kernel, 3).double()
+    ours = Convolutional(24, kernel, groups).double()
     size, direction = theirs.conv.parametrizations.weight.original0, theirs.conv.parametrizations.weight.original1
     ours.load_state_dict({"size": size, "direction": direction, "shift": theirs.conv.bias})
     x = random(2, 11, 24).requires_grad_()

@@ -99,7 +99,7 @@ MIXER_VARIANTS = {
     "attention, rope and t5": of("attention", "rope", "t5"),
     "attention of 2026": of("attention", "rope", **PARTS, qk_norm=True, short_conv=("input", "qkv", "output")),
     "window of 2026": of("window", "alibi", size=3, **PARTS, qk_norm=True, short_conv="kv"),
-    "latent of 2026": of("latent", "rope", **PARTS, short_conv=("input", "output")),
+    "latent of 2026": of("latent", "rope", output_gate=True, softcap=2.0, short_conv=("input", "output")),
     "window, values rotate": mixers.MixerExample(
         MIXERS["window"], {"size": 3}, testing.example("rope", rotate_values=True)
     ),

@@ -22,11 +22,17 @@ class AxesBias(Term):
     Args:
         at: maps offsets [..., axes] to [heads, ...], in float32 or wider.
         axes: coordinates per token.
+        hidden: numbers of an offset before its bias. If positions cannot be read, as in a compiled graph, they are of each pair.
     """
 
     reads_positions = reads_axes = True
     at: Callable[[Tensor], Tensor]
     axes: int
+    hidden: int = 0
+
+    def numbers_of(self, r: Scored, pairs: int) -> int:
+        # Offsets and their row in a table are int64.
+        return (2 * (self.axes + 4) + self.hidden * (not readable(*r.places()))) * pairs
 
     def dense(self, r: Scored, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
         # [L], [B, L] and [.., L, 1] are the same number on every axis
@@ -39,7 +45,7 @@ class AxesBias(Term):
 def checked_sides(who: str, sides: Sequence[int]) -> tuple[int, ...]:
     """Sides of a window; ValueError for other than two sides or more, of two tokens or more."""
     if not isinstance(sides, list | tuple) or len(sides) < 2 or any(type(n) is not int or n < 2 for n in sides):
-        raise UsageError(who, "two sides or more, of 2 tokens or more", repr(sides))
+        raise UsageError(who, "2 tokens or more along two axes or more, such as (7, 7)", repr(sides))
     return tuple(sides)
 
 
@@ -79,7 +85,8 @@ class SwinTable(Encoding):
             row = torch.zeros_like(offset[..., 0])
             for axis, side in enumerate(self.sides):
                 distance = offset[..., axis]
-                require_positions(distance.abs(), side, f"SwinTable, sides={self.sides}: distances on axis {axis}")
+                what, remedy = f"distances along axis {axis} of", "attend within windows, or use swin_v2"
+                require_positions(distance.abs(), side, f"SwinTable, sides={self.sides}", what, remedy)
                 row = row * (2 * side - 1) + distance + side - 1
             return self.table[:, row]
 
@@ -137,4 +144,4 @@ class ContinuousBias(Encoding):
             rows, place = row.unique(return_inverse=True)
             return self.bias_of(torch.stack(torch.unravel_index(rows, counts), -1) + low)[:, place]
 
-        return (AxesBias(at, self.axes),)
+        return (AxesBias(at, self.axes, hidden=2 * self.width),)

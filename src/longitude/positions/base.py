@@ -68,7 +68,7 @@ class Extras(Checked, FullPrecision):
     rotate_values: bool = False
     """Whether it transforms values too, and outputs back."""
     reads_neighbors: bool = False
-    """Whether `embed` reads tokens on both sides, for encoders; it takes documents=, [B, L], negative for padding."""
+    """Whether `embed` reads tokens on both sides, for encoders; it takes documents=, runs [B, L], negative for padding."""
     columns: frozenset[str] = frozenset()
     """Names of the columns that it computes from content; two encodings of a list have none in common."""
     passing_columns: frozenset[str] = frozenset()
@@ -315,8 +315,8 @@ class Encoding(Extras):
         return any(getattr(type(self), method) is not getattr(Encoding, method) for method in methods)
 
     def extra_repr(self) -> str:
-        names = options_of(type(self))
-        return ", ".join(f"{n}={v!r}" for n in names if isinstance(v := getattr(self, n, None), int | float | str))
+        values = {n: getattr(self, n, None) for n in options_of(type(self))}
+        return ", ".join(f"{n}={v!r}" for n, v in values.items() if isinstance(v, int | float | str | tuple))
 
 
 # ---- the registry ----------------------------------------------------------------------------------------------------

@@ -70,8 +70,10 @@ def canonical(name: str, positions: Positions, batch: int, length: int, axes: in
     return positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
 
 
-def require_positions(positions: Tensor, max_length: int | None = None, who: str = "positions") -> None:
-    """ValueError unless positions are integers, none negative, none beyond max_length.
+def require_positions(
+    positions: Tensor, max_length: int | None = None, who: str = "positions", what: str = "positions", remedy: str = ""
+) -> None:
+    """ValueError unless positions are integers, none negative, none beyond max_length. what: the name of these numbers.
 
     Under torch.compile and on accelerators, where reading values would stop the device, values are checked by an
     asynchronous assertion.
@@ -80,11 +82,11 @@ def require_positions(positions: Tensor, max_length: int | None = None, who: str
         raise UsageError(who, "integer positions", positions.dtype, "scale angles, not positions")
     positions = numbers_of(positions)
     valid = positions >= 0 if max_length is None else (positions >= 0) & (positions < max_length)
-    bound = f"expected positions 0 .. {max_length - 1}" if max_length else "expected positions of 0 or more"
+    bound = f"{what} 0 .. {max_length - 1}" if max_length else "positions of 0 or more"
     if torch.compiler.is_compiling() or positions.device.type != "cpu":
-        assert_later(valid.all(), f"{who}: {bound}")
+        assert_later(valid.all(), f"{who}: expected {bound}")
     elif not tracing() and not bool(valid.all()):
-        raise ValueError(f"{who}: {bound}, got {int(positions.min())} .. {int(positions.max())}")
+        raise UsageError(who, bound, f"{int(positions.min())} .. {int(positions.max())}", remedy)
 
 
 def floor_divide(x: Tensor, by: int) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import UsageError
+from longitude.native.derivatives import exporting
 from longitude.positions.base import Columns, Encoding, register
 from longitude.positions.linear import WideLinear
 from longitude.positions.terms import OffsetVectors, Scored, Term, require_shape
@@ -43,14 +44,29 @@ class KeyVectors(Term):
     def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         require_shape("KeyVectors.table", self.table, q, (q.shape[1], self.table.shape[1], q.shape[3]))
 
+    def columns(self, r: Scored) -> int:
+        """Vectors that keys are multiplied with: those of the table, or of all offsets where these are known and fewer."""
+        count = self.table.shape[1]  # alone in exported graphs, whose length may be free
+        return min(count, r.q.shape[2] + r.k.shape[2] - 1) if r.contiguous and not exporting() else count
+
+    def numbers_of(self, r: Scored, pairs: int) -> int:
+        (heads, _, width), (batch, rows) = self.table.shape, (r.q.shape[0], r.q.shape[2])
+        columns = batch * r.k.shape[2] * self.columns(r)
+        return heads * (width * pairs if rows * width <= self.columns(r) else columns)
+
     def dense(self, r: Scored, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
         i, j = r.places()
-        rows = self.row(i[..., :, None] - j[..., None, :])
-        keys = r.k.to(q.dtype).repeat_interleave(r.heads // r.k.shape[1], 1)
-        table = self.table.to(q.dtype)
-        if rows.dim() == 2 and rows.shape[0] * table.shape[2] <= table.shape[1]:  # few queries: fewer vectors than rows
-            return r.scale * torch.einsum("bhkd,hqkd->bhqk", keys, table[:, rows])
-        of_rows = r.scale * (keys @ table.mT)  # [B, heads, Lk, rows]
+        offset, table = i[..., :, None] - j[..., None, :], self.table.to(q.dtype)
+        if self.columns(r) < table.shape[1]:  # fewer offsets than rows: a row for each of them
+            rows = offset[-1, 0] - offset
+            table = table[:, self.row(offset[-1, 0] - torch.arange(self.columns(r), device=q.device))]
+        else:
+            rows = self.row(offset)
+        keys = r.scale * r.k.to(q.dtype).repeat_interleave(q.shape[1] // r.k.shape[1], 1)
+        # Few queries: fewer vectors than rows.
+        if rows.dim() == 2 and not exporting() and rows.shape[0] * table.shape[2] <= table.shape[1]:
+            return torch.einsum("bhkd,hqkd->bhqk", keys, table[:, rows])
+        of_rows = keys @ table.mT  # [B, heads, Lk, rows]
         rows = rows.mT.expand(*of_rows.shape[:2], *rows.mT.shape[-2:]) if rows.dim() == 2 else rows.mT[:, None]
         return of_rows.gather(-1, rows.expand(*of_rows.shape[:3], -1)).mT
 

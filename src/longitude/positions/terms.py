@@ -54,8 +54,8 @@ class Scored(Protocol):
     scale: float
 
     @property
-    def heads(self) -> int:
-        """Heads of queries."""
+    def contiguous(self) -> bool:
+        """Whether positions are known to count up by one without reading them."""
         ...
 
     def places(self) -> tuple[Tensor, Tensor]:
@@ -100,6 +100,13 @@ class Term:
         """
         raise NotImplementedError(f"{type(self).__name__} defines no dense()")
 
+    def numbers_of(self, r: Scored, pairs: int) -> int:
+        """Numbers that it allocates on the way to its bias, beyond a few [B, H, Lq, Lk].
+
+        pairs: Lq Lk, times B if positions may differ between the sequences of the batch.
+        """
+        return 0
+
     def signature(self) -> tuple:
         """What its cost depends on: its class, its numbers, the shapes of its tensors, the classes of its functions."""
         values = vars(self).values()
@@ -142,7 +149,7 @@ class OffsetBias(Term):
         i, j = r.places()
         offsets = i[..., :, None] - j[..., None, :]
         bias = self.at(offsets)
-        require_shape("OffsetBias", bias, r.q, (r.heads, *offsets.shape), (1, *offsets.shape))
+        require_shape("OffsetBias", bias, r.q, (r.q.shape[1], *offsets.shape), (1, *offsets.shape))
         return bias if bias.dim() == 3 else bias.movedim(0, 1)
 
 
@@ -160,6 +167,9 @@ class PairBias(Term):
     at: Callable[[Tensor, Tensor], Tensor]
     numbers: int = 64
 
+    def numbers_of(self, r: Scored, pairs: int) -> int:
+        return self.numbers * pairs
+
     def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         if isinstance(self.at, NormalizedOffset):
             self.at.require(q)
@@ -172,7 +182,7 @@ class PairBias(Term):
         i, j = r.places()
         bias = self.at(i[..., :, None], j[..., None, :])
         *batch, rows, keys = torch.broadcast_shapes((*i.shape, 1), (*j.shape[:-1], 1, j.shape[-1]))
-        require_shape("PairBias", bias, r.q, (*batch, r.heads, rows, keys), (*batch, 1, rows, keys))
+        require_shape("PairBias", bias, r.q, (*batch, r.q.shape[1], rows, keys), (*batch, 1, rows, keys))
         return bias
 
 
@@ -194,7 +204,7 @@ class Drift(Term):
         require_shape("Drift.level", self.level, q, *of_either_heads(q, k, k.shape[2]))
 
     def dense(self, r: Scored, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
-        level = self.level.repeat_interleave(r.heads // self.level.shape[1], 1)
+        level = self.level.repeat_interleave(r.q.shape[1] // self.level.shape[1], 1)
         drift = level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()]
         return r.scale * drift if self.scaled else drift
 
@@ -225,6 +235,11 @@ class OffsetVectors(Term):
     @property
     def reads_query(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.mix is None
+
+    def numbers_of(self, r: Scored, pairs: int) -> int:
+        """A column per offset, before it moves to its key; or a vector per pair and head."""
+        batch, heads, rows, width = r.q.shape
+        return 2 * batch * heads * rows * (rows + r.k.shape[2]) if r.contiguous else heads * width * pairs
 
     def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         heads, width = q.shape[1], q.shape[3]
@@ -268,6 +283,10 @@ class RowBias(Term):
 
     reads_query = True
     of: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def numbers_of(self, r: Scored, pairs: int) -> int:
+        """Gates, their sum, two neighbors of a table, as numbers and as indices."""
+        return 5 * r.q.shape[:3].numel() * r.k.shape[2]
 
     def require(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         if isinstance(self.of, Counted):

@@ -16,7 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 from longitude.attention.backends import chunked
-from longitude.attention.masks import Causal, Mask
+from longitude.attention.documents import runs_of
+from longitude.attention.masks import Causal, Mask, NoMask
 from longitude.attention.mixer import Mixer
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
@@ -77,8 +78,7 @@ class LayerStack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(build(seed, **options) for seed in range(layers))
         self.encoding: Composed = build.encodings(self.mixer) if encoding is None else compose(encoding)
-        if self.encoding.reads_neighbors:
-            raise DoesNotApply("it reads tokens on both sides")
+        self.mask: Mask = NoMask() if self.encoding.reads_neighbors else Causal()
 
     @property
     def mixer(self) -> Mixer:
@@ -86,7 +86,13 @@ class LayerStack(nn.Module):
         assert isinstance(first, Mixer)
         return first
 
+    def require_order(self) -> None:
+        """DoesNotApply for an encoding of encoders, which reads tokens on both sides."""
+        if self.encoding.reads_neighbors:
+            raise DoesNotApply("it reads tokens on both sides")
+
     def caches(self) -> list[Any]:
+        self.require_order()
         return [layer.cache_layer() for layer in self.layers]  # type: ignore[operator]  (a Mixer)
 
     def forward(
@@ -95,13 +101,18 @@ class LayerStack(nn.Module):
         positions: Positions | None = None,
         documents: Tensor | None = None,
         caches: Sequence[Any] | None = None,
-        mask: Mask = Causal(),  # noqa: B008 (frozen)
+        mask: Mask | None = None,
     ) -> Tensor:
-        """Run x [B, L, dim]. documents [B, Lk], cached tokens included, -1 for padding. positions None: after cached tokens."""
+        """Run x [B, L, dim]. documents [B, Lk], cached tokens included, -1 for padding. positions None: after cached tokens.
+
+        mask: None for that of the stack, causal unless its encoding reads tokens on both sides.
+        """
+        mask = self.mask if mask is None else mask
         if self.encoding.axes > 1 and isinstance(positions, Tensor) and positions.dim() == 2:
             positions = positions[..., None]  # [B, L] might be [L, axes]
         if self.encoding.at_input:
-            x = self.encoding.embed(x, explicit(0 if positions is None else positions, x.shape[1], x.device))
+            places = explicit(0 if positions is None else positions, x.shape[1], x.device)
+            x = self.encoding.embed(x, places, documents=None if documents is None else runs_of(documents))
         for n, layer in enumerate(self.layers):
             cache = None if caches is None else caches[n]
             x = x + layer(x, mask=mask, positions=positions, documents=documents, cache=cache, encoding=self.encoding)

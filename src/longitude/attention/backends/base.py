@@ -12,7 +12,6 @@ from torch import Tensor
 from longitude.attention.request import Request
 from longitude.native.derivatives import by_autograd
 from longitude.native.gpu import switched_off
-from longitude.positions.terms import OffsetVectors, PairBias, RowBias
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NO_FORWARD_MODE = "it has no derivatives in forward mode"
@@ -152,14 +151,4 @@ def dense_bytes(r: Request) -> int:
 def terms_bytes(r: Request) -> int:
     """Bytes that the largest term allocates while it computes its bias, beyond a few [B, H, Lq, Lk]."""
     pairs = r.rows * r.length * (1 if r.contiguous else r.q.shape[0])
-    numbers = 0
-    for term in r.terms:
-        match term:
-            case PairBias():
-                numbers = max(numbers, term.numbers * pairs)
-            case OffsetVectors():  # a column per offset, before it moves to its key; or a vector per pair and head
-                columns = 2 * r.q.shape[0] * r.heads * r.rows * (r.rows + r.length)
-                numbers = max(numbers, columns if r.contiguous else r.heads * r.q.shape[3] * pairs)
-            case RowBias():  # gates, their sum, two neighbours of a table, as numbers and as indices
-                numbers = max(numbers, 5 * r.q.shape[0] * r.heads * r.rows * r.length)
-    return numbers * wide_item(r)
+    return wide_item(r) * max([0, *[term.numbers_of(r, pairs) for term in r.terms]])

@@ -83,6 +83,6 @@ CHUNKED = Backend(
     terms=(Term,),
     any_mask=True,
     dropout=True,
-    memory=lambda r: dense_bytes(r) * block_rows(r) // r.rows,
+    memory=lambda r: dense_bytes(r.piece(slice(0, block_rows(r)), slice(0, r.length))),
     price=lambda r: 8.0,
 )

@@ -136,6 +136,7 @@ def causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) -> N
     """
     for name, options in build.forms((5, 16), ("auto", "reference", "chunked")).items():
         net = LayerStack(build, **options)
+        net.require_order()
         for length in lengths:
             x = numbers(2, length, DIM)
             before = net(x, 0)

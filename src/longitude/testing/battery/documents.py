@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from longitude.attention.masks import NoMask
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
 from longitude.testing.examples import DIM, MixerExample, shared_law
@@ -28,8 +31,8 @@ def packed_documents(
     for row, lengths in enumerate(rows):
         for document, length in enumerate(lengths):
             batch.put(row, sum(lengths[:document]), length, document % 2)
-    for name, options in build.forms((5,)).items():
-        batch.same_as_alone(f"{name}: packed and alone".removeprefix(": "), LayerStack(build, **options))
+    for name, net in _stacks(build):
+        batch.same_as_alone(f"{name}packed and alone", net)
     batch.same_in_chunks("packed", LayerStack(build), first_call)
 
 
@@ -48,13 +51,23 @@ def padding(build: MixerExample, lengths: tuple[int, ...] = (5, 33, 2, 20)) -> N
         batch = _Streams(len(lengths), width)
         for row, length in enumerate(lengths):
             batch.put(row, width - length if side == "left" else 0, length, 0)
-        for name, options in build.forms((5,)).items():
-            batch.same_as_alone(f"{name}: {side}-padded and alone".removeprefix(": "), LayerStack(build, **options))
+        for name, net in _stacks(build):
+            batch.same_as_alone(f"{name}{side}-padded and alone", net)
         net = LayerStack(build)
         begun = width - 1 if side == "left" else sorted(lengths)[-2] * 2 // 3  # by then every row has begun
         batch.same_in_chunks(f"{side}-padded", net, begun)
         if side == "right" and isinstance(net.mixer.cache_layer(), StateLayer):
             _continued(batch, net)
+
+
+def _stacks(build: MixerExample) -> Iterator[tuple[str, LayerStack]]:
+    """The layers in every form, and those of encoders also without a mask."""
+    for name, options in build.forms((5,)).items():
+        net = LayerStack(build, **options)
+        yield f"{name}: " if name else "", net
+        if net.mixer.bidirectional and not net.encoding.causal_only:
+            net.mask = NoMask()
+            yield f"{name}, without a mask: ".removeprefix(", "), net
 
 
 class _Streams:
@@ -95,7 +108,9 @@ class _Streams:
 
     @torch.no_grad()
     def same_in_chunks(self, what: str, net: LayerStack, first_call: int) -> None:
-        """first_call: tokens of a first call after which positions need not be given."""
+        """first_call: tokens of a first call after which positions need not be given. Encoders have no calls after a first."""
+        if net.encoding.reads_neighbors:
+            return
         whole, width = net(self.x, self.positions, self.documents), self.x.shape[1]
         real = (self.documents >= 0)[..., None]
         between = {tokens.stop for _, tokens in self.sequences} - {width}

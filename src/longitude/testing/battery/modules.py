@@ -43,6 +43,7 @@ def shared_tables(build: Example) -> None:
         length = 101 + 4 * n  # one that no table was made for before
         shapes = OTHER_SHAPES if options is OTHER_SHAPES else {}
         stack = LayerStack(build.in_attention())
+        stack.require_order()
         two = LayerStack(build.in_attention(), encoding=build(seed, **options), **shapes)
         x, y = (numbers(1, length + 2, {**SHAPES, **sizes}["dim"]) for sizes in ({}, shapes))
         two_long, one_short = two(y[:, : length + 1], 0), stack(x[:, :length], 0)

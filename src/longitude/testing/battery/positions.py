@@ -55,6 +55,7 @@ def permutation(build: Example) -> None:
     if build().causal_only:
         raise DoesNotApply("causal_only: its terms follow the order of tokens")
     stack, length = LayerStack(build.in_attention()), 11
+    stack.require_order()
     x, positions = numbers(2, length, DIM), torch.arange(length) * 3 + torch.arange(length) % 2
     order = torch.arange(length) * 4 % length
     for mask, permuted in ((Causal(), Pairs(order[:, None] >= order, 0, 0)), (NoMask(), NoMask())):
