@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import Positive, UsageError, Within, check_declared, check_sizes
@@ -325,7 +326,7 @@ def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bi
     return right + torch.where(n < exact, n, (exact + log.long()).clamp(max=buckets - 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lookup:
     """A learned number per bucket: offsets [...] -> [heads, ...]. Equal buckets are the same function.
 
@@ -336,7 +337,11 @@ class Lookup:
     entries: Tensor
 
     def __call__(self, offset: Tensor) -> Tensor:
-        bucket = self.bucket(offset)
+        return self.at(self.bucket(offset))
+
+    def at(self, bucket: Tensor) -> Tensor:
+        if bucket.is_cuda:  # there the gradient of index_select adds atomically
+            return F.embedding(bucket, self.entries.mT).movedim(-1, 0)
         return self.entries.index_select(1, bucket.flatten()).view(-1, *bucket.shape)
 
 

@@ -52,7 +52,8 @@ class KeyVectors(Term):
     def numbers_of(self, r: Scored, pairs: int) -> int:
         (heads, _, width), (batch, rows) = self.table.shape, (r.q.shape[0], r.q.shape[2])
         columns = batch * r.k.shape[2] * self.columns(r)
-        return heads * (width * pairs if rows * width <= self.columns(r) else columns)
+        few = r.contiguous and rows * width <= self.columns(r)  # else positions may differ between sequences
+        return heads * (width * pairs if few else columns)
 
     def dense(self, r: Scored, q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
         i, j = r.places()

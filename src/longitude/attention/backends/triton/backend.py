@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import lru_cache, reduce
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import Backend
@@ -62,9 +61,8 @@ def table_of(r: Request, term: OffsetBias) -> Tensor:
     """The bias by offset, [heads or 1, Lq + Lk - 1]. What no parameter decides is computed once for all layers of a forward."""
     where = gap_of(r), r.q.device
     match term.at:
-        case Lookup(bucket, entries):
-            # On a GPU the gradient of index_select adds atomically, that of embedding in order.
-            table = F.embedding(r.pairs.once(by_offset, bucket, *where), entries.mT).mT
+        case Lookup(bucket):
+            table = term.at.at(r.pairs.once(by_offset, bucket, *where))
         case FixedBias():
             table = r.pairs.once(by_offset, term.at, *where)
         case at:
