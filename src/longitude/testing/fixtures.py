@@ -78,6 +78,8 @@ class LayerStack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(build(seed, **options) for seed in range(layers))
         self.encoding: Composed = build.encodings(self.mixer) if encoding is None else compose(encoding)
+        if not self.mixer.bidirectional:
+            self.require_order()
         self.mask: Mask = NoMask() if self.encoding.reads_neighbors else Causal()
 
     @property

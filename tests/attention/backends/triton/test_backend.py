@@ -148,6 +148,7 @@ def test_blocks_of_every_chip():
                 blocks = launch.blocks_for(major, width, several)
                 assert len(blocks) == len(launch.KERNELS)
                 assert blocks[1].Q % blocks[1].K == 0, "diagonals are of squares"
+                assert max(max(block.Q, block.K) for block in blocks) <= launch.EDGE
     assert launch.blocks_for(12, 64) == launch.blocks_for(8, 64) and launch.blocks_for(13, 64) == launch.blocks_for(
         8, 64
     )
