@@ -16,8 +16,8 @@ from longitude.registry import options_of
 from longitude.testing.battery.models import require_same_offloaded
 from tests.support import close as near, in_pieces, parameter_gradients, refused, refused_calls
 
-REFUSED = dict.fromkeys(("sinusoidal", "learned", "abacus", "coupled"), "input") | {
-    "axial_rope": "2 axes",
+REFUSED = dict.fromkeys(("sinusoidal", "learned", "abacus", "coupled", "convolutional"), "input") | {
+    **dict.fromkeys(("axial_rope", "swin", "swin_v2"), "2 axes"),
     "mrope": "3 axes",
 }
 WORKING = [name for name in lg.list_encodings() if name not in REFUSED]

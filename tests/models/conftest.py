@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+import longitude as lg
 from longitude.models import LongitudeConfig, LongitudeForCausalLM, LongitudeModel
 
 VOCABULARY = 61
+OF_DECODERS = [name for name in lg.list_encodings() if name != "convolutional"]  # it reads tokens on both sides
 SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,

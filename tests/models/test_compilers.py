@@ -9,7 +9,7 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
-from tests.models.conftest import mixer_spec
+from tests.models.conftest import OF_DECODERS, mixer_spec
 from tests.support import close, parameter_gradients
 
 DYNAMIC = "attention chunks gated_deltanet latent mamba2 mamba3 performer retention window".split()
@@ -30,7 +30,7 @@ def _fresh():
 
 
 DECODING = [
-    *({"encoding": name} for name in lg.list_encodings()),
+    *({"encoding": name} for name in OF_DECODERS),
     *({"encoding": "auto", "mixer": mixer_spec(name)} for name in lg.list_mixers() if name not in BY_TOKENS),
 ]
 
@@ -55,7 +55,7 @@ def test_decoding_compiles(options, build, ids):
 @pytest.mark.timeout(900)  # a compiler of C++ on a busy machine
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor writes C++, and there is no compiler")
 @pytest.mark.filterwarnings("ignore:.torch._prims_common.check. is deprecated:FutureWarning")  # of torch's own diagonal
-@pytest.mark.parametrize("spec", lg.list_encodings())
+@pytest.mark.parametrize("spec", OF_DECODERS)
 def test_inductor(spec, build, ids):
     """torch's own backend: loss, gradients and a step of decoding are those of the eager model."""
     eager, x = build(spec), ids(2, 12)

@@ -13,11 +13,11 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
 from longitude.testing import fill
-from tests.models.conftest import mixer_spec
+from tests.models.conftest import OF_DECODERS, mixer_spec
 from tests.support import close, refused, refused_calls
 
 SPECS = [
-    *lg.list_encodings(),
+    *OF_DECODERS,
     ["rope", "fox"],
     {"name": "rope", "layout": "half", "base": 500_000.0, "rotary_dim": 2},
     [{"name": "alibi", "slopes": [1.0, 0.5, 0.25, 0.1]}, "t5"],

@@ -7,15 +7,14 @@ import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, EncoderDecoderCache
 
-import longitude as lg
 from longitude.attention.mixer import list_mixers
 from longitude.models import LongitudeForSeq2SeqLM
-from tests.models.conftest import mixer_spec
+from tests.models.conftest import OF_DECODERS, mixer_spec
 from tests.support import close as near, parameter_gradients, refused
 
 close = partial(near, atol=1e-10)
 
-SPECS = [*lg.list_encodings(), ["rope", "t5"]]
+SPECS = [*OF_DECODERS, ["rope", "t5"]]
 CAUSAL_ONLY = (
     "cope", "fox", "path", "path_fox", "xpos", "rerope", "leaky_rerope", "self_extend", "dual_chunk"
 )  # fmt: skip
