@@ -9,6 +9,8 @@ import torch
 import longitude as lg
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.chunked import BLOCK_BYTES
+from longitude.positions.base import ENCODINGS
+from longitude.registry import options_of
 from longitude.testing.fixtures import memory_of
 from tests.support import refused
 
@@ -79,6 +81,27 @@ def test_claimed_memory_is_measured_memory(case):
                 call = lambda name=verdict.backend: lg.attend(Q, K, V, **REQUESTS[case], backend=name)  # noqa: E731
                 used = memory_of(call).peak - output
                 assert 0.4 * verdict.memory - slack <= used <= 1.5 * verdict.memory + slack, (verdict, used / 2**20)
+
+
+@pytest.mark.parametrize(
+    ("name", "q", "keys", "positions"),
+    [
+        ("deberta", (4, 2, 1, 64), 512, torch.arange(512) + torch.arange(4)[:, None]),
+        ("swin", (1, 1, 512, 8), 512, torch.stack([torch.arange(512) // 30, torch.arange(512) % 30], -1)),
+    ],
+)
+def test_memory_of_terms_larger_than_the_scores(name, q, keys, positions):
+    """Few heads or few queries: most of it is what a term computes on the way to its bias."""
+    batch, heads, rows, dim = q
+    known = {"num_heads": heads, "head_dim": dim, "dim": 16, "sides": (30, 30)}
+    encoding = lg.encoding(name, **{option: known[option] for option in options_of(ENCODINGS[name]) if option in known})
+    k, q = torch.randn(batch, heads, keys, dim), torch.randn(q)
+    options = {"encoding": encoding, "mask": lg.NoMask(), "k_positions": positions}
+    options["q_positions"] = positions[:, -1:] if rows == 1 else positions
+    [claim] = [verdict.memory for verdict in lg.explain(q, k, k, **options) if verdict.backend == "reference"]
+    with torch.no_grad():
+        used = memory_of(lambda: lg.attend(q, k, k, **options, backend="reference")).peak
+    assert 0.4 * claim <= used <= 1.5 * claim + 2**20 and claim > 8 * q.shape[:3].numel() * keys, (claim, used)
 
 
 def test_a_call_that_no_kernel_takes_stays_in_the_memory_of_a_block():
