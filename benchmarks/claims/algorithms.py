@@ -8,13 +8,13 @@ from claims.evidence import Measured
 from claims.statements import accuracy_above, accuracy_below, more_accurate, token_time
 from longitude.study.answers import SOLVED
 
-copy, randomized, recall = (partial(Measured, study) for study in ("copy", "copy-randomized", "recall"))
+copy, randomized, recall = (partial(Measured, study) for study in ("copy-6", "copy-6-randomized", "recall"))
 flip_flop, flip_flop_long = partial(Measured, "flip-flop-1"), partial(Measured, "flip-flop-long")
 parity, parity_of_two = partial(Measured, "parity-1"), partial(Measured, "parity-2")
 addition = partial(Measured, "addition")
 TWICE = 10
 """Digits of numbers, twice the most of training; the papers test to five times and more."""
-LONGER = 18
+LONGER = 9
 """One and a half times the longest trained word: the middle of what the paper tests, up to twice."""
 RECURRENCES = ("mamba2", "rwkv6", "retention")
 CONSTANT = 1.25
@@ -38,9 +38,8 @@ register(
         link="https://arxiv.org/abs/2305.19466",
         protocol="There: ten tasks, 107 million parameters, 12 layers, 40,000 steps, lengths to 20, tested to 40. "
         "Mean reciprocal rank is 0.69 without an encoding, 0.55 T5, 0.50 ALiBi, 0.33 RoPE, 0.22 sinusoids. Here: one "
-        f"task (copying), 2 layers of width 64, words of up to 12 letters, judged at {LONGER}: whole words right. A "
-        "model without an encoding does not learn it.",
-        costs="6,000 steps with words of 6 letters: 60 processor minutes.",
+        f"task (copying), 2 layers of width 64, 6,000 steps, words of up to 6 letters, judged at {LONGER}: whole words right. "
+        "Of words of 6 letters NoPE has 84% right, the others 98% and more.",
     )
 )
 register(
@@ -61,9 +60,11 @@ register(
         source="Ruoss et al. 2023, Randomized Positional Encodings Boost Length Generalization of Transformers",
         link="https://arxiv.org/abs/2305.16843",
         protocol="There: 15 tasks, encoders, lengths to 40 with positions to 2,048, tested to 500; 12 points more "
-        "on average. Here: copying by a decoder, words of up to 12 letters with positions to 128, judged at "
-        f"{LONGER}: whole words right. With so few steps a range of positions ten times as long is not learned.",
-        costs="6,000 steps with words of 6 letters: 60 processor minutes.",
+        "on average. Here: copying by a decoder, 6,000 steps, words of up to 6 letters with positions to 64, judged at "
+        f"{LONGER}: whole words right. Of words of 6 letters sinusoids, RoPE and ALiBi have 1%, 42% and 40% with randomized "
+        "positions, and 98% and more without. Varied: the T5 bias, which learns them with 92%.",
+        costs="It cannot be judged at this size: 6,000 steps do not teach the trained words. How many would is not known.",
+        varied=(more_accurate(*(study("t5:max_distance=32", LONGER) for study in (randomized, copy))),),
     )
 )
 register(

@@ -203,7 +203,7 @@ register(
                 a=tuple(loss_below(base("rope:base=16", length), base("rope", length)) for length in LENGTHS),
             ),
             Clause(
-                "and with every base that was tried, 16 to 500,000, its loss rises.",
+                "and with every base that was tried, 16 to 500,000, its loss rises at 4 times the length.",
                 a=tuple(
                     rises(base(label, 512), at=128, method=None)
                     for label in (*(f"rope:base={value}" for value in (16, 72, 500, 500_000)), "rope")

@@ -46,7 +46,8 @@ and more: they show that an encoding breaks, and cannot rank large models. The l
 *Does not get worse* need not mean that the length is used: a model that sees 63 bytes does not get worse, too.
 2a is judged in sliding windows at twice the length, which was decided after its rows were known.
 `make verdicts ARGS="--only 2a"` prints the planned statement, too.
-*Published* says whether our signs agree with published numbers, of up to 30 billion parameters, where we found some.
+*Published* says whether our signs agree with published numbers, of up to 30 billion parameters, where we found some. At B most
+pairs have three of five planned seeds.
 
 `make verdicts` prints every statement, from [committed results](../benchmarks/results/claims), in a minute.
 `make verdicts ARGS="runs/claims --run --only 2a"` trains and judges one claim again. `make docs` builds a page for each claim,

@@ -121,25 +121,34 @@ def limits(r: Request) -> str | None:
         return "it needs positions that count up by one; pass one int p for p, p+1, p+2, ..."
     if (why := refusal(r)) is not None:
         return why
-    return None if torch.compiler.is_compiling() else of_chip(r)
+    return of_chip(r)
 
 
 def of_chip(r: Request) -> str | None:
-    """Why this GPU does not run a request; None if it does, or if there is no GPU to ask."""
-    if not r.q.is_cuda or needs_operator(r.q, r.k, r.v):  # traced, or without memory: there is no chip to ask
+    """Why this GPU does not run a request; None if it does, or if there is no GPU to ask. A compiled call tries no kernel."""
+    compiling = torch.compiler.is_compiling()
+    if not r.q.is_cuda or (needs_operator(r.q, r.k, r.v) and not compiling):  # traced, or without memory: no chip to ask
         return None
     device = r.q.device
-    if torch.version.hip is not None:
-        return "it is written for CUDA, and was never tried on ROCm"
-    if (capability := torch.cuda.get_device_capability(device)) < OLDEST:
-        need, got = (".".join(map(str, of)) for of in (OLDEST, capability))
-        return f"it needs compute capability {need}, this GPU has {got}"
+    if (why := of_device(device)) is not None or compiling:
+        return why
     kinds = {type(term) for term in r.terms}
     function = normalized(r)
     pieces = 0 if function is None else len(function.b1) + 1
     widths = r.q.shape[3], r.v.shape[3]
     added = OffsetBias in kinds, Drift in kinds, pieces, len(r.learned) > 0
     return _not_compiled(device, r.q.dtype, widths, added)
+
+
+@torch.compiler.assume_constant_result  # a graph is compiled for one device, whose properties dynamo cannot trace
+def of_device(device: torch.device) -> str | None:
+    """Why the kernels are not written for a GPU."""
+    if torch.version.hip is not None:
+        return "it is written for CUDA, and was never tried on ROCm"
+    if (capability := torch.cuda.get_device_capability(device)) < OLDEST:
+        need, got = (".".join(map(str, of)) for of in (OLDEST, capability))
+        return f"it needs compute capability {need}, this GPU has {got}"
+    return None
 
 
 @lru_cache
