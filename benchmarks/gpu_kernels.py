@@ -129,8 +129,8 @@ def rows(chips: list[int], widths: list[int], adds: list[str]) -> Iterator[dict[
 
 def rotation(chip: int, width: int, half: bool) -> dict[str, Any]:
     """The same of the kernel that rotates queries and keys; a quarter of each head stays."""
-    fixed = {"T": rotate.TOKENS, "H": rotate.HEADS, "PAIRS": width // 2, "HALF": half}
-    fixed |= {"Q_REST": width // 4, "K_REST": width // 4}
+    fixed = {"T": rotate.TOKENS, "H": rotate.HEADS, "PAIRS": launch.wide(width) // 2, "HALF": half}
+    fixed |= {"Q_REST": launch.wide(width) // 4, "K_REST": launch.wide(width) // 4}
     types = dict.fromkeys(("q", "k", "q_out", "k_out"), "*bf16") | {"cos": "*fp32", "sin": "*fp32"}
     names = rotate.kernel.arg_names
     signature = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in names}

@@ -122,6 +122,17 @@ def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch):
     backend._not_compiled.cache_clear()
 
 
+def test_a_chip_that_is_too_old_is_refused_in_compiled_calls(monkeypatch):
+    """Dynamo has to know the answer, without a break of the graph."""
+    chip = Chip(monkeypatch, capability=(7, 5))
+    assert "8.0" in (why := ask(chip)) and "7.5" in why
+    doubled = torch.compile(lambda x: x * 2 if backend.of_device(x.device) else x, fullgraph=True, backend="eager")
+    torch.testing.assert_close(doubled(torch.ones(3)), torch.full((3,), 2.0))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(backend, "needs_operator", lambda *tensors: True)
+    assert ask(chip) == why
+
+
 @pytest.mark.parametrize(
     ("dtype", "width", "length", "chosen"),
     [
