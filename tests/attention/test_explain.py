@@ -68,8 +68,7 @@ def test_calls_of_regions_are_counted(capsys):
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "case",
-    ["plain", "fixed bias", "vectors", *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)],
+    "case", ["plain", "fixed bias", "vectors", *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)]
 )
 def test_claimed_memory_is_measured_memory(case):
     """At most 1.5 times the claim, and at least 0.4 of it: above inputs and output, give or take one MiB."""

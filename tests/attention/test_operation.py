@@ -188,11 +188,7 @@ REFUSED = {
     "short context": ((Q, Q, Q), SHORT, ("[2, heads, 5, ...]", "[2, 4, 3]")),
     "fraction": ((Q, Q, Q), {"k_positions": 0.5}, ("k_positions", "0.5")),
     "keys not given": ((Q2, Q, Q), {"q_positions": torch.tensor([3, 4])}, ("k_positions", "2", "[3, 4]", "5")),
-    "queries not given": (
-        (Q, Q2, Q2),
-        {"k_positions": torch.tensor([3, 4])},
-        ("q_positions", "5", "2"),
-    ),
+    "queries not given": ((Q, Q2, Q2), {"k_positions": torch.tensor([3, 4])}, ("q_positions", "5", "2")),
 }
 
 

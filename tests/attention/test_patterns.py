@@ -19,10 +19,7 @@ def layer(encoding=None) -> lg.MultiHeadAttention:
 
 
 PREFIXES = (Prefix(6), Prefix(torch.tensor([6, 2])))
-CAUSAL = (
-    (lg.Window(3) | Global([0, 4])) & lg.Causal(),
-    lg.Causal() & Chunks(4),
-)
+CAUSAL = ((lg.Window(3) | Global([0, 4])) & lg.Causal(), lg.Causal() & Chunks(4))
 
 
 @pytest.mark.parametrize(

@@ -151,10 +151,7 @@ SHORT = {
     mixers: LENGTHS,
 }
 """Laws that the quick tier tries on short sequences: chunks of 5 and 16 tokens, and windows, end within these."""
-WIDE = {
-    "random_calls": [{"draws": range(3, 203)}],
-    **{law: [{"kinds": None}] for law in ("dropout", "autograd_graph")},
-}
+WIDE = {"random_calls": [{"draws": range(3, 203)}], **{law: [{"kinds": None}] for law in ("dropout", "autograd_graph")}}
 TRACED = ("compile", "export", "compiled_training", "compiled_transforms")
 """What traces takes seconds: slow for all, as is NaN in documents, in every form on every backend."""
 IN_TURNS = (

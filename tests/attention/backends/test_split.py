@@ -43,8 +43,7 @@ def test_nothing_is_ever_quadratic(case, encoding):
 
 @needs_c
 @pytest.mark.parametrize(
-    ("mask", "chosen"),
-    [(Band(9, 9), "table"), (Prefix(9), "split"), (lg.Window(9) | Global([0]), "split")],
+    ("mask", "chosen"), [(Band(9, 9), "table"), (Prefix(9), "split"), (lg.Window(9) | Global([0]), "split")]
 )
 def test_auto_takes_the_route_that_skips(mask, chosen):
     q = torch.randn(1, 2, 200, 8)
@@ -78,10 +77,7 @@ def test_regions_hold_no_more_than_the_mask(monkeypatch):
 
         monkeypatch.setitem(BACKENDS, backend, replace(kept, run=run, partial=run if kept.partial else None))
     q = torch.randn(1, 1, LONG, 8)
-    for mask, most in (
-        (Band(16, 16) | Global([0, 7]), LONG * (33 + 2 + 2)),
-        (Prefix(64), LONG * LONG + 64 * 64),
-    ):
+    for mask, most in ((Band(16, 16) | Global([0, 7]), LONG * (33 + 2 + 2)), (Prefix(64), LONG * LONG + 64 * 64)):
         pairs.clear()
         lg.attend(q, q, q, mask=mask, backend="split")
         assert 0 < sum(pairs) <= most

@@ -81,9 +81,5 @@ def after_45_tokens(batch: int = 3, **other):
 
 
 test_refusals = refused_calls(
-    [
-        (after_45_tokens(window=6), "cache"),
-        (after_45_tokens(2), "cache"),
-        (after_45_tokens(encoding="bias"), "cache"),
-    ]
+    [(after_45_tokens(window=6), "cache"), (after_45_tokens(2), "cache"), (after_45_tokens(encoding="bias"), "cache")]
 )

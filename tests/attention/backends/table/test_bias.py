@@ -6,13 +6,7 @@ import pytest
 import torch
 
 import longitude as lg
-from tests.attention.backends.table.written_out import (
-    CAUSAL,
-    compare,
-    narrowed,
-    ours,
-    tensors,
-)
+from tests.attention.backends.table.written_out import CAUSAL, compare, narrowed, ours, tensors
 from tests.support import close, needs_c, random
 
 pytestmark = needs_c

@@ -10,16 +10,7 @@ import torch.nn.functional as F
 from longitude.attention.backends.operators import Inputs
 from longitude.attention.backends.table import backend as toeplitz
 from longitude.attention.backends.table.band import Limits, Terms
-from tests.attention.backends.table.written_out import (
-    CAUSAL,
-    EACH,
-    KINDS,
-    compare,
-    distance,
-    named,
-    narrowed,
-    tensors,
-)
+from tests.attention.backends.table.written_out import CAUSAL, EACH, KINDS, compare, distance, named, narrowed, tensors
 from tests.support import needs_c
 
 pytestmark = needs_c

@@ -86,10 +86,7 @@ def test_another_stream_has_its_own(monkeypatch):
 
 def test_no_number_is_read_by_the_host():
     """On a device without memory every read raises: chunks, a window, a prefix."""
-    for mask in (
-        lg.Window(3) & lg.Chunks(4),
-        lg.Chunks(5) & Prefix(3),
-    ):
+    for mask in (lg.Window(3) & lg.Chunks(4), lg.Chunks(5) & Prefix(3)):
         q, k = torch.zeros(2, 1, 7, 1, device="meta"), torch.zeros(2, 1, 12, 1, device="meta")
         r = Request(q, k, k, (), mask, 5, 0, 1.0, q_order=5)
         assert refusal(r) is None

@@ -100,10 +100,7 @@ def fire_with_ends(rows, keys, *, future=False, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rows", "keys", "future"),
-    [(37, 37, False), (33, 95, False), (40, 40, True), (1, 50, False)],
-)
+@pytest.mark.parametrize(("rows", "keys", "future"), [(37, 37, False), (33, 95, False), (40, 40, True), (1, 50, False)])
 def test_ends_of_pieces(rows, keys, future):
     """Several in a block, none, and more queries in front of the keys than behind; all gradients."""
     r, wanted = fire_with_ends(rows, keys, future=future, dv=24)
