@@ -110,8 +110,3 @@ def test_a_call_that_no_kernel_takes_stays_in_the_memory_of_a_block():
     assert chosen.memory <= BLOCK_BYTES
     small = q[:, :, :128], k[:, :, :128], v[:, :, :128]
     assert [each.backend for each in lg.explain(*small, **options) if each.chosen] == ["reference"]
-
-
-def test_an_argument_that_attend_does_not_have():
-    with refused("'masks'", "'mask'"):
-        lg.explain(Q, K, V, masks=lg.Causal())

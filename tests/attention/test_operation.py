@@ -1,6 +1,7 @@
 """attend() from outside: against torch's own attention, by hand, and its every refusal."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS, chunked
-from tests.support import GENERAL, built, close, gradients, heads, random, refused
+from tests.support import GENERAL, built, close, gradients, heads, random, refused, refused_calls
 
 
 def qkv(rows, keys, kv_heads=4, dtype=torch.float64):
@@ -168,39 +169,47 @@ def test_a_softcap_in_blocks_is_that_of_the_whole(mask, monkeypatch):
 # ---- refusals --------------------------------------------------------------------------------------------------------
 Q = torch.randn(2, 4, 5, 8)
 Q2 = Q[:, :, :2]
+PAIR = torch.tensor([3, 4])
+MASKS = [torch.ones(*shape, dtype=torch.bool) for shape in ((5, 4), (2, 4, 5, 5), (3, 1, 5, 5))]
+MASKS += [torch.ones(5, 5, dtype=torch.long), random(5, 5)]
+SEQLENS = [None, *map(torch.tensor, ([1, 5], [0, 5, 3], [0], [[0, 5]], [0.0, 5.0]))]
 SHORT = {"encoding": lg.FoX(16, 4), "context": {"forgotten": torch.zeros(2, 4, 3)}}
-REFUSED = {
-    "no list": ((Q.tolist(), Q, Q), {}, ("q", "list")),
-    "no heads": ((Q[:, 0], Q, Q), {}, ("q", "[2, 5, 8]")),
-    "integers": ((Q.long(), Q, Q), {}, ("q", "torch.int64")),
-    "heads": ((Q[:, :3], Q[:, :2], Q[:, :2]), {}, ("3", "2")),
-    "widths": ((Q, Q[..., 1:], Q), {}, ("[2, 4, 5, 8]", "[2, 4, 5, 7]")),
-    "dtypes": ((Q, Q.double(), Q), {}, ("torch.float32", "torch.float64")),
-    "devices": ((Q, Q.to("meta"), Q), {}, ("meta",)),
-    "lengths": ((Q, Q, Q[:, :, :4]), {}, ("[2, 4, 5, 8]", "[2, 4, 4, 8]")),
-    "empty": ((Q[:, :, :0], Q, Q), {}, ("[2, 4, 0, 8]",)),
-    "scale": ((Q, Q, Q), {"scale": "big"}, ("scale", "None", "head_dim", "-0.5")),
-    "dropout": ((Q, Q, Q), {"dropout": 1.0}, ("dropout", "1.0")),
-    "softcap": ((Q, Q, Q), {"softcap": 0.0}, ("softcap", "0.0")),
-    "backend": ((Q, Q, Q), {"backend": "tabel"}, ("'tabel'", "'table'", "lg.explain")),
-    "encoding head_dim": ((Q, Q, Q), {"encoding": lg.Shaw(16)}, ("head_dim=16", "8", "Shaw")),
-    "no context": ((Q, Q, Q), {"encoding": lg.FoX(16, 4)}, ("'forgotten'", "context=encoding.context", "[0]")),
-    "short context": ((Q, Q, Q), SHORT, ("[2, heads, 5, ...]", "[2, 4, 3]")),
-    "fraction": ((Q, Q, Q), {"k_positions": 0.5}, ("k_positions", "0.5")),
-    "keys not given": ((Q2, Q, Q), {"q_positions": torch.tensor([3, 4])}, ("k_positions", "2", "[3, 4]", "5")),
-    "queries not given": ((Q, Q2, Q2), {"k_positions": torch.tensor([3, 4])}, ("q_positions", "5", "2")),
-}
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case):
-    tensors, options, words = REFUSED[case]
-    with refused(*words):
-        lg.attend(*tensors, **options)
+def calling(q=Q, k=Q, v=Q, **options):
+    return lambda: lg.attend(q, k, v, **options)
 
 
-@torch.no_grad()
-def test_a_remembered_choice_is_of_the_same_dropout():
-    q, k, v = (torch.randn(1, 4, 37, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
-    plain = lg.attend(q, k, v, encoding=lg.ALiBi(num_heads=4))
-    assert not torch.allclose(lg.attend(q, k, v, encoding=lg.ALiBi(num_heads=4), dropout=0.5), plain)
+test_refusals = refused_calls(
+    [
+        (calling(Q.tolist()), "q", "list"),
+        (calling(Q[:, 0]), "q", "[2, 5, 8]"),
+        (calling(Q.long()), "q", "torch.int64"),
+        (calling(Q[:, :3], Q[:, :2], Q[:, :2]), "3", "2"),
+        (calling(k=Q[..., 1:]), "[2, 4, 5, 8]", "[2, 4, 5, 7]"),
+        (calling(k=Q.double()), "torch.float32", "torch.float64"),
+        (calling(k=Q.to("meta")), "meta"),
+        (calling(v=Q[:, :, :4]), "[2, 4, 5, 8]", "[2, 4, 4, 8]"),
+        (calling(Q[:, :, :0]), "[2, 4, 0, 8]"),
+        (calling(scale="big"), "scale", "None", "head_dim", "-0.5"),
+        (calling(dropout=1.0), "dropout", "1.0"),
+        (calling(softcap=0.0), "softcap", "0.0"),
+        (calling(backend="tabel"), "'tabel'", "'table'", "lg.explain"),
+        (calling(encoding=lg.Shaw(16)), "head_dim=16", "8", "Shaw"),
+        (calling(encoding=lg.FoX(16, 4)), "'forgotten'", "context=encoding.context", "[0]"),
+        (calling(**SHORT), "[2, heads, 5, ...]", "[2, 4, 3]"),
+        (calling(k_positions=0.5), "k_positions", "0.5"),
+        (calling(Q2, q_positions=PAIR), "k_positions", "2", "[3, 4]", "5"),
+        (calling(Q, Q2, Q2, k_positions=PAIR), "q_positions", "5", "2"),
+        (lambda: lg.explain(Q, Q, Q, masks=lg.Causal()), "'masks'", "'mask'"),
+        # names of encodings whose options cannot be read off the heads
+        (calling(encoding="rope"), "'rope'", "'layout'", "lg.encoding"),
+        (calling(encoding="fox"), "'dim'"),
+        (calling(encoding="t5"), "T5Bias"),
+        (calling(encoding="alibi+kerple_log"), "Kerple"),
+        (calling(encoding="alibee"), "'alibi'"),
+        # no mask is read by a part of its shape, nor are numbers taken for truth
+        *((calling(mask=mask), "mask", str([*mask.shape])) for mask in MASKS),
+        *((partial(lg.Documents.from_cu_seqlens, x), "integers", "cu_seqlens", "0") for x in SEQLENS),
+    ]
+)
