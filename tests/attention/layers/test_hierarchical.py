@@ -1,6 +1,7 @@
 """Hierarchical attention equals its definition, computed here query by query, and full attention where it must."""
 
 import math
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -171,7 +172,52 @@ def test_positions_move_together(name: str) -> None:
     close(hierarchical(*inputs, positions=with_gap + 11, **options), gaps)
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
+# ---- the state of a layer --------------------------------------------------------------------------------------------
+def layer(encoding: str = "rotation", window: int = 5) -> HierarchicalAttention:
+    made = HierarchicalAttention(HEADS * DIM, HEADS, KV_HEADS, window=window, encoding=ENCODINGS[encoding]())
+    return fill(made.double(), std=0.3)
+
+
+def tokens(batch: int = 3) -> Tensor:
+    return random(batch, 45, HEADS * DIM)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk"), [("rotation", 1), ("rotation", 4), ("learned bias", 2), ("learned bias", 32)]
+)
+@torch.no_grad()
+def test_calls_with_documents(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents that end in different calls, padding within one, and rows with different numbers of tokens before."""
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    mixer, x, documents = layer(name), tokens(), torch.zeros(3, 45, dtype=torch.long)
+    documents[0, 25:], documents[1, 3:5], documents[1, 24:], documents[2, :14] = 1, -1, 1, -1
+    cache = mixer.cache_layer()
+    calls = pairwise((0, 13, 30, 31, 43, 44, 45))
+    outs = [mixer(x[:, a:b], cache=cache, documents=documents[:, :b]) for a, b in calls]
+    close(torch.cat(outs, 1), mixer(x, documents=documents), atol=1e-10)
+    assert cache.state.blocks.keys.shape[2] <= math.log2(45 / chunk) + 1  # the digits of a binary counter
+    whole = mixer.cache_layer()
+    mixer(x[:, :40], cache=whole, documents=documents[:, :40])
+    close(mixer(x[:, 40:], cache=whole, documents=documents), mixer(x, documents=documents)[:, 40:], atol=1e-10)
+
+
+def test_the_gate_opens_to_the_window() -> None:
+    """sigmoid(2) of a new layer's output is of the window."""
+    assert HierarchicalAttention(HEADS * DIM, HEADS).gate_bias.tolist() == [2.0] * HEADS
+
+
+def after_45_tokens(batch: int = 3, **other):
+    """A call of another layer, or of another batch, with the cache of a layer."""
+
+    def call() -> None:
+        mixer = layer()
+        cache = mixer.cache_layer()
+        mixer(tokens(), cache=cache)
+        layer(**other)(tokens(batch), cache=cache)
+
+    return call
+
+
 class Mirror(lg.Encoding):
     def keys(self, k: Tensor, prepared: object) -> Tensor:
         return k.flip(-1)
@@ -189,4 +235,5 @@ test_refusals = refused_calls(
             (Mirror, "RotaryTable"),
         )
     ]
+    + [(after_45_tokens(**other), "cache") for other in ({"window": 6}, {"batch": 2}, {"encoding": "learned bias"})]
 )

@@ -9,21 +9,18 @@ from torch import nn
 import longitude as lg
 from longitude import testing
 from longitude.attention.layers.latent import LatentAttention
-from longitude.positions.base import resolved
 from longitude.testing import mixers
-from tests.support import LargestTensor, close, random, refused_calls
+from tests.support import LargestTensor, built, close, random, refused_calls
 
 DIM, HEADS, ROPE = 32, 4, 4
+KNOWN = {"num_heads": HEADS, "head_dim": ROPE, "dim": DIM}
 SIZES = {"kv_rank": 10, "nope_dim": 6, "rope_dim": ROPE, "value_dim": 5}
 
 
 def make(encoding: Any = "rope", seed=3, **options) -> LatentAttention:
     """With encodings by name at its own sizes, or as given."""
+    encoding = built(encoding, KNOWN) if isinstance(encoding, str) else encoding
     torch.manual_seed(seed)
-    if isinstance(encoding, str):
-        encoding = lg.encoding(
-            encoding, **resolved(encoding, {}, num_heads=HEADS, head_dim=ROPE, dim=DIM, layout="half")
-        )
     layer = LatentAttention(DIM, HEADS, encoding, **{**SIZES, "q_rank": 12, **options}).double()
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.4)

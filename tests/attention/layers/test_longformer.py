@@ -66,13 +66,9 @@ def test_equals_transformers(case, length, exact):
         state[b, [place for place in chosen[b] if place < length - padding[b]]] = 10000.0
         state[b, length - padding[b] :] = -10000.0
     x = tokens(length).requires_grad_()
-    expected = theirs(
-        torch.nn.functional.pad(x, (0, 0, 0, wide - length)),
-        attention_mask=state,
-        is_index_masked=state < 0,
-        is_index_global_attn=state > 0,
-        is_global_attn=bool((state > 0).any()),
-    )[0][:, :length]
+    flags = {"is_index_masked": state < 0, "is_index_global_attn": state > 0, "is_global_attn": bool((state > 0).any())}
+    padded = torch.nn.functional.pad(x, (0, 0, 0, wide - length))
+    expected = theirs(padded, attention_mask=state, **flags)[0][:, :length]
     state = state[:, :length]
     out = ours(x, tokens=state > 0, documents=-(state < 0).long())
     close(out, expected, atol=1e-11)
@@ -80,12 +76,8 @@ def test_equals_transformers(case, length, exact):
     mine = [x, *(getattr(ours, f"{g}{n}_proj").weight for g in ("", "global_") for n in "qkv")]
     names = ("query", "key", "value")
     other = [x, *(getattr(theirs, f"{name}{g}").weight for g in ("", "_global") for name in names)]
-    got, wanted = (
-        torch.autograd.grad(y, of, direction, allow_unused=True, materialize_grads=True)
-        for y, of in ((out, mine), (expected, other))
-    )
-    for a, b in zip(got, wanted, strict=True):
-        close(a, b, atol=1e-10)
+    zeros = {"allow_unused": True, "materialize_grads": True}
+    close(*(torch.autograd.grad(y, of, direction, **zeros) for y, of in ((out, mine), (expected, other))), atol=1e-10)
 
 
 # ---- a mask -------------------------------------------------------------------------------------------------------------
@@ -135,11 +127,8 @@ def test_a_run_is_a_document():
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------------
-NINE = tokens(9)
-
-
-def calling(x=NINE, **options):
-    return lambda: layer()(x, **options)
+def calling(**options):
+    return lambda: layer()(tokens(9), **options)
 
 
 test_refusals = refused_calls(

@@ -94,9 +94,7 @@ def test_every_mixer_that_takes_a_part_has_it(part):
     assert len(takers) > 3
     for each in takers:
         having, plain = each(**part), each()
-        plain.load_state_dict(
-            {name: value for name, value in having.state_dict().items() if name in plain.state_dict()}
-        )
+        plain.load_state_dict({name: having.state_dict()[name] for name in plain.state_dict()})
         x = random(2, 11, having.dim, seed=1)
         assert (having(x) - plain(x)).abs().max() > 1e-3, each.name
 
@@ -138,8 +136,7 @@ def test_exclusive_attention_by_hand(encoding):
     want = attention.o_proj(z.transpose(1, 2).flatten(2) * attention.gate_proj(x).sigmoid())
     close(attention(x), want)
     parameters = [*attention.parameters()]
-    for got, expected in zip(*(gradients(out, parameters) for out in (attention(x), want)), strict=True):
-        close(got, expected)
+    close(*(gradients(out, parameters) for out in (attention(x), want)))
 
 
 @torch.no_grad()
@@ -159,7 +156,7 @@ def test_tails_of_convolutions_move_with_their_cache():
         attention(x, cache=plain)
 
 
-RUNS = torch.zeros(2, 11, dtype=torch.long)
+RUNS = lg.Documents(torch.zeros(2, 11, dtype=torch.long))
 GATED = lg.MultiHeadAttention(16, 4, encoding=lg.FoX(16, 4))
 test_refusals = refused_calls(
     [
@@ -172,14 +169,9 @@ test_refusals = refused_calls(
         (lambda: layer(softcap=-1.0), "softcap", "-1.0"),
         (lambda: lg.mixer("latent", dim=16, num_heads=4, short_conv="qkv"), "'qkv'", "'input'", "'output'"),
         (lambda: convolving("input")(tokens(), mask=lg.NoMask()), "mask", "short_conv", "NoMask"),
-        (
-            lambda: convolving("input")(tokens(), mask=lg.Causal() & lg.Documents(RUNS)),
-            "mask",
-            "short_conv",
-            "documents=",
-        ),
+        (lambda: convolving("input")(tokens(), mask=lg.Causal() & RUNS), "mask", "short_conv", "documents="),
         # the encoding's context would not know of documents in the mask alone
-        (lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)), "padding", "documents"),
+        (lambda: GATED(tokens().float(), mask=RUNS), "padding", "documents"),
     ]
 )
 

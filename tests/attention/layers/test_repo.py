@@ -25,12 +25,8 @@ def by_pairs(own, x, pair):
         scores = 0
         for number, (a, b) in enumerate(pair):
             turn = torch.exp(1j * 100.0 ** -(number / 2) * (z[:, None, of] - z[None, :, of]))
-            scores = (
-                scores
-                + (
-                    torch.complex(q[h][:, a], q[h][:, b])[:, None] * turn * torch.complex(k[of][:, a], -k[of][:, b])
-                ).real
-            )
+            query, key = torch.complex(q[h][:, a], q[h][:, b]), torch.complex(k[of][:, a], -k[of][:, b])
+            scores = scores + (query[:, None] * turn * key).real
         seen = torch.ones(len(x), len(x)).tril().bool()
         out.append((0.5 * scores).masked_fill(~seen, -torch.inf).softmax(-1) @ v[of])
     return own.o_proj(torch.cat(out, -1))
@@ -42,10 +38,7 @@ def test_it_is_the_formula_pair_by_pair_with_its_gradients():
         own, x = layer(kv_heads, layout=layout, base=100.0), random(1, LENGTH, DIM)
         got, want = own(x), by_pairs(own, x[0], pair)[None]
         close(got, want)
-        for mine, other in zip(
-            *(torch.autograd.grad(y.square().sum(), [*own.parameters()]) for y in (got, want)), strict=True
-        ):
-            close(mine, other, 1e-10)
+        close(*(torch.autograd.grad(y.square().sum(), [*own.parameters()]) for y in (got, want)), 1e-10)
 
 
 def test_equal_positions_are_no_positions():

@@ -5,7 +5,7 @@ import torch
 
 import longitude as lg
 from longitude.testing.fixtures import small_blocks
-from tests.support import by_head, close, from_fla, random, refused
+from tests.support import by_head, close, from_fla, random, refused_calls
 
 
 def qkv(length=37, heads=4, kv_heads=2, width=8, values=5, seed=0, **options):
@@ -29,8 +29,7 @@ def test_it_is_the_authors_formula(options):
     with small_blocks(11, 2, 37):
         got = lg.stick_breaking(*given, **options)
         ours = torch.autograd.grad(got, given, directions)
-    for mine, other in zip((*got, *ours), (*want, *torch.autograd.grad(want, given, directions)), strict=True):
-        close(mine, other, 1e-12)
+    close((*got, *ours), (*want, *torch.autograd.grad(want, given, directions)), 1e-12)
 
 
 def test_weights_and_what_is_left_over_are_one():
@@ -67,8 +66,7 @@ def test_documents_and_windows_are_sticks_of_their_own():
     ids = torch.tensor([[0] * 15 + [1] * 22])
     packed = lg.stick_breaking(q, k, v, mask=lg.Causal() & lg.Documents(ids))
     for own in (slice(0, 15), slice(15, 37)):
-        for got, want in zip(packed, lg.stick_breaking(*(x[:, :, own] for x in (q, k, v))), strict=True):
-            close(got[:, :, own], want)
+        close([x[:, :, own] for x in packed], [*lg.stick_breaking(*(x[:, :, own] for x in (q, k, v)))])
     near, last = lg.stick_breaking(q, k, v, mask=lg.Window(5))[0][:, :, -1:], slice(32, 37)
     close(near, lg.stick_breaking(q[:, :, -1:], k[:, :, last], v[:, :, last])[0])
 
@@ -80,13 +78,10 @@ def test_the_mixer_is_the_function_of_its_projections():
     close(plain(x), plain.o_proj(out.transpose(1, 2).flatten(2)))
 
 
-@pytest.mark.parametrize(
-    ("call", "fields"),
+Q, K, V = qkv()
+test_refusals = refused_calls(
     [
-        (lambda q, k, v: lg.stick_breaking(q, k[:, :, :5], v[:, :, :5]), {"what": "stick_breaking"}),
-        (lambda q, k, v: lg.stick_breaking(q, k, v, mask=lg.NoMask()), {"got": "NoMask"}),
-    ],
-)  # fmt: skip
-def test_refused(call, fields):
-    with refused(**fields):
-        call(*qkv())
+        (lambda: lg.stick_breaking(Q, K[:, :, :5], V[:, :, :5]), "stick_breaking"),
+        (lambda: lg.stick_breaking(Q, K, V, mask=lg.NoMask()), "NoMask"),
+    ]
+)

@@ -23,16 +23,6 @@ def layer(encoding="rope", size: int = 5) -> WindowAttention:
     return WindowAttention(DIM, HEADS, 2, encoding, size=size).double().eval()
 
 
-def decoded(attention, x, cuts, cache):
-    outs, seen = [], 0
-    for chunk in x.split(cuts, 1):
-        outs.append(attention(chunk, cache=cache))
-        seen += chunk.shape[1]
-        assert cache.get_seq_length() == seen
-        assert cache.held <= max(1, attention.size - 1)
-    return torch.cat(outs, 1)
-
-
 # ---- what it computes -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("size", [5, 1])
 def test_equals_full_attention_under_the_mask(size):
@@ -66,8 +56,13 @@ def test_raw_keys_are_rotated_by_their_positions():
     """Where tables follow each query's length, the cache keeps keys as they came, and the positions of those that are left."""
     rotary = lg.Rotary(DIM // HEADS, "half", scaling=lg.scaling.DynamicNTK(2.0, 8, follow="row"))
     assert not rotary.stable_keys
-    attention = layer(rotary, 4)
-    close(decoded(attention, X, (9, 1, 1, 5, 1, 6), attention.cache_layer()), attention(X))
+    attention, outs, seen = layer(rotary, 4), [], 0
+    cache = attention.cache_layer()
+    for chunk in X.split((9, 1, 1, 5, 1, 6), 1):
+        outs.append(attention(chunk, cache=cache))
+        seen += chunk.shape[1]
+        assert cache.get_seq_length() == seen and cache.held <= 3
+    close(torch.cat(outs, 1), attention(X))
 
 
 @torch.no_grad()
