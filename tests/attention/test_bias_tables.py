@@ -26,18 +26,10 @@ LEARNED = {
 RANGES = [(0, 0), (1, 0), (6, -6), (100, 0), (127, 1), (128, 0), (-3, -9), (5000, 4990), (0, -700), (2**40, 2**40 - 5)]
 
 
-def term_of(encoding) -> OffsetBias:
-    (term,) = encoding.terms({})
-    return term
-
-
 def bias(encoding, first: int, last: int, dtype=torch.float64) -> torch.Tensor:
-    return bias_of(term_of(encoding), first, last, queries_of(encoding), dtype)
-
-
-def queries_of(encoding) -> torch.Tensor:
-    """A query for each head of the bias."""
-    return torch.empty(1, encoding.num_heads, 1, 8, device="cpu")
+    """With a query for each head of the bias."""
+    (term,) = encoding.terms({})
+    return bias_of(term, first, last, torch.empty(1, encoding.num_heads, 1, 8, device="cpu"), dtype)
 
 
 def formula(encoding, first: int, last: int) -> torch.Tensor:

@@ -175,6 +175,7 @@ def reflected() -> None:
 
 KEPT = [LongitudeCacheLayer] * 3
 ATTENTION = partial(lg.mixer, "attention", dim=16, num_heads=4)
+LATENT = partial(lg.mixer, "latent", dim=16, num_heads=4, rope_dim=2)
 test_other_caches_are_refused = refused_calls(
     [
         (lambda: adopt(filled(DynamicCache(), 1), KEPT[:1]), "LongitudeCache", "DynamicCache"),
@@ -182,12 +183,7 @@ test_other_caches_are_refused = refused_calls(
         (static_cache, "DynamicCache", "StaticCache", "StaticLayer"),
         (of_another(ATTENTION, num_kv_heads=2), "cache", "4", "2"),
         (of_another(ATTENTION, head_dim=8), "cache", "4", "8"),
-        (
-            of_another(partial(lg.mixer, "latent", dim=16, num_heads=4, rope_dim=2), kv_rank=8),
-            "cache",
-            "width 6",
-            "[1, 1, 3, 10]",
-        ),
+        (of_another(LATENT, kv_rank=8), "cache", "width 6", "[1, 1, 3, 10]"),
         (reflected, "cache", "3", "4"),
     ]
 )

@@ -121,8 +121,12 @@ def test_every_mask_is_in_one_graph():
     close(torch.compile(every, backend="eager", fullgraph=True)(q, k, v), every(q, k, v))
 
 
-# ---- mistakes --------------------------------------------------------------------------------------------------------
-test_mistakes_when_made = refused_calls(
+def attending(mask, rows: int = 4):
+    q, k = torch.ones(2, 1, rows, 4), torch.ones(2, 1, KEYS, 4)
+    return lambda: lg.attend(q, k, k, mask=mask)
+
+
+test_refusals = refused_calls(
     [
         (lambda: lg.Window(0), "size", "Window", "1"),
         (lambda: lg.Window(2.5), "1", "2.5"),
@@ -137,25 +141,10 @@ test_mistakes_when_made = refused_calls(
         (lambda: Global(torch.zeros(2, 3, dtype=torch.long)), "places", "[n]", "[2, 3]"),
         (lambda: Global([-1]), "places", "0", "[-1]"),
         (lambda: Global("first"), "'first'"),
-    ]
-)
-
-
-def attending(mask, rows: int = 4):
-    q, k = torch.ones(2, 1, rows, 4), torch.ones(2, 1, KEYS, 4)
-    return lambda: lg.attend(q, k, k, mask=mask)
-
-
-test_mistakes_when_used = refused_calls(
-    [
         (attending(lg.Documents(IDS[:, :5])), "[9]", "[2, 9]", "[2, 5]", "Documents"),
         (attending(lg.Documents(IDS[:, :4])), "Documents(ids)", "[2, 4]"),  # one per query is not one per key
         (attending(lg.Padding(torch.ones(3, 9, dtype=torch.long))), "[9]", "[2, 9]", "[3, 9]", "Padding"),
-        (
-            attending(lg.Causal() & (lg.NoMask() | lg.Documents(IDS[:, 1:]))),
-            "Documents(ids)",
-            "[2, 8]",
-        ),  # inside a tree too
+        (attending(lg.Causal() & (lg.NoMask() | lg.Documents(IDS[:, 1:]))), "Documents(ids)", "[2, 8]"),  # in a tree
         (attending("causal"), "mask", "lg.Causal", "NoMask", "'causal'"),
         (attending(Prefix(torch.tensor([1, 2, 3]))), "[2]", "[3]"),
         (attending(Global(TOKENS[:, :5])), "[9]", "[2, 9]", "[2, 5]", "Global"),

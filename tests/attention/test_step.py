@@ -23,12 +23,8 @@ ALIBI = lg.ALiBi(4).terms({})
 
 def request(**changes: Any) -> Request:
     q, k, v = heads(7)
-    return Request(
-        **(
-            {"q": q, "k": k, "v": v, "terms": ALIBI, "mask": MASK, "q_positions": 0, "k_positions": 0, "scale": 1.0}
-            | changes
-        )
-    )
+    given = {"q": q, "k": k, "v": v, "terms": ALIBI, "mask": MASK, "q_positions": 0, "k_positions": 0, "scale": 1.0}
+    return Request(**given | changes)
 
 
 def others() -> dict[str, list[Any]]:
@@ -100,14 +96,8 @@ def test_each_argument_of_a_request_counts_in_a_step() -> None:
 
 
 def test_what_a_request_makes_once_is_made_for_all_layers() -> None:
-    step, make, results = Step(), lambda *tensors: request(), []
-    for _ in range(3):
-        results.append(step.request(make, *heads(7)).once(object_of))
-    assert len({*map(id, results)}) == 1
-
-
-def object_of(_: Request) -> object:
-    return object()
+    step, make, made = Step(), lambda *tensors: request(), lambda _: object()
+    assert len({id(step.request(make, *heads(7)).once(made)) for _ in range(3)}) == 1
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

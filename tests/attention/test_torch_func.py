@@ -189,8 +189,7 @@ def test_an_exported_graph_is_no_constant():
 
     q = random(1, 4, 7, 8)
     exported = torch.export.export(Attention(), (q,)).module()
-    for got, want in zip(torch.func.jvp(exported, (q,), (q,)), torch.func.jvp(attention(T5), (q,), (q,)), strict=True):
-        close(got, want)
+    close(*(torch.func.jvp(call, (q,), (q,)) for call in (exported, attention(T5))))
 
 
 def test_parts_of_several_lengths_and_of_a_loss(monkeypatch):

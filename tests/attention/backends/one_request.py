@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 import longitude as lg
+from longitude.attention.backends.triton import launch
 from longitude.attention.masks import Band, Prefix
 from longitude.attention.operation import requests
 from longitude.attention.reference import reference
@@ -20,28 +21,14 @@ KNOWN = {"num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": DIM, "dim": WIDT
 
 
 def problem(
-    rows, keys, *, names="alibi", mask=None, heads=HEADS, kv_heads=2, dv=DIM, dtype=torch.float32, **more
+    rows, keys, *, names="alibi", mask=None, heads=HEADS, kv_heads=2, dv=DIM, dtype=torch.float32, **positions
 ) -> Any:
     """A request, and what may want gradients: q, k, v, tokens, parameters."""
     encoding = built(names, {**KNOWN, "num_heads": heads, "num_kv_heads": heads}, dtype=dtype)
     shapes = (2, heads, rows, DIM), (2, kv_heads, keys, DIM), (2, kv_heads, keys, dv), (2, keys, WIDTH)
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
     q, k, v, x = inputs
-    given = more.get("q_positions"), more.get("k_positions")
-    (part,) = requests(
-        q,
-        k,
-        v,
-        encoding,
-        compose(encoding).context(x)[0],
-        mask or lg.Causal(),
-        *given,
-        None,
-        0.0,
-        False,
-        None,
-        more.get("softcap"),
-    )
+    (part,) = requests(q, k, v, encoding, compose(encoding).context(x)[0], mask or lg.Causal(), **positions)
     return part.request, [*inputs, *encoding.parameters()]
 
 
@@ -71,3 +58,9 @@ def masks(keys: int) -> dict[str, lg.Mask]:
         "prefix": Prefix(30),
         "prefix of each row": Prefix(torch.tensor([7, 100])) & lg.Padding(torch.arange(keys) > 3),
     }
+
+
+def small_blocks_of(kernel: str, x: object) -> launch.Blocks:
+    """Several of each kind in a short sequence, none of them alike in queries and keys where they need not be."""
+    size = (16, 32) if kernel == "forward" else (32, 16)
+    return launch.Blocks(*size, 4, 1, STRIP=kernel != "backward_queries")  # both ways to load the table

@@ -57,7 +57,5 @@ def test_a_backend_of_ones_own_is_one_like_any_other(monkeypatch):
     for name in ("auto", "sdpa"):
         with refused(f"'{name}'"):
             lg.attention.register_backend(replace(backend, name=name))
-    assert (
-        refuses(backend, request(torch.randn(1, HEADS, 6, DIM), encoding=lg.ALiBi(HEADS)))
-        == "it does not support OffsetBias"
-    )
+    biased = request(torch.randn(1, HEADS, 6, DIM), encoding=lg.ALiBi(HEADS))
+    assert refuses(backend, biased) == "it does not support OffsetBias"

@@ -12,7 +12,7 @@ import torch
 import longitude as lg
 from longitude.attention.backends.triton import backend, launch
 from longitude.positions.rotation import Angles
-from tests.attention.backends.one_request import masks, problem
+from tests.attention.backends.one_request import masks, problem, small_blocks_of
 
 pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compute-sanitizer's memcheck does it there")
@@ -44,9 +44,7 @@ def outside(monkeypatch):
             for first, last in own:
                 inside |= (first <= at) & (at <= last)
             if not inside.all():
-                place = [
-                    line for line in traceback.extract_stack() if line.filename.endswith(("kernels.py", "rotate.py"))
-                ]
+                place = [x for x in traceback.extract_stack() if x.filename.endswith(("kernels.py", "rotate.py"))]
                 found.add(f"{name} in {place[-1].name}, line {place[-1].lineno}")
             return before(self, pointers, *rest)
 
@@ -60,9 +58,7 @@ def outside(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    sizes = {"forward": (16, 32), "backward_queries": (32, 16), "backward_keys": (32, 16), "diagonals": (32, 16)}
-    of_kernel = {kernel: launch.Blocks(*sizes[kernel], 4, 1, STRIP=kernel != "backward_queries") for kernel in sizes}
-    monkeypatch.setattr(launch, "blocks_of", lambda kernel, x: of_kernel[kernel])
+    monkeypatch.setattr(launch, "blocks_of", small_blocks_of)
     monkeypatch.setattr(launch, "EDGE", 32)  # as large as the largest block, as it is on a chip
 
 

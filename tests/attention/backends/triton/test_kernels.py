@@ -14,7 +14,7 @@ from longitude.attention.backends.operators import present
 from longitude.attention.backends.triton import backend, launch
 from longitude.attention.reference import reference
 from longitude.positions.rotation import Angles
-from tests.attention.backends.one_request import compare, masks, problem
+from tests.attention.backends.one_request import compare, masks, problem, small_blocks_of
 from tests.support import LargestTensor, Reads, close
 
 pytest.importorskip("triton", "3.4", reason="the extra gpu, of Linux, is not installed")
@@ -37,12 +37,8 @@ def _on_the_gpu():
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    """Several of each kind in a short sequence, none of them alike in queries and keys where they need not be."""
     if DEVICE == "cpu":
-        sizes = {"forward": (16, 32), "backward_queries": (32, 16), "backward_keys": (32, 16), "diagonals": (32, 16)}
-        strips = {kernel: kernel != "backward_queries" for kernel in sizes}  # both ways to load the table
-        of_kernel = {kernel: launch.Blocks(*sizes[kernel], 4, 1, STRIP=strips[kernel]) for kernel in sizes}
-        monkeypatch.setattr(launch, "blocks_of", lambda kernel, x: of_kernel[kernel])
+        monkeypatch.setattr(launch, "blocks_of", small_blocks_of)
 
 
 def run(r):
@@ -146,8 +142,7 @@ def test_the_logsumexp_and_its_gradient():
     r, wanted = FEW(37, 37, names="alibi+t5", mask=masks(37)["padded documents"], dv=24)
     with torch.no_grad():
         found, want = backend.attention(r), reference(r.with_lse())
-    for ours, theirs in zip(found, want, strict=True):
-        close(ours, theirs.float(), 1e-5)
+    close([*found], [x.float() for x in want], 1e-5)
     assert (found[1] == -math.inf).any()
 
     def grads(function):
@@ -155,8 +150,7 @@ def test_the_logsumexp_and_its_gradient():
         loss = out.square().sum() + lse.masked_fill(lse == -math.inf, 0.0).sin().sum()
         return torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
 
-    for ours, theirs in zip(grads(backend.attention), grads(reference), strict=True):
-        close(ours, theirs, 2e-4)
+    close(grads(backend.attention), grads(reference), 2e-4)
 
 
 @pytest.mark.slow
@@ -234,8 +228,7 @@ def test_sequences_in_several_launches(monkeypatch):
     want = everything(x)
     monkeypatch.setattr(launch, "MOST", 1)
     assert launch.launches(2) == [(0, 1), (1, 1)]
-    for ours, theirs in zip(everything(x), want, strict=True):
-        assert torch.equal(ours, theirs)
+    assert all(map(torch.equal, everything(x), want))
 
 
 @pytest.mark.slow
@@ -254,8 +247,7 @@ def test_vectors_far_apart():
         for n, (name, y) in enumerate(zip("qkv", x[:3], strict=True))
     })  # fmt: skip
     assert launch.far(apart) and not launch.far(x)
-    for ours, theirs in zip(everything(apart), everything(x), strict=True):
-        assert torch.equal(ours, theirs)
+    assert all(map(torch.equal, everything(apart), everything(x)))
 
 
 @torch.no_grad()
