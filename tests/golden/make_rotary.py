@@ -54,9 +54,4 @@ def xpos() -> list[dict]:
 
 if __name__ == "__main__":
     with torch.no_grad():
-        tables.save(
-            "rotary",
-            "torch x-transformers rotary-embedding-torch",
-            rotated=rotated(),
-            xpos=xpos(),
-        )
+        tables.save("rotary", "torch x-transformers rotary-embedding-torch", rotated=rotated(), xpos=xpos())

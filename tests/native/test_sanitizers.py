@@ -82,9 +82,7 @@ print("compiled", *sorted(compiled))
 @pytest.mark.skipif(shutil.which("gcc") is None or sys.platform != "linux", reason="no C compiler here")
 def test_every_loop_runs_clean_under_sanitizers(tmp_path):
     """Of addresses and undefined behaviour; a report ends the process. What Python leaves at its end is no leak of ours."""
-    asan = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    asan = subprocess.check_output(["gcc", "-print-file-name=libasan.so"], text=True).strip()
     if not Path(asan).is_absolute():
         pytest.skip("gcc has no libasan here")
     environment = {
@@ -92,14 +90,8 @@ def test_every_loop_runs_clean_under_sanitizers(tmp_path):
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-    )
+    options = {"capture_output": True, "text": True, "timeout": 900, "cwd": ROOT, "env": os.environ | environment}
+    done = subprocess.run([sys.executable, "-c", DRIVER, str(tmp_path)], **options)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.splitlines()[-1].split()[1:] == [file.name for file in sorted(LOOPS, key=lambda file: file.name)]
 
@@ -187,11 +179,10 @@ def test_tasks_share_nothing_that_one_writes(name: str, tmp_path: Path):
         "-w",
         "-pthread",
         f"-I{source.parent}",
-        f"-I{ROOT / 'src' / 'longitude' / 'native'}",
+        f"-I{ROOT}/src/longitude/native",
     ]
-    done = subprocess.run(
-        ["gcc", *options, "-o", str(program), str(tmp_path / "main.c"), "-lm"], capture_output=True, text=True
-    )
+    command = ["gcc", *options, "-o", str(program), str(tmp_path / "main.c"), "-lm"]
+    done = subprocess.run(command, capture_output=True, text=True)
     if "cannot find" in done.stderr:
         pytest.skip("gcc has no libtsan here")
     assert done.returncode == 0, done.stderr[-3000:]

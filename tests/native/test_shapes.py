@@ -163,10 +163,8 @@ def wrong(case: Case) -> Iterator[tuple[str, dict[str, Tensor]]]:
                     yield f"{place} {change:+}", tensors_of(case) | {name: torch.zeros(shape, dtype=x.dtype)}
         yield f"{name} in one dimension more", tensors_of(case) | {name: x[None]}
         if f"{name}.dtype" not in case.free:
-            yield (
-                f"{name} in another dtype",
-                tensors_of(case) | {name: x.to(torch.float64 if x.dtype != torch.float64 else torch.int64)},
-            )
+            other = torch.float64 if x.dtype != torch.float64 else torch.int64
+            yield f"{name} in another dtype", tensors_of(case) | {name: x.to(other)}
 
 
 def is_here(name: str) -> bool:

@@ -47,11 +47,14 @@ def every_form_is(written_out, function, given) -> None:
 def same_layer(ours, theirs, config, weights=dict) -> None:
     """Outputs, gradients, and decoding with a cache; `weights`: ours by name, of theirs."""
     ours.load_state_dict(weights(theirs.state_dict()))
-    x = torch.randn(2, 37, 32)
+    x = torch.randn(2, 37, 32, requires_grad=True)
     got, want = ours(x), theirs(x)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    of_x = []
     for out in (got, want):
         out.square().mean().backward()
+        of_x, x.grad = [*of_x, x.grad], None
+    torch.testing.assert_close(*of_x, rtol=1e-3, atol=1e-5)
     wanted = weights({name: parameter.grad for name, parameter in theirs.named_parameters()})
     for name, parameter in ours.named_parameters():
         near = 1e-5 * float(wanted[name].abs().max() + 1)

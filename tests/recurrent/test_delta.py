@@ -60,8 +60,7 @@ def test_every_width_of_the_loop(by_channel, width, values):
         for mode in ("recurrent", "chunked"):
             out = gated_delta_rule(*given[:5], state=given[5], reset=reset, mode=mode)
             found.append((*out, *torch.autograd.grad(out, given, [torch.ones_like(x) for x in out])))
-        for ours, theirs in zip(*found, strict=True):
-            close(ours, theirs, tolerance)
+        close(*found, tolerance)
 
 
 def test_a_key_replaces_what_it_held():
@@ -118,9 +117,8 @@ def test_kda_is_kimi_linears():
 def test_a_bounded_gate_is_the_function_of_flash_linear_attention(monkeypatch):
     """The decays that the rule gets, and their gradients, in float32; at first they are those of small steps."""
     naive, found = from_fla("kda.gate", "naive_kda_lowerbound_gate"), []
-    monkeypatch.setattr(
-        delta, "gated_delta_rule", lambda *args, **_: (found.append(args[3]), gated_delta_rule(*args))[1]
-    )
+    rule = lambda *args, **_: (found.append(args[3]), gated_delta_rule(*args))[1]  # noqa: E731
+    monkeypatch.setattr(delta, "gated_delta_rule", rule)
     own = fill(KimiDeltaAttention(32, 4, lower_bound=-5.0), std=0.4)
     x = random(2, 9, 32, dtype=torch.float32)
     own(x)
@@ -129,8 +127,7 @@ def test_a_bounded_gate_is_the_function_of_flash_linear_attention(monkeypatch):
     close(got, want, 1e-5)
     assert bool((got > -5).all()) and bool((got < 0).all())
     learned = own.A_log, own.dt_bias, own.f_b_proj.weight
-    for mine, other in zip(*(torch.autograd.grad(y.square().sum(), learned) for y in (got, want)), strict=True):
-        close(mine, other, 1e-3, 1e-4)
+    close(*(torch.autograd.grad(y.square().sum(), learned) for y in (got, want)), 1e-3, 1e-4)
     fresh = KimiDeltaAttention(32, 4, lower_bound=-5.0)
     close(fresh.A_log.detach(), torch.zeros(4))
     with refused(what="KimiDeltaAttention"):

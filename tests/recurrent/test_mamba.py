@@ -1,15 +1,20 @@
-"""Mamba: the selective scan against its recurrence and transformers', and the published block."""
+"""Mamba and Mamba-2: their scans against recurrences and published numbers, and the layers against transformers'."""
 
 import pytest
 import torch
+from transformers import Mamba2Config, MambaConfig
+from transformers.models.mamba.modeling_mamba import MambaMixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 import longitude as lg
-from longitude.models.stock_caches import cache_name
-from longitude.recurrent import Mamba
+from longitude.recurrent import Mamba, Mamba2, ssd
 from longitude.testing import fill
+from tests.checkpoints.recurrent_models import GROUPED
+from tests.recurrent.conftest import same_layer
 from tests.support import close
 
 scan = lg.recurrent.selective_scan
+EXACT = torch.float64
 
 
 def numbers(length, batch=2, channels=6, size=4, dtype=torch.float64, groups=None):
@@ -62,27 +67,11 @@ def test_chunks_bound_what_training_keeps(form):
     "options", [{}, {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "expand": 1}], ids=str
 )
 def test_mamba_is_transformers(options):
-    """Outputs, gradients, and decoding with a cache; weights go over by name."""
-    from transformers import DynamicCache, MambaConfig
-    from transformers.models.mamba.modeling_mamba import MambaMixer
-
-    config = MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=1, **options)
-    theirs = fill(MambaMixer(config, 0))
+    """Weights go over by name."""
+    config = MambaConfig(hidden_size=32, state_size=4, num_hidden_layers=1, **options)
     names = {"use_bias": "bias", "use_conv_bias": "conv_bias"}
-    ours = Mamba(16, state_size=4, **{"bias": False, **{names.get(k, k): v for k, v in options.items()}})
-    ours.load_state_dict({**theirs.state_dict()})
-    x = torch.randn(2, 13, 16, requires_grad=True)
-    want = theirs(x)
-    got = ours(x)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    by = torch.randn_like(want)
-    torch.testing.assert_close(*(torch.autograd.grad(out, x, by)[0] for out in (got, want)), rtol=1e-3, atol=1e-3)
-    with torch.no_grad():
-        cache, mine = DynamicCache(config=config), ours.cache_layer()
-        for part in x.split([5, *[1] * 8], 1):
-            torch.testing.assert_close(
-                ours(part, cache=mine), theirs(part, **{cache_name(theirs): cache}), rtol=1e-4, atol=1e-4
-            )
+    ours = Mamba(32, state_size=4, **{"bias": False, **{names.get(k, k): v for k, v in options.items()}})
+    same_layer(ours, fill(MambaMixer(config, 0), std=0.2), config)
 
 
 def test_initial_values_are_the_published():
@@ -91,3 +80,35 @@ def test_initial_values_are_the_published():
     step = torch.nn.functional.softplus(mamba.dt_proj.bias)
     assert step.min() > 1e-3 * 0.999 and step.max() < 0.1 * 1.001 and mamba.D.eq(1).all() and mamba.dt_rank == 2
     assert mamba.dt_proj.weight.abs().max() <= 2**-0.5
+
+
+# ---- Mamba-2 ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mode", ["chunked", "parallel", "recurrent"])
+def test_golden_of_mamba2(mode):
+    """e^(Delta A) = 1/2, B = C = 1, Delta x = 1, 2, 3."""
+    one = torch.ones(1, 1, 3, 1, dtype=EXACT)
+    x = torch.tensor([1.0, 2.0, 3.0], dtype=EXACT).view(1, 1, 3, 1)
+    out, state = ssd(x, (one[..., 0] / 2).log(), one, one, mode=mode, chunk_size=2)
+    torch.testing.assert_close(out.flatten(), torch.tensor([1, 2.5, 4.25], dtype=EXACT))
+    assert state.shape == (1, 1, 1, 1) and float(state) == 4.25
+
+
+@pytest.mark.parametrize("groups", [1, 2] if GROUPED else [1])
+def test_mamba2_is_transformers(groups):
+    """Weights go over by name."""
+    config = Mamba2Config(
+        num_heads=8, head_dim=8, hidden_size=32, state_size=6, n_groups=groups, num_hidden_layers=1, chunk_size=16,
+        vocab_size=10,
+    )  # fmt: skip
+    ours = Mamba2(32, head_dim=8, state_size=6, groups=groups)
+    same_layer(ours, fill(Mamba2Mixer(config, 0), std=0.2), config)
+
+
+def test_initial_values_of_mamba2():
+    torch.manual_seed(0)
+    layer = Mamba2(256)
+    assert layer.num_heads == 8 and layer.state_size == 128
+    step = torch.nn.functional.softplus(layer.dt_bias.detach())
+    assert (step > 0.99e-3).all() and (step < 0.101).all() and step.std() > 0.005
+    assert (layer.A_log.exp() >= 1).all() and (layer.A_log.exp() <= 16).all()
+    assert (layer.D == 1).all()

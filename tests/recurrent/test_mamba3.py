@@ -8,7 +8,7 @@ import torch
 from longitude.recurrent import Mamba3, mamba3, ssd
 from longitude.recurrent.mamba3 import DECAY_ACTIVATIONS
 from tests.recurrent.conftest import every_form_is
-from tests.support import close, golden, random, refused
+from tests.support import close, golden, random, refused_calls
 
 BATCH, HEADS, KEYS, VALUES, PAIRS = 2, 3, 6, 5, 2
 
@@ -105,15 +105,11 @@ def test_initial_values():
     assert ((step > 9e-4) & (step < 0.11)).all()
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
+test_refusals = refused_calls(
     [
-        (lambda: mamba3(*tokens(3)[:6], torch.ones(2, 3, 3, 4)), ("K=6", "4")),
-        (lambda: mamba3(*tokens(3), state=torch.zeros(1)), ("state", "mamba3", "[2, 3, 2]", "[2, 1, 33]")),
-        (lambda: Mamba3(16, head_dim=8, state_size=6), ("multiple", "state_size", "4")),
-        (lambda: Mamba3(16, head_dim=8, decay_activation="heavy tail"), ("'heavy_tail'",)),
-    ],
+        (lambda: mamba3(*tokens(3)[:6], torch.ones(2, 3, 3, 4)), "K=6", "4"),
+        (lambda: mamba3(*tokens(3), state=torch.zeros(1)), "state", "mamba3", "[2, 3, 2]", "[2, 1, 33]"),
+        (lambda: Mamba3(16, head_dim=8, state_size=6), "multiple", "state_size", "4"),
+        (lambda: Mamba3(16, head_dim=8, decay_activation="heavy tail"), "'heavy_tail'"),
+    ]
 )
-def test_refused(call, words):
-    with refused(*words):
-        call()

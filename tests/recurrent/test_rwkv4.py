@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from transformers import RwkvConfig
+from transformers.models.rwkv.modeling_rwkv import RwkvSelfAttention, rwkv_linear_attention_cpu
 
 import longitude as lg
 from longitude.recurrent import RWKV4
@@ -42,8 +44,6 @@ def test_published_numbers():
 @pytest.mark.parametrize("scale", [1, 80])
 def test_it_is_transformers(form, mode, scale):
     """Its state too; keys of 80 times a normal number overflow nothing."""
-    from transformers.models.rwkv.modeling_rwkv import rwkv_linear_attention_cpu
-
     w, u, k, v = (x.detach() for x in numbers(130, dtype=torch.float32))
     parts, state, want, theirs = [], None, [], None
     for some in torch.arange(130).split([1, 63, 66]):
@@ -89,9 +89,6 @@ def test_keys_that_tie_with_the_decayed_max(flag):
 # ---- the layers ------------------------------------------------------------------------------------------------------
 def test_rwkv4_is_transformers():
     """Outputs, all gradients, and the state after them, from a state before."""
-    from transformers import RwkvConfig
-    from transformers.models.rwkv.modeling_rwkv import RwkvSelfAttention
-
     config = RwkvConfig(hidden_size=16, attention_hidden_size=32, num_hidden_layers=1)
     theirs, ours = fill(RwkvSelfAttention(config, 0)), RWKV4(16, inner=32)
     ours.load_state_dict(theirs.state_dict())
@@ -111,8 +108,7 @@ def test_rwkv4_is_transformers():
             want, state = theirs(x[:, some], state=state, use_cache=True)
             torch.testing.assert_close(ours(x[:, some], cache=cache), want, rtol=1e-4, atol=1e-4)
         tail, *sums = cache.state
-        for a, b in zip((tail[:, 0], *sums), state[1:], strict=True):
-            torch.testing.assert_close(a, b[..., 0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close([tail[:, 0], *sums], [x[..., 0] for x in state[1:]], rtol=1e-4, atol=1e-4)
 
 
 def test_initial_values_are_the_published():

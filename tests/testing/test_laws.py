@@ -181,12 +181,8 @@ def is_slow(battery, name, law):
         return True
     if name in MIXER_VARIANTS:
         return name != "attention of 2026"
-    return (
-        name in VARIANTS
-        and law not in FOR_VARIANTS
-        and not (law == "chunks" and name in IN_CHUNKS)
-        and law != "backends"
-    )
+    quick = law in FOR_VARIANTS or law == "backends" or law == "chunks" and name in IN_CHUNKS
+    return name in VARIANTS and not quick
 
 
 WITHOUT_QUERIES = ("gradients", "window of one")

@@ -94,29 +94,6 @@ def test_a_source_without_tokens_gives_zeros():
         assert (gradient[1] == 0).all() and gradient.isfinite().all()
 
 
-# ---- made once -------------------------------------------------------------------------------------------------------
-@torch.no_grad()
-def test_keys_and_values_are_made_once():
-    layer, x, source = make(2), random(2, 6, DIM), random(2, 9, SOURCE, seed=1)
-    valid = torch.arange(9) < torch.tensor([[9], [5]])
-    whole = layer(x, source, valid=valid)
-    calls, cache = [], layer.cache_layer()
-    layer.k_proj.register_forward_hook(lambda module, inputs, output: calls.append(inputs[0].shape[1]))
-    steps = [
-        layer(chunk, source if n < 2 else None, valid=valid, cache=cache)  # nor is the source needed then
-        for n, chunk in enumerate(x.split((2, 1, 1, 2), 1))
-    ]
-    assert calls == [9]
-    assert cache.keys is not None and cache.keys.shape == (2, 2, 9, DIM // HEADS)
-    close(torch.cat(steps, 1), whole)
-    cache.reorder_cache(torch.LongTensor([1, 0]))
-    close(layer(x.flip(0), valid=valid.flip(0), cache=cache), whole.flip(0))
-    assert calls == [9]
-    cache.batch_repeat_interleave(2)
-    twice = layer(x.flip(0).repeat_interleave(2, 0), valid=valid.flip(0).repeat_interleave(2, 0), cache=cache)
-    close(twice, whole.flip(0).repeat_interleave(2, 0))
-
-
 def test_narrow_dtypes():
     """bfloat16 in, bfloat16 out, near the float64 answer; under autocast too, with a cache of either dtype."""
     layer, x, source = make(2), random(2, 6, DIM), random(2, 9, SOURCE, seed=1)
@@ -128,7 +105,7 @@ def test_narrow_dtypes():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         layer(x.float(), source.float(), cache=cache)
     with torch.no_grad():
-        out = layer(x.float(), source.float(), cache=cache)
+        out = layer(x.float(), cache=cache)  # which has the keys and values of the source
     assert out.dtype == torch.float32 and (out.double() - exact).abs().max() < 0.05
 
 
