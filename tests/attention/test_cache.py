@@ -133,16 +133,6 @@ def test_columns_are_float32_or_wider():
     assert cache.columns["forgotten"].dtype == torch.float64 and cache.keys.dtype == torch.bfloat16
 
 
-def test_adopting_caches():
-    """generate() hands over an empty cache of its own."""
-    cache = DynamicCache()
-    assert adopt(cache, [LongitudeCacheLayer] * 3) is cache
-    assert [type(one) for one in cache.layers] == [LongitudeCacheLayer] * 3
-    assert adopt(cache, [LongitudeCacheLayer] * 3) is cache
-    ours = LongitudeCache(2)
-    assert adopt(ours, [LongitudeCacheLayer] * 2) is ours
-
-
 def static_cache() -> None:
     model = lg.LongitudeForCausalLM(lg.LongitudeConfig(hidden_size=16)).eval()
     model(torch.ones(1, 5, dtype=torch.long), cache=StaticCache(config=model.config, max_cache_len=8))

@@ -1,15 +1,17 @@
-"""Masks against truth tables written pair by pair, and what fast routes may do with them."""
+"""Masks against truth tables written pair by pair, what fast routes may do with them, in caches, and refusals."""
 
-import random
 from functools import reduce
 from operator import and_, or_
+from random import Random
 
 import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.masks import Band, Global, Mask, Prefix
-from tests.support import close, heads, refused_calls
+from longitude.attention.cache import LongitudeCacheLayer
+from longitude.attention.documents import places_of
+from longitude.attention.masks import Band, Chunks, Global, Mask, Prefix
+from tests.support import close, heads, random, refused, refused_calls
 
 KEYS = 9
 IDS = torch.tensor([[0, 0, 0, 4, 4, 4, 4, 2, 2], [1, 1, 1, 1, 1, 1, 1, 1, 5]])
@@ -79,7 +81,7 @@ def test_truth_of_one(name):
 
 def test_truth_of_many():
     """Trees of & and |, drawn with a fixed seed."""
-    r, truths = random.Random(0), {name: truth(name) for name in ATOMS}
+    r, truths = Random(0), {name: truth(name) for name in ATOMS}
 
     def tree(depth: int) -> tuple[Mask, torch.Tensor]:
         if depth == 0:
@@ -92,17 +94,7 @@ def test_truth_of_many():
         check(*tree(4))
 
 
-def test_how_many_keys():
-    """The numbers that libraries differ in by one."""
-    seen = {
-        lg.Window(4): [17, 18, 19, 20],
-        Band(3, 0): [17, 18, 19, 20],
-        Band(2, 2): [18, 19, 20, 21, 22],
-        Prefix(21): [*range(21)],
-        Prefix(22): [*range(22)],
-    }
-    for mask, keys in seen.items():
-        assert table(mask, 40, 40)[0, 20].nonzero().flatten().tolist() == keys
+def test_how_far_masks_reach():
     assert (Band(3, 1).reach, Prefix(5).reach) == ((-1, 3), (-4, None))
     assert (lg.Window(3) & lg.Causal() & lg.Window(5)).reach == (0, 2)
     assert (lg.Window(3) | lg.Window(5)).reach == (0, 4)
@@ -121,11 +113,90 @@ def test_every_mask_is_in_one_graph():
     close(torch.compile(every, backend="eager", fullgraph=True)(q, k, v), every(q, k, v))
 
 
+# ---- in layers and caches -----------------------------------------------------------------------------------------------
+def layer(encoding=None) -> lg.MultiHeadAttention:
+    torch.manual_seed(0)
+    return lg.MultiHeadAttention(16, 4, 2, encoding).double()
+
+
+PREFIXES = (Prefix(6), Prefix(torch.tensor([6, 2])))
+CAUSAL = ((lg.Window(3) | Global([0, 4])) & lg.Causal(), lg.Causal() & Chunks(4))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "masks"),
+    [
+        *((e, PREFIXES) for e in (None, lg.Rotary(4, "half"), lg.ALiBi(4), lg.Fire(4))),
+        (lg.FoX(16, 4), CAUSAL),
+    ],
+)
+@torch.no_grad()
+def test_patterns_in_a_cache(encoding, masks):
+    attention, x = layer(encoding), random(2, 15, 16)
+    for mask in masks:
+        whole, cache = attention(x, mask=mask), LongitudeCacheLayer()
+        chunks = [attention(chunk, mask=mask, cache=cache) for chunk in x.split((6, 1, 1, 4, 3), 1)]
+        close(torch.cat(chunks, 1), whole, atol=1e-11)
+        assert not torch.allclose(whole, attention(x))
+
+
+def test_places_in_documents():
+    """Counted from the first token behind padding, and in each document; padding within one is counted, too."""
+    documents = torch.tensor([[-1, -1, 5, 5, -1, 5, 3, 3, -1], [0, 0, 0, 1, 1, 0, 0, 0, 0]])
+    assert places_of(documents).tolist() == [[-2, -1, 0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 0, 1, 0, 1, 2, 3]]
+
+
+def test_chunk_attention_is_attention_to_chunks():
+    """Its cache keeps size - 1 tokens. (Laws try documents, padding and chunks.)"""
+    torch.manual_seed(0)
+    chunk = lg.attention.ChunkAttention(16, 4, encoding=lg.Rotary(4, "half"), size=4).double()
+    x = random(2, 15, 16)
+    plain = lg.MultiHeadAttention(16, 4, encoding=lg.Rotary(4, "half")).double()
+    plain.load_state_dict(chunk.state_dict())
+    close(chunk(x), plain(x, mask=lg.Causal() & Chunks(4)))
+    close(chunk(x), torch.cat([plain(part) for part in x.split(4, 1)], 1))  # rotation is relative
+    cache = chunk.cache_layer()
+    chunk(x, cache=cache)
+    assert cache.keys.shape[2] == 3 and cache.get_seq_length() == 15
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (Prefix(6), ("prefix", "6", "5")),
+        (Prefix(torch.tensor([2, 6])) & lg.Documents(torch.zeros(6, dtype=torch.long)), ("prefix", "6")),
+        (lg.Window(3) | Global([0]), ("Global", "lg.Causal")),
+        (Chunks(3), ("Chunks",)),
+        (Band(3, 1), ("Band",)),
+    ],
+)
+@torch.no_grad()
+def test_a_cache_that_would_have_attended_to_the_future_is_refused(mask, words):
+    attention, cache, x = layer(), LongitudeCacheLayer(), random(2, 6, 16)
+    attention(x[:, :5], cache=cache)
+    with refused(*words):
+        attention(x[:, 5:], mask=mask, cache=cache)
+    assert cache.get_seq_length() == 5
+    attention(x[:, 5:], mask=Band(3, 0), cache=cache)
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
 def attending(mask, rows: int = 4):
     q, k = torch.ones(2, 1, rows, 4), torch.ones(2, 1, KEYS, 4)
     return lambda: lg.attend(q, k, k, mask=mask)
 
 
+def splitting(mask):
+    q = torch.ones(1, 2, 30, 8)
+    return lambda: lg.attend(q, q, q, mask=mask, backend="split")
+
+
+def gated(encoding, mask):
+    return lambda: lg.MultiHeadAttention(16, 4, encoding=encoding)(torch.ones(1, 6, 16), mask=mask)
+
+
+AHEAD = (Prefix(3), Prefix(torch.tensor([3])), lg.Window(2) | Global([0]), Band(1, 1))
+GATES = (lg.FoX(16, 4), lg.PaTH(16, 4, 4), lg.CoPE(4))
 test_refusals = refused_calls(
     [
         (lambda: lg.Window(0), "size", "Window", "1"),
@@ -151,6 +222,9 @@ test_refusals = refused_calls(
         (attending(Global([2, 9])), "Global", "9"),
         (attending(lg.Window(3) | Global(TOKENS[:1, :8])), "Global(tokens)", "[1, 8]"),
         (attending("prefx"), "NoMask", "'prefx'", "Global"),
+        *((gated(gate, mask), "future", "lg.Causal") for gate in GATES for mask in AHEAD),
+        (splitting(lg.Causal()), "'split'", "cannot"),
+        (splitting(Global([1]) | Global([2])), "'split'", "cannot"),
         *((attending(mask, rows=12), "9", "12") for mask in (lg.Documents(IDS), Prefix(3), Global([0]))),
     ]
 )

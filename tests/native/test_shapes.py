@@ -23,6 +23,7 @@ from tests.support import random
 
 B, H, G, Q, K, D, V, L, N = 2, 4, 2, 5, 7, 6, 3, 9, 20
 SPANS = torch.tensor([[0, 0, 3, 0, 4], [1, 2, 5, 3, 7]])
+BEYOND = (2, 0, 1, 0, 1), (-1, 0, 1, 0, 1), (0, 3, 2, 0, 1), (0, 0, 6, 0, 1), (0, 0, 1, 0, 8), (0, 0, 1, -1, 2)
 HEADS = {"q": (B, H, Q, D), "k": (B, G, K, D), "v": (B, G, K, V)}
 OF_OUT = {"grad": (B, H, Q, V), "grad_lse": (B, H, Q), "out": (B, H, Q, V)}
 TABLE, CURVES = {"table": (H, Q + K - 1)}, {"curves": (H, 3, 2), "rates": (B, 1, Q)}
@@ -153,7 +154,7 @@ def tensors_of(case: Case) -> dict[str, Tensor]:
 
 
 def wrong(case: Case) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Calls with a tensor that is one longer or shorter in a dimension, has one more, or another dtype; with a name."""
+    """Calls with a tensor that is one longer or shorter in a dimension, has one more, another dtype or a span beyond; named."""
     for name, x in tensors_of(case).items():
         for dim, size in enumerate(x.shape):
             for change in (-1, 1):
@@ -165,6 +166,10 @@ def wrong(case: Case) -> Iterator[tuple[str, dict[str, Tensor]]]:
         if f"{name}.dtype" not in case.free:
             other = torch.float64 if x.dtype != torch.float64 else torch.int64
             yield f"{name} in another dtype", tensors_of(case) | {name: x.to(other)}
+    for gone in ("curves", "rates", "table") if "curves" in case.tensors else ():
+        yield f"no {gone}", {name: x for name, x in tensors_of(case).items() if name != gone}
+    for span in BEYOND if "spans" in case.tensors else ():
+        yield f"the span {span}", tensors_of(case) | {"spans": torch.tensor([span])}
 
 
 def is_here(name: str) -> bool:
@@ -177,7 +182,7 @@ def is_here(name: str) -> bool:
 def raises(case: Case, tensors: dict[str, Tensor]) -> bool:
     try:
         case.run(**tensors)
-    except (ValueError, IndexError):
+    except (UsageError, IndexError):
         return True
     return False
 
@@ -206,28 +211,6 @@ def test_strides_change_no_number(name: str) -> None:
     case = CASES[name]
     results = case.run(**tensors_of(case)), case.run(**{name: spread(x) for name, x in tensors_of(case).items()})
     torch.testing.assert_close(*results)
-
-
-@pytest.mark.parametrize(
-    "span", [(2, 0, 1, 0, 1), (-1, 0, 1, 0, 1), (0, 3, 2, 0, 1), (0, 0, 6, 0, 1), (0, 0, 1, 0, 8), (0, 0, 1, -1, 2)]
-)
-def test_a_span_beyond_the_tensors_raises(span: tuple[int, ...]) -> None:
-    if not is_here("band"):
-        pytest.skip("the kernel is not here")
-    case = CASES["band"]
-    with pytest.raises(UsageError):
-        case.run(**tensors_of(case) | {"spans": torch.tensor([span])})
-
-
-@pytest.mark.parametrize("name", ["curves", "rates", "table"])
-@pytest.mark.parametrize("kernel", ["band curves", "triton curves"])
-def test_a_curve_needs_rates_and_distances(kernel: str, name: str) -> None:
-    if not is_here(kernel):
-        pytest.skip("the kernel is not here")
-    tensors = tensors_of(CASES[kernel])
-    del tensors[name]
-    with pytest.raises(UsageError):
-        CASES[kernel].run(**tensors)
 
 
 def run_everything() -> None:

@@ -11,12 +11,6 @@ from tests.support import built, heads, needs_c, random
 KNOWN = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dim": 16, "max_length": 4096}
 
 
-def packed(length: int) -> lg.Mask:
-    """Three documents, and padding after the last."""
-    token = torch.arange(length)
-    return lg.Causal() & lg.Documents(token * 3 // length) & lg.Padding(token < length - length // 8)
-
-
 # ---- `table` allocates nothing of Lq x Lk: the law `memory` tries causality, test_split.py other masks ------------------------
 
 
@@ -46,13 +40,6 @@ def test_law_goes_red_for_an_encoding_that_makes_all_pairs(kind, message):
         testing.examine("memory", kind)
 
 
-def numbers(length: int, batch: int) -> list[torch.Tensor]:
-    """q, k, v and the tokens that context reads."""
-    dtype = torch.float32
-    inputs = *heads(length, batch, dtype=dtype), random(batch, length, KNOWN["dim"], seed=9, dtype=dtype)
-    return [x.requires_grad_() for x in inputs]
-
-
 # ---- the same bits -------------------------------------------------------------------------------------------------------------
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
 def _threads(request):
@@ -70,9 +57,11 @@ def _threads(request):
 @pytest.mark.parametrize("name", ["nope", "alibi", "t5", "fire", "shaw", "transformer_xl", "fox", "cope", "path"])
 def test_the_same_call_gives_the_same_bits(name):
     """On every backend, the output and every gradient, in one process with one number of threads."""
-    *inputs, x = numbers(70, batch=3)
-    for mask in (lg.Causal(), packed(70)):
-        call = Call(built(name, KNOWN, dtype=torch.float32), dict(zip("qkvx", (*inputs, x))), mask)
+    token, dtype = torch.arange(70), torch.float32
+    inputs = *heads(70, 3, dtype=dtype), random(3, 70, KNOWN["dim"], seed=9, dtype=dtype)
+    packed = lg.Causal() & lg.Documents(token * 3 // 70) & lg.Padding(token < 62)
+    for mask in (lg.Causal(), packed):
+        call = Call(built(name, KNOWN, dtype=dtype), {n: x.requires_grad_() for n, x in zip("qkvx", inputs)}, mask)
         assert {"reference", "chunked"} <= {*call.able()}
         for backend in call.able():
             first, again = (call.answer(backend) for _ in range(2))

@@ -21,13 +21,15 @@ def make(num_kv_heads=None, **options) -> CrossAttention:
 def test_it_is_torchs_multihead_attention(rows, keys, padded):
     """nn.MultiheadAttention with the weights copied: output, weights, and every gradient."""
     ours = make(bias=True)
-    for bias in (ours.q_proj.bias, ours.k_proj.bias, ours.v_proj.bias, ours.o_proj.bias):
-        nn.init.normal_(bias)
+    projections = ours.q_proj, ours.k_proj, ours.v_proj
+    for project in (*projections, ours.o_proj):
+        nn.init.normal_(project.bias)
     theirs = nn.MultiheadAttention(DIM, HEADS, kdim=SOURCE, vdim=SOURCE, batch_first=True).double()
+    weights_of = theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight
     with torch.no_grad():
-        for name, project in (("q", ours.q_proj), ("k", ours.k_proj), ("v", ours.v_proj)):
-            getattr(theirs, f"{name}_proj_weight").copy_(project.weight)
-        theirs.in_proj_bias.copy_(torch.cat([ours.q_proj.bias, ours.k_proj.bias, ours.v_proj.bias]))
+        for weight, project in zip(weights_of, projections, strict=True):
+            weight.copy_(project.weight)
+        theirs.in_proj_bias.copy_(torch.cat([project.bias for project in projections]))
         theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
     x, source = random(2, rows, DIM).requires_grad_(), random(2, keys, SOURCE, seed=1).requires_grad_()
     valid = torch.arange(keys) < torch.tensor([[keys], [keys // 2 + 1]]) if padded else None
@@ -39,11 +41,9 @@ def test_it_is_torchs_multihead_attention(rows, keys, padded):
     close(ours(x, source, valid=valid), out)
 
     direction = random(2, rows, DIM, seed=2)
-    ours_of = {"q": ours.q_proj.weight, "k": ours.k_proj.weight, "v": ours.v_proj.weight}
-    theirs_of = {name: getattr(theirs, f"{name}_proj_weight") for name in ours_of}
-    ours_of = [x, source, *ours_of.values(), ours.o_proj.weight]
+    ours_of = [x, source, *(project.weight for project in (*projections, ours.o_proj))]
     mine = torch.autograd.grad(ours(x, source, valid=valid), ours_of, direction)
-    other = torch.autograd.grad(expected, [x, source, *theirs_of.values(), theirs.out_proj.weight], direction)
+    other = torch.autograd.grad(expected, [x, source, *weights_of, theirs.out_proj.weight], direction)
     close(mine, other, atol=1e-10)
 
 

@@ -141,11 +141,6 @@ def test_parts_by_hand(route):
     close(layer(x), convolved(layer.output_conv, layer.o_proj(out)))
 
 
-def test_a_model_gives_encodings_the_rotary_size():
-    config = lg.LongitudeConfig(hidden_size=32, mixer={"name": "latent", "q_rank": 12}, encoding=["rope", "fox"])
-    assert config.encoding[0]["head_dim"] == 4
-
-
 # ---- refusals --------------------------------------------------------------------------------------------------------
 X = tokens(2, 6)
 

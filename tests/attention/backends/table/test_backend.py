@@ -30,7 +30,6 @@ ENCODINGS = {
     "transformer_xl, clamped": testing.example("transformer_xl", clamp_length=11),
     "all with fox": testing.example(all_with_fox),
 }
-FORMULAS = {"fire": testing.example("fire"), "cope": testing.example("cope", max_position=20)}
 pytestmark = needs_c
 TOKEN = torch.arange(LENGTH)
 IDS = TOKEN // 50
@@ -79,14 +78,12 @@ WAYS = {
 }
 
 
-def compare(name, call, dtype, tolerance, batch=2, value_dim=None):
+def compare(name, call, dtype, tolerance, batch=2):
     """With the reference in float64 on the same rounded numbers."""
     mask, options, rows = CALLS[call]
     wide = torch.promote_types(dtype, torch.float32)
-    encoding = (ENCODINGS | FORMULAS)[name]().to(wide)
+    encoding = ENCODINGS[name]().to(wide)
     tensors = heads_and_tokens(rows, LENGTH, batch)
-    if value_dim is not None:
-        tensors["v"] = random(*tensors["v"].shape[:3], value_dim, seed=5)
     tensors = {n: x.to(wide if n == "x" else dtype) for n, x in tensors.items()}
     ours = Call(encoding, tensors, mask, options=options | {"return_lse": True})
     assert [x.dtype for x in ours.forward(tensors, "table")] == [dtype, wide]
