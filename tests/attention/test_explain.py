@@ -9,10 +9,8 @@ import torch
 import longitude as lg
 from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.chunked import BLOCK_BYTES
-from longitude.positions.base import ENCODINGS
-from longitude.registry import options_of
 from longitude.testing.fixtures import memory_of
-from tests.support import refused
+from tests.support import built, refused
 
 Q, K, V = torch.randn(3, 2, 4, 384, 16, generator=torch.Generator().manual_seed(0)).unbind()
 FOX = lg.FoX(8, 4)
@@ -66,7 +64,6 @@ def test_calls_of_regions_are_counted(capsys):
     assert re.findall(r"\d+", capsys.readouterr().out.splitlines()[0]) == ["8", "2"]
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "case", ["plain", "fixed bias", "vectors", *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)]
 )
@@ -93,7 +90,7 @@ def test_memory_of_terms_larger_than_the_scores(name, q, keys, positions):
     """Few heads or few queries: most of it is what a term computes on the way to its bias."""
     batch, heads, rows, dim = q
     known = {"num_heads": heads, "head_dim": dim, "dim": 16, "sides": (30, 30)}
-    encoding = lg.encoding(name, **{option: known[option] for option in options_of(ENCODINGS[name]) if option in known})
+    encoding = built(name, known, dtype=torch.float32)
     k, q = torch.randn(batch, heads, keys, dim), torch.randn(q)
     options = {"encoding": encoding, "mask": lg.NoMask(), "k_positions": positions}
     options["q_positions"] = positions[:, -1:] if rows == 1 else positions

@@ -10,8 +10,8 @@ import torch
 import longitude as lg
 from tests.support import built, close, gradients, heads, refused_calls
 
-HEADS, DIM, WIDTH, LENGTH = 4, 8, 16, 62
-KNOWN = {"num_heads": HEADS, "num_kv_heads": 2, "head_dim": DIM, "dim": WIDTH, "max_length": 64}
+LENGTH = 62
+KNOWN = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dim": 16, "max_length": 64}
 
 
 # ---- merge_attention -----------------------------------------------------------------------------------------------------
@@ -73,19 +73,13 @@ test_merge_refuses = refused_calls(
 
 
 # ---- shards of a sequence --------------------------------------------------------------------------------------------------
-def whole(encoding) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """q, k and v; the output of all of them, and the gradients of the three and of what is learned."""
-    inputs = [x.requires_grad_() for x in heads(LENGTH)]
-    out = lg.attend(*inputs, encoding=encoding, backend="reference")
-    return inputs, [out, *gradients(out, [*inputs, *encoding.parameters()])]
-
-
 @pytest.mark.parametrize("name", ["nope", "rope", "t5", "fire", "rope+clipped"])
 @pytest.mark.parametrize("backend", ["auto", "reference", "chunked"])
 def test_shards_are_the_whole(name, backend):
     """The first queries by themselves; the others over their own keys, and over those before them, merged."""
     encoding = built(name, KNOWN)
-    (q, k, v), want = whole(encoding)
+    inputs = q, k, v, *_ = [*(x.requires_grad_() for x in heads(LENGTH)), *encoding.parameters()]
+    whole = lg.attend(q, k, v, encoding=encoding, backend="reference")
     early, late, options = slice(0, 23), slice(23, None), {"encoding": encoding, "backend": backend}
     first = lg.attend(q[:, :, early], k[:, :, early], v[:, :, early], **options)
     parts = [
@@ -96,4 +90,4 @@ def test_shards_are_the_whole(name, backend):
         for keys, mask in ((early, lg.NoMask()), (late, lg.Causal()))
     ]  # fmt: skip
     out = torch.cat([first, lg.attention.merge_attention(*zip(*parts, strict=True))[0]], 2)
-    close([out, *gradients(out, [q, k, v, *encoding.parameters()])], want, rtol=1e-11)
+    close(*([each, *gradients(each, inputs)] for each in (out, whole)), rtol=1e-11)

@@ -39,7 +39,6 @@ def test_no_library_links_to_a_runtime():
         assert b"libc.so" in binary and not re.search(rb"lib[gi]?omp|GOMP_|omp_|__kmpc", binary), library
 
 
-# ---- one runtime ---------------------------------------------------------------------------------------------------------
 TEAM = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 
 

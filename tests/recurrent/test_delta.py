@@ -78,7 +78,6 @@ def test_heads_that_do_not_divide_are_refused():
         gated_delta_rule(q[:, :1].expand(-1, 3, -1, -1), k[:, :1].expand(-1, 3, -1, -1), v, g, beta)
 
 
-# ---- transformers --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_gated_deltanet_is_qwen3_nexts(key_heads):
     """Their projections hold, for each head of keys, its rows of q, k, v and z, and of b and a."""

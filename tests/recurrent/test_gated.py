@@ -10,18 +10,12 @@ from tests.support import close
 KINDS = [(LSTM, torch.nn.LSTM), (GRU, torch.nn.GRU)]
 
 
-def both(ours, theirs):
-    """The same parameters, by torch's names."""
-    mixer, layer = fill(ours(6, inner=8)).double(), theirs(6, 8, batch_first=True).double()
-    layer.load_state_dict({name: p for name, p in mixer.state_dict().items() if name != "output.weight"})
-    return mixer, layer
-
-
 @pytest.mark.parametrize(("ours", "theirs"), KINDS)
 @pytest.mark.parametrize("flagged", [False, True])
 def test_it_is_torchs(ours, theirs, flagged):
     """Outputs and gradients; flagged: with a document in the second half, so that it goes step by step."""
-    mixer, layer = both(ours, theirs)
+    mixer, layer = fill(ours(6, inner=8)).double(), theirs(6, 8, batch_first=True).double()
+    layer.load_state_dict({name: p for name, p in mixer.state_dict().items() if name != "output.weight"})
     x = torch.randn(2, 11, 6, dtype=torch.float64, requires_grad=True)
     halves = [slice(0, 5), slice(5, 11)] if flagged else [slice(0, 11)]
     want = torch.cat([mixer.output(layer(x[:, half])[0]) for half in halves], 1)

@@ -62,7 +62,6 @@ def test_chunks_bound_what_training_keeps(form):
     assert u.grad is not None
 
 
-# ---- the layer -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "options", [{}, {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "expand": 1}], ids=str
 )

@@ -86,7 +86,6 @@ def test_keys_that_tie_with_the_decayed_max(flag):
         close(free(mode), want, atol=1e-10, rtol=1e-10)
 
 
-# ---- the layers ------------------------------------------------------------------------------------------------------
 def test_rwkv4_is_transformers():
     """Outputs, all gradients, and the state after them, from a state before."""
     config = RwkvConfig(hidden_size=16, attention_hidden_size=32, num_hidden_layers=1)

@@ -58,7 +58,6 @@ test_refusals = refused_calls(
 )
 
 
-# ---- the layer -------------------------------------------------------------------------------------------------------
 def test_initial_values_are_the_published():
     lin = S4D(4, state_size=8)
     assert lin.A_imag[0].tolist() == pytest.approx([0, math.pi, 2 * math.pi, 3 * math.pi])

@@ -15,7 +15,6 @@ def make(num_kv_heads=None, **options) -> CrossAttention:
     return CrossAttention(DIM, HEADS, num_kv_heads, **{"kv_dim": SOURCE, **options}).double()
 
 
-# ---- the formula -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("rows", "keys"), [(1, 1), (7, 3), (3, 7)])
 @pytest.mark.parametrize("padded", [False, True])
 def test_it_is_torchs_multihead_attention(rows, keys, padded):
@@ -68,7 +67,6 @@ def test_grouped_heads_are_repeated_heads():
     close(grouped(x, source), wide(x, source))
 
 
-# ---- padding of the source -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("integer", [False, True])
 def test_padding_of_the_source_is_not_there(integer):
     """Left, right or both: what is not valid may hold anything, and gets no gradient."""
@@ -109,7 +107,6 @@ def test_narrow_dtypes():
     assert out.dtype == torch.float32 and (out.double() - exact).abs().max() < 0.05
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
 X, S = random(2, 5, DIM), random(2, 9, SOURCE)
 
 

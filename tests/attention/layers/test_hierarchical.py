@@ -108,7 +108,6 @@ def hierarchical(q, k, v, gate, *, window, encoding=None, documents=None, positi
     return module.attend_tokens(layer, q, k, v, gate, inputs)[0]
 
 
-# ---- what is published -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("share", "expected"), [(1.0, 7.0), (0.0, 2.5)])
 def test_zero_keys(share: float, expected: float) -> None:
     q = torch.zeros(1, 1, 9, 2, dtype=torch.float64)

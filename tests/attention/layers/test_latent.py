@@ -141,7 +141,6 @@ def test_parts_by_hand(route):
     close(layer(x), convolved(layer.output_conv, layer.o_proj(out)))
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
 X = tokens(2, 6)
 
 

@@ -22,7 +22,6 @@ def tokens(length: int, batch: int = 2) -> torch.Tensor:
     return random(batch, length, DIM, seed=1)
 
 
-# ---- transformers -------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def exact(monkeypatch):
     """transformers takes its softmax in float32; here it is taken in the dtype of the scores."""
@@ -80,7 +79,6 @@ def test_equals_transformers(case, length, exact):
     close(*(torch.autograd.grad(y, of, direction, **zeros) for y, of in ((out, mine), (expected, other))), atol=1e-10)
 
 
-# ---- a mask -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("length", [1, 30])
 @pytest.mark.parametrize("encoding", [None, lg.ALiBi(HEADS)], ids=["plain", "offsets"])
 def test_with_equal_projections_it_is_attention_under_a_mask(length, encoding):
@@ -108,7 +106,6 @@ def test_encodings_that_rotate_queries_and_keys():
     assert (layer()(x, tokens=[0, 7]) - out).abs().max() > 1e-3
 
 
-# ---- the price ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_memory_grows_with_the_length_alone():
     """Forward and backward: four times the tokens take four times the memory."""
@@ -126,7 +123,6 @@ def test_a_run_is_a_document():
         close(m(x, tokens=chosen, documents=back), m(x, tokens=chosen, documents=other))
 
 
-# ---- refusals ---------------------------------------------------------------------------------------------------------
 def calling(**options):
     return lambda: layer()(tokens(9), **options)
 

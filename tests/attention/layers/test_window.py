@@ -23,7 +23,6 @@ def layer(encoding="rope", size: int = 5) -> WindowAttention:
     return WindowAttention(DIM, HEADS, 2, encoding, size=size).double().eval()
 
 
-# ---- what it computes -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("size", [5, 1])
 def test_equals_full_attention_under_the_mask(size):
     """Values and gradients; in words, too: token i attends to i, i - 1, ..., i - (size - 1)."""
@@ -95,7 +94,6 @@ def test_a_cache_that_drops_nothing_serves_as_well():
     assert cache.get_seq_length() == cache.held == LENGTH
 
 
-# ---- refusals ---------------------------------------------------------------------------------------------------------
 def calling(size=5, **options):
     return lambda: layer("rope", size)(X, **options)
 

@@ -6,15 +6,16 @@ inf - inf is a matter of order. Huge numbers overflow in other intermediates: th
 """
 
 import math
-import random
+from random import Random
 
 import pytest
 import torch
 
 from longitude.recurrent import gated_delta_rule, rwkv4, rwkv7, s4d, selective_scan
 from longitude.recurrent.ops import c_loops as loops
+from tests.support import close, random
 
-pytestmark = pytest.mark.skipif(loops.loops("wkv.c", torch.float32) is None, reason="no C compiler here")
+needs_loops = pytest.mark.skipif(loops.loops("wkv.c", torch.float32) is None, reason="no C compiler here")
 BATCH, LENGTH, CHANNELS, SIZE = 2, 7, 18, 3  # channels: a whole vector of lanes, and a part of one
 
 
@@ -79,7 +80,7 @@ POISONS = {
 
 
 def compare(kind: str, dtype: torch.dtype, poison: str, seed: int) -> None:
-    generator, draw = torch.Generator().manual_seed(seed), random.Random(seed)
+    generator, draw = torch.Generator().manual_seed(seed), Random(seed)
     exact = given(kind, generator)
     reset = torch.rand(BATCH, LENGTH, generator=generator) < 0.2 if draw.random() < 0.5 else None
     shapes = [out.shape for out in outputs(kind, exact, "recurrent", None)]
@@ -107,6 +108,7 @@ def compare(kind: str, dtype: torch.dtype, poison: str, seed: int) -> None:
             assert torch.equal(kinds(got[part]), kinds(want[part])), f"{here}: {part} is of another kind"
 
 
+@needs_loops
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["rwkv4", "selective_scan", "s4d", "kda", "rwkv7"])
 def test_not_finite_as_in_torch(kind, seed):
@@ -115,6 +117,7 @@ def test_not_finite_as_in_torch(kind, seed):
             compare(kind, dtype, poison, 10 * n + seed)
 
 
+@needs_loops
 def test_the_exponential_of_float32_to_its_ends():
     """exp of -0 and everything up to the largest that float32 holds; 0 below the ordinary numbers; NaN with any payload."""
     x = torch.tensor(
@@ -131,3 +134,50 @@ def test_the_exponential_of_float32_to_its_ends():
             assert 0 <= float(state) < 1.2e-38
         else:
             assert float(state) == pytest.approx(e if e < 3.4028235e38 else math.inf, rel=3e-7)
+
+
+# ---- no rule: torch's operators or a refusal, never another number ---------------------------------------------------
+def _formulas():
+    """Name -> (function of one float64 tensor and a mode, that tensor): every function that may run in C."""
+    q, k, v, kappa, a = (random(1, 2, 9, 4, seed=n) for n in range(5))
+    g, beta = -random(1, 2, 9, 4, seed=5).abs(), random(1, 2, 9, seed=6).sigmoid()
+    u, delta, A = random(1, 3, 9, seed=7), random(1, 3, 9, seed=8), -random(3, 2, seed=9).abs()
+    B, C = random(1, 2, 9, seed=10), random(1, 2, 9, seed=11)
+    decay, first = random(3, seed=12), random(3, seed=13)
+    rows = random(1, 9, 3, seed=14)
+    A_, C_ = (torch.complex(-random(3, 2, seed=n).abs(), random(3, 2, seed=n + 1)) for n in (15, 17))
+    return {
+        "gated_delta_rule": (
+            lambda x, mode: gated_delta_rule(q, x, v, g, beta * x.mean().sigmoid(), mode=mode)[0],
+            k / 2,
+        ),
+        "rwkv7": (lambda x, mode: rwkv7(q, g, x, v, kappa, x * a, mode=mode)[0], k / 4),
+        "selective_scan": (lambda x, mode: selective_scan(x, delta * x, A, B, C, mode=mode)[0], u),
+        "rwkv4": (lambda x, mode: rwkv4(decay, first, x, x.sin(), mode=mode)[0], rows),
+        "s4d": (lambda x, mode: s4d(x * x.sum(), decay, A_, C_, mode=mode)[0], u),
+    }
+
+
+def refuses(first: torch.Tensor, leaf: torch.Tensor) -> bool:
+    """Whether the loop ran, and says that it has no more."""
+    try:
+        torch.autograd.grad(first.sum(), leaf, retain_graph=True)
+    except RuntimeError as error:
+        return "no derivatives of second order" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("name", _formulas())
+def test_derivatives_of_second_order_are_right_or_refused(name, form):
+    """Never another number: the loop's gradients are only a part of what leads from the result to an input."""
+    function, x = _formulas()[name]
+    found = {}
+    for mode in ("recurrent", "chunked"):
+        leaf = x.clone().requires_grad_()
+        [first] = torch.autograd.grad(function(leaf, mode).square().sum(), leaf, create_graph=True)
+        if mode == "chunked" and refuses(first, leaf):
+            continue
+        [found[mode]] = torch.autograd.grad(first.sin().sum(), leaf)
+    assert "recurrent" in found
+    if "chunked" in found:
+        close(found["chunked"], found["recurrent"], 1e-7, rtol=1e-10)

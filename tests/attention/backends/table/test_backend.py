@@ -135,13 +135,9 @@ REACHING = {
 }
 
 
-def test_the_reach_of_every_term_is_true():
+@pytest.mark.parametrize("name", [*lg.list_encodings(), *REACHING])
+def test_the_reach_of_every_term_is_true(name):
     """All offsets of `reach` or more have the numbers of `reach`, however far."""
-    for name in (*lg.list_encodings(), *REACHING):
-        require_true_reach(name)
-
-
-def require_true_reach(name):
     encoding = REACHING[name](seed=3) if name in REACHING else testing.example(name)(seed=3)
     x = torch.randn(1, 3, SHAPES["dim"], dtype=torch.float64)
     terms = [t for t in encoding.terms(compose(encoding).context(x)[0]) if isinstance(t, OffsetBias | OffsetVectors)]

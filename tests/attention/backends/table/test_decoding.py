@@ -13,7 +13,7 @@ from longitude.attention.backends.table.backend import DecodingStep, decoding
 from longitude.attention.operation import choose_once, raw_request
 from longitude.attention.request import Request, Step
 from longitude.positions.composed import compose
-from tests.support import needs_c
+from tests.support import built, needs_c
 
 pytestmark = needs_c
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-13, torch.bfloat16: 2e-2}
@@ -33,7 +33,6 @@ def tensors(kv_heads: int, keys: int, dim: int, value_dim: int, dtype: torch.dty
     return [torch.randn(shape, generator=g, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-KINDS = {"alibi": lambda: lg.ALiBi(4), "t5": lambda: lg.T5Bias(4)}
 CASES = {
     "no encoding": (4, 37, 16, 16, None, lg.Causal(), None),
     "one key": (4, 1, 8, 8, "alibi", lg.Causal(), None),
@@ -49,8 +48,7 @@ CASES = {
 @torch.no_grad()
 def test_every_layer_is_the_formula(case, dtype):
     kv_heads, keys, dim, value_dim, label, mask, scale = CASES[case]
-    torch.manual_seed(5)
-    encoding = [KINDS[one]() for one in label.split("+")] if label else None
+    encoding = built(label, {"num_heads": 4}) if label else None
     q, k, v = tensors(kv_heads, keys, dim, value_dim, dtype)
     first = request_of(q, k, v, encoding, mask, scale)
     backend = choose_once(first, "auto")

@@ -29,7 +29,6 @@ BANDS = {"causal": CAUSAL, "all": (None, None), "window": (0, 39), "own": (0, 0)
 SETS = [kinds for count in range(5) for kinds in combinations(KINDS, count)]
 
 
-# ---- in float64: all kinds, shapes and bands ---------------------------------------------------------------------------
 SHAPES = [
     (1, 1, 0), (9, 9, 4), (70, 65, 20), (131, 131, 90), (65, 120, 70), (1, 300, 280), (3, 131, 0)
 ]  # fmt: skip
@@ -104,7 +103,6 @@ def test_rows_without_keys(kinds):
         assert all(t.isfinite().all() for name, t in got.items() if name != "lse")
 
 
-# ---- other dtypes ------------------------------------------------------------------------------------------------------
 def test_large_levels_of_small_differences_are_precise():
     """100000 has steps of 0.008 in float32: differences are taken before levels are narrowed."""
     x = tensors(["levels"], 300, 300, batch=1)
@@ -116,18 +114,13 @@ def test_large_levels_of_small_differences_are_precise():
 
 
 # ---- as operators of torch: signatures, and how much they compute and hold -------------------------------------------------
-def inputs_of(x, near, low, high):
-    """What the operators take."""
-    terms = Terms(**{name: x.get(name) for name in Terms._fields})
-    if terms.key_vectors is not None:
-        terms = terms._replace(table=F.pad(x["table"], (near, 0)))
-    return Inputs(x["q"], x["k"], x["v"], terms, Limits(None, near, low, high), 0.3)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kinds", "learned"), [(KINDS, True), (["table"], False)], ids=["all", "a fixed table"])
 def test_opcheck(kinds, learned):
-    x = inputs_of(tensors(kinds, 9, 12, 3 if learned else 0), 3 if learned else 0, None, 5)
+    near = 3 if learned else 0
+    x = tensors(kinds, 9, 12, near)
+    terms = Terms(**{name: x.get(name) for name in Terms._fields} | {"table": F.pad(x["table"], (near, 0))})
+    x = Inputs(x["q"], x["k"], x["v"], terms, Limits(None, near, None, 5), 0.3)
     leaves = [
         t.clone().requires_grad_(learned or n != 3) if isinstance(t, torch.Tensor) else t
         for n, t in enumerate(toeplitz.OPERATORS.flat(x))
