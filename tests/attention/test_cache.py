@@ -21,7 +21,6 @@ X = random(2, LENGTH, DIM, seed=1)
 
 
 def layer(name: str) -> lg.MultiHeadAttention:
-    """An attention layer in float64 with encodings by name."""
     encoding = built(name, KNOWN)
     torch.manual_seed(0)
     return lg.MultiHeadAttention(DIM, HEADS, 2, encoding=encoding).double().eval()
@@ -182,7 +181,6 @@ test_other_caches_are_refused = refused_calls(
 # ---- buffers that grow -------------------------------------------------------------------------------------------------
 @pytest.fixture(params=[0, GrowingBuffer.FEW], ids=["written behind", "copied"])
 def grown(request, monkeypatch):
-    """Both ways of growing."""
     monkeypatch.setattr(GrowingBuffer, "FEW", request.param)
     return request.param
 

@@ -173,7 +173,6 @@ def wrong(case: Case) -> Iterator[tuple[str, dict[str, Tensor]]]:
 
 
 def is_here(name: str) -> bool:
-    """Whether the kernel of a case exists on this machine."""
     if "triton" in name:
         return find_spec("triton") is not None
     return band.available(torch.float32)

@@ -73,9 +73,8 @@ def test_a_key_replaces_what_it_held():
 
 
 def test_heads_that_do_not_divide_are_refused():
-    q, k, v, g, beta = tokens(7)
     with refused("3", "4"):
-        gated_delta_rule(q[:, :1].expand(-1, 3, -1, -1), k[:, :1].expand(-1, 3, -1, -1), v, g, beta)
+        gated_delta_rule(*tokens(7, key_heads=3))
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])

@@ -66,7 +66,6 @@ def test_chunks_bound_what_training_keeps(form):
     "options", [{}, {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "expand": 1}], ids=str
 )
 def test_mamba_is_transformers(options):
-    """Weights go over by name."""
     config = MambaConfig(hidden_size=32, state_size=4, num_hidden_layers=1, **options)
     names = {"use_bias": "bias", "use_conv_bias": "conv_bias"}
     ours = Mamba(32, state_size=4, **{"bias": False, **{names.get(k, k): v for k, v in options.items()}})
@@ -94,7 +93,6 @@ def test_golden_of_mamba2(mode):
 
 @pytest.mark.parametrize("groups", [1, 2] if GROUPED else [1])
 def test_mamba2_is_transformers(groups):
-    """Weights go over by name."""
     config = Mamba2Config(
         num_heads=8, head_dim=8, hidden_size=32, state_size=6, n_groups=groups, num_hidden_layers=1, chunk_size=16,
         vocab_size=10,

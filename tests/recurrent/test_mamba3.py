@@ -28,7 +28,6 @@ def rotated(x, angle):
 
 
 def written_out(q, k, v, log_decay, step, share, speed):
-    """Token by token."""
     angle = torch.zeros(BATCH, HEADS, PAIRS, dtype=v.dtype)
     state, before, out = torch.zeros(BATCH, HEADS, KEYS, VALUES, dtype=v.dtype), 0.0, []
     for t in range(v.shape[2]):

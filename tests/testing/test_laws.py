@@ -89,7 +89,6 @@ VARIANTS = {
 
 
 def of(name, *encodings, **options):
-    """A registered mixer with options, in a model with these encodings."""
     return mixers.MixerExample(MIXERS[name], options, encodings)
 
 

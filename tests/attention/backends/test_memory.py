@@ -11,9 +11,7 @@ from tests.support import built, heads, needs_c, random
 KNOWN = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dim": 16, "max_length": 4096}
 
 
-# ---- `table` allocates nothing of Lq x Lk: the law `memory` tries causality, test_split.py other masks ------------------------
-
-
+# `table` allocates nothing of Lq x Lk: the law `memory` tries causality, test_split.py other masks.
 class MakesAllPairs(lg.ALiBi):
     """The bias of an offset, by way of a table of all pairs of offsets."""
 

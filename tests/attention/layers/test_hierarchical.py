@@ -76,7 +76,6 @@ def binary_blocks(a: int) -> list[tuple[int, int]]:
 
 
 def definition(q, k, v, gate, window, encoding=()) -> Tensor:
-    """Query by query."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     every = torch.arange(q.shape[2], dtype=torch.float64)
     q, tokens = rotate(encoding, q, every), rotate(encoding, k, every)

@@ -18,7 +18,6 @@ SIZES = {"kv_rank": 10, "nope_dim": 6, "rope_dim": ROPE, "value_dim": 5}
 
 
 def make(encoding: Any = "rope", seed=3, **options) -> LatentAttention:
-    """With encodings by name at its own sizes, or as given."""
     encoding = built(encoding, KNOWN) if isinstance(encoding, str) else encoding
     torch.manual_seed(seed)
     layer = LatentAttention(DIM, HEADS, encoding, **{**SIZES, "q_rank": 12, **options}).double()

@@ -67,7 +67,6 @@ def test_a_model_of_falcon_h1():
 
 
 def named(name: str) -> str:
-    """Our name of a parameter of Falcon-H1."""
     parts = NAMES | {"self_attn": "mixer.attention", "mamba": "mixer.state", "feed_forward": "mlp"}
     parts |= {"pre_ff_layernorm": "mlp_norm", "final_layernorm": "norm"}
     return ".".join(parts.get(part, part) for part in name.split("."))

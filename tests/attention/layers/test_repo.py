@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 import longitude as lg
 from longitude.testing import fill
-from tests.support import by_head, close, random, refused
+from tests.support import by_head, close, random, refused_calls
 
 DIM, LENGTH = 16, 23
 
@@ -49,12 +49,11 @@ def test_equal_positions_are_no_positions():
     close(own(x), plain(x))
 
 
-def test_a_rotation_beside_it_is_refused():
-    with refused("RePoAttention"):
-        lg.LongitudeForCausalLM(
-            lg.LongitudeConfig(hidden_size=16, num_attention_heads=2, mixer="repo", encoding="rope")
-        )
-    with refused("RePoAttention"):
-        layer()(random(1, 5, DIM), encoding=lg.Rotary(4, "half"))
-    with refused(what="rope"):
-        layer(head_dim=3)
+MODEL = {"hidden_size": 16, "num_attention_heads": 2, "mixer": "repo", "encoding": "rope"}
+test_refusals = refused_calls(
+    [
+        (lambda: lg.LongitudeForCausalLM(lg.LongitudeConfig(**MODEL)), "RePoAttention"),
+        (lambda: layer()(random(1, 5, DIM), encoding=lg.Rotary(4, "half")), "RePoAttention"),
+        (lambda: layer(head_dim=3), "rope"),
+    ]
+)

@@ -17,7 +17,6 @@ X = random(2, LENGTH, DIM, seed=1)
 
 
 def layer(encoding="rope", size: int = 5) -> WindowAttention:
-    """With encodings by name, or as given."""
     encoding = built(encoding, KNOWN) if isinstance(encoding, str) else encoding
     torch.manual_seed(0)
     return WindowAttention(DIM, HEADS, 2, encoding, size=size).double().eval()
