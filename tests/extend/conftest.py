@@ -28,21 +28,12 @@ TRAINED = {"max_position_embeddings": LENGTH}
 LLAMA = SMALL | TRAINED | {"num_key_value_heads": 2, "intermediate_size": 96}
 NARROW = {"vocab_size": 258, "n_embd": 64, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
 WIDE = {"vocab_size": 258, "hidden_size": 64}
-PARTIAL = {"rope_type": "default", "rope_theta": 2_000.0, "partial_rotary_factor": 0.5}
+PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
+PARTIAL = PLAIN | {"rope_theta": 2_000.0, "partial_rotary_factor": 0.5}
 LOCAL = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
-CHUNKED = {
-    "head_dim": 16,
-    "num_hidden_layers": 4,
-    "attention_chunk_size": 24,
-    "intermediate_size_mlp": 96,
-    "num_local_experts": 2,
-}
-WARM = {
-    "rope_type": "default",
-    "rope_theta": 1e4,
-    "original_max_position_embeddings": LENGTH,
-    "llama_4_scaling_beta": 0.1,
-}
+CHUNKED = {"head_dim": 16, "num_hidden_layers": 4, "attention_chunk_size": 24}
+CHUNKED |= {"intermediate_size_mlp": 96, "num_local_experts": 2}
+WARM = PLAIN | {"original_max_position_embeddings": LENGTH, "llama_4_scaling_beta": 0.1}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "mistral": LLAMA | {"sliding_window": 2 * LENGTH},
@@ -62,11 +53,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mpt": {"vocab_size": 258, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": LENGTH},
     "gptj": NARROW | {"n_positions": LENGTH, "rotary_dim": 8},
     "mamba": WIDE | {"num_hidden_layers": 1},
-    "qwen2_5_vl": {
-        "text_config": LLAMA | MROPE,
-        "vision_config": VISION,
-        **dict(zip(TOKENS, range(250, 254), strict=True)),
-    },
+    "qwen2_5_vl": {"text_config": LLAMA | MROPE, "vision_config": VISION} | dict(zip(TOKENS, range(250, 254))),
 }
 """By the name that transformers has for a family."""
 

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import save_file
 
 from longitude.extend import weights as writing
-from tests.extend.conftest import LENGTH, weights
+from tests.extend.conftest import LENGTH, PLAIN, weights
 from tests.support import edit_config
 
 TO = ["--to", 4 * LENGTH, "--method"]
 YARN = [*TO, "yarn", "--no-measure"]
 TUNE = [*YARN, "--fine-tune", "stdlib"]
-ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+ALL = [*TO, "all"]
 OTHER = {"rope_type": "yarn", "rope_theta": 2e4, "factor": 4.0, "original_max_position_embeddings": LENGTH}
 
 
@@ -30,7 +30,9 @@ def index(**weight_map: str):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (keys(rope_theta=5e5, rope_parameters=ROPE), "rope_theta is 500000.0"),
+        (keys(rope_theta=5e5, rope_parameters=PLAIN), "rope_theta is 500000.0"),
+        (keys(rope_parameters=None), "rope_theta"),  # a base that only transformers knows
+        (keys(rope_parameters=PLAIN | {"partial_rotary_factor": 0.5}), "partial_rotary_factor"),  # read if scaled alone
         (keys(num_hidden_layers=3), "lack 9 of the model's tensors, such as model.layers.2.input_layernorm.weight"),
         (keys(num_hidden_layers=1), "model.layers.1.input_layernorm"),
         (keys(tie_word_embeddings=True), "another lm_head.weight"),
@@ -44,10 +46,8 @@ def test_broken_files(spoil, message, save, refused) -> None:
     assert message in refused(source, *YARN)
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+REFUSED = {  # of a kind: arguments, and a part of the reason
+    "llama": [
         (["--to", LENGTH, "--method", "yarn"], f"--to: expected more than {LENGTH}"),
         (["--to", LENGTH // 2, "--method", "yarn"], f"--to: expected more than {LENGTH}"),
         ([*TO, "yarn", "--factor", 2], "--factor: expected 4 or more"),
@@ -63,11 +63,32 @@ def test_broken_files(spoil, message, save, refused) -> None:
         ([*YARN, "--seed", 3], "--seed"),
         ([*YARN, "--cost-minutes", 3], "--no-measure"),
         (TUNE, "--steps"),
+        ([*TO, "drope", "--no-measure", "--factor", 2], "--factor is no option of --method drope"),
+        (["--to", LENGTH, "--method", "all"], f"--to beyond {LENGTH}"),
+        ([*ALL, "--fine-tune", "stdlib", "--steps", 3], "--fine-tune"),
+        ([*ALL, "--no-measure"], "--no-measure"),
+        ([*ALL, "--out", "longer"], "--out"),
+        ([*ALL, "--text", "/nowhere"], "/nowhere"),
+        ([*ALL, "--cost-minutes", 1e-9], "--cost-minutes"),
     ],
+    "phi3": [(YARN, "phi3")],  # it makes longrope of every yarn
+    "gptj": [(YARN, "formula")],
+    "mamba": [(YARN, "neither")],
+    "gpt2": [(YARN, "no frequencies"), (ALL, "rotary positions")],
+    "bloom": [(YARN, "ALiBi")],
+    "mpt": [(YARN, "ALiBi")],
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"), [(kind, *case) for kind, cases in REFUSED.items() for case in cases]
 )
-def test_options(arguments, message, checkpoint, refused, monkeypatch) -> None:
+def test_what_is_refused(kind, arguments, message, checkpoint, refused, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("longitude.extend.plan.total_memory", lambda: 2**29)
-    assert message in refused(checkpoint("llama"), *arguments)
+    monkeypatch.setattr("longitude.extend.short_contexts.flops_per_second", lambda *_, **__: 1e9)
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(checkpoint(kind), *arguments, out=None if "all" in arguments else tmp_path / "out")
 
 
 def test_memory(checkpoint, write, monkeypatch) -> None:
@@ -113,7 +134,7 @@ def test_what_only_measuring_finds_is_found_before_writing(save, refused, text, 
 @pytest.mark.parametrize(
     ("keys", "number"),
     [
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "rope_scaling": None}, "expected 1"),
+        ({"rope_parameters": PLAIN, "rope_scaling": None}, "expected 1"),
         ({"rope_parameters": OTHER, "rope_scaling": None}, " pair "),
         ({"intermediate_size": 95}, "95"),
     ],

@@ -136,25 +136,6 @@ def test_a_method_that_does_not_fit_is_a_row(checkpoint, longer, compared, text)
     assert row(again, "llama3") == row(compared(checkpoint("llama")), "llama3")
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [
-        ("gpt2", ALL),
-        ("llama", ["--to", LENGTH, "--method", "all"]),
-        ("llama", [*ALL, "--fine-tune", "stdlib", "--steps", 3]),
-        ("llama", [*ALL, "--no-measure"]),
-        ("llama", [*ALL, "--out", "longer"]),
-        ("llama", [*ALL, "--text", "/nowhere"]),
-        ("llama", [*ALL, "--cost-minutes", 1e-9]),
-    ],
-)
-def test_what_is_refused(kind, arguments, checkpoint, refused, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(short_contexts, "flops_per_second", lambda *_, **__: 1e9)
-    monkeypatch.chdir(tmp_path)
-    refused(checkpoint(kind), *arguments, out=None)
-
-
 def test_buckets_are_few() -> None:
     for times in (1.01, 1.5, 2, 3, 4, 8, 10, 64, 1000):
         edges = Candidates(None, 4096, int(4096 * times), (), {}).edges  # pyright: ignore[reportArgumentType]

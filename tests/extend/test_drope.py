@@ -54,5 +54,3 @@ def test_drope_is_recalibrated_at_the_original_length(checkpoint, command, text,
     assert code == 0 and result["tuned"]["tokens"] == 2 * LENGTH and result["cost"][0]["difference"]["value"] != 0
     code, _, line = command(tmp_path / "out", *by("yarn"), "--out", tmp_path / "again")
     assert code == 2 and "was extended already" in line
-    code, _, line = command(checkpoint("llama"), *by("drope"), "--factor", 2, "--out", tmp_path / "again")
-    assert code == 2 and "--factor is no option of --method drope" in line

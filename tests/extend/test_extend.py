@@ -80,11 +80,7 @@ def test_transformers_rotates_as_we_do(kind, method, checkpoint, longer) -> None
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("smollm3", ": 3."),
-        ("ministral3", "'ministral3_temperature', 'beta': 0.1, "),
-    ],
+    ("kind", "message"), [("smollm3", ": 3."), ("ministral3", "'ministral3_temperature', 'beta': 0.1, ")]
 )
 def test_what_stays_is_said(kind, message, tmp_path, write) -> None:
     """Layers without rotation, temperatures, and keys that nothing reads, which stay in the file."""
@@ -209,10 +205,7 @@ def test_clipped_pairs_do_not_rotate_in_plain_transformers(checkpoint, write) ->
 
 OLD = {"rope_parameters": None, "rope_scaling": None}
 NEOX = OLD | {"rotary_emb_base": 2000, "rotary_pct": 0.5}
-GEMMA_FREQUENCIES = {
-    "full_attention_inv_freq": (16, 1e6, SCHEMES["yarn"]),
-    "sliding_attention_inv_freq": (16, 1e4),
-}
+GEMMA_FREQUENCIES = {"full_attention_inv_freq": (16, 1e6, SCHEMES["yarn"]), "sliding_attention_inv_freq": (16, 1e4)}
 GEMMA = OLD | {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
 
 
@@ -238,10 +231,6 @@ def test_schemas_of_transformers_4(kind, keys, method, frequencies, absent, save
         assert written["rotary_pct"] == 0.5 and "partial_rotary_factor" not in written
 
 
-def test_a_base_that_only_transformers_knows_is_asked_for(save, refused) -> None:
-    assert "rope_theta" in refused(save(rope_parameters=None), *by("linear"))
-
-
 def test_factor_and_original_by_option(checkpoint, write) -> None:
     out, printed = write(checkpoint("llama"), *by("yarn"), "--factor", 8, "--original", LENGTH // 2, "--json")
     rope, result = config(out)["rope_parameters"], json.loads(printed)
@@ -251,19 +240,6 @@ def test_factor_and_original_by_option(checkpoint, write) -> None:
     assert {"key": "max_position_embeddings", "before": LENGTH, "after": 4 * LENGTH} in result["difference"]
 
 
-# ---- other positions -------------------------------------------------------------------------------------------------
-YARN = ["--to", 2 * LENGTH, "--method", "yarn", "--no-measure"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [("gptj", "formula"), ("mamba", "neither"), ("gpt2", "no frequencies"), ("bloom", "ALiBi"), ("mpt", "ALiBi")],
-)
-def test_what_cannot_be_extended(kind, message, checkpoint, refused) -> None:
-    assert message in refused(checkpoint(kind), *YARN)
-
-
-# ---- what is refused -------------------------------------------------------------------------------------------------
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
 def test_never_scaled_twice(method, longer, write, refused) -> None:
@@ -277,15 +253,6 @@ def test_never_scaled_twice(method, longer, write, refused) -> None:
     assert f"expected --original {LENGTH}" in refused(once, *further, "--original", LENGTH // 2)
     again, _ = write(once, *further, "--original", LENGTH)
     assert config(again) == config(longer("llama", *further))
-
-
-@pytest.mark.slow
-def test_what_transformers_would_rotate_otherwise(save, checkpoint, refused, write) -> None:
-    """Llama's plain rotation takes no notice of a partial factor, its scaled ones do; Phi-3 makes longrope of every yarn."""
-    source = save(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})
-    assert "partial_rotary_factor" in refused(source, *by("yarn"))
-    assert "phi3" in refused(checkpoint("phi3"), *by("yarn"))
-    write(checkpoint("phi3"), *by("ntk"))
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------

@@ -19,11 +19,10 @@ from longitude.extend.plan import Target, plan_extension
 from longitude.positions.scaling.base import Frequencies, Scaling
 from make_families import OPTIONS, OWN, SHAPE, toy
 from tests.checkpoints.families import _SEEN, NAME, Measured, as_pairs, measured
+from tests.extend.conftest import LENGTH, PLAIN
 from tests.extend.test_extend import RootOfFactor, with_root_of_factor
 from tests.support import edit_config
 
-LENGTH = 64
-PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}
 S = 4.0
 METHODS: dict[str, Scaling] = {
@@ -114,23 +113,12 @@ def outcome(family: str, source: Path, out: Path, method: str) -> str:
     return "written"
 
 
-QUICK = (
-    "llama",
-    "gemma3_text",
-    "deepseek_v4",
-    "granite_swa",
-    "olmo3",
-    "qwen3_next",
-    "cohere2",
-    "smollm3",
-    "mimo_v2_flash",
-    "recurrent_gemma",
-)
+FAMILIES = "llama gemma3_text deepseek_v4 granite_swa olmo3 qwen3_next cohere2 smollm3 mimo_v2_flash recurrent_gemma"
 
 
 @pytest.mark.one_in(60)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", QUICK)
+@pytest.mark.parametrize("family", FAMILIES.split())
 def test_a_family(family, method, tmp_path) -> None:
     source = checkpoint(family, tmp_path / "model")
     result = outcome(family, source, tmp_path / "out", method)
@@ -179,10 +167,8 @@ def test_every_axis_of_images_is_extended(family, tmp_path) -> None:
             before, after = queries(source, axis), queries(folder, axis)
             angles = (after[:, 1] * after[:, 0].conj()).sum(0).angle().abs()
             want = frequencies * (torch.tensor(AXES[family]) == axis)
-            right += [
-                torch.allclose(angles, want, rtol=0, atol=1e-6),
-                torch.allclose(after[:, 0], factor * before[:, 0]),
-            ]
+            right.append(torch.allclose(angles, want, rtol=0, atol=1e-6))
+            right.append(torch.allclose(after[:, 0], factor * before[:, 0]))
         return all(right)
 
     assert as_published(out) and (out / "preprocessor_config.json").exists()
