@@ -1,8 +1,10 @@
-"""Small models of transformers, and ways to change one."""
+"""Small models of transformers, and ways to change one; and GGUF files."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import BloomForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
@@ -43,6 +45,32 @@ def by_layer(kind: Any, **options: Any) -> Any:
     shape = {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": LENGTH}
     rope = {"rope_type": "default", "rope_theta": 10_000.0}
     return built(kind, **SHAPE | shape | {"num_hidden_layers": 4, "rope_parameters": rope, "pad_token_id": 0} | options)
+
+
+# ---- GGUF ------------------------------------------------------------------------------------------------------------
+WIDTH, TRAINED = 16, 64
+
+
+def file_of(path: Path, architecture: str = "llama", tensors: Any = None, **keys: Any) -> Path:
+    """A file of positions alone; keys: beneath `rope.`, with __ for a dot."""
+    writer = pytest.importorskip("gguf").GGUFWriter(path, architecture)
+    writer.add_embedding_length(WIDTH)
+    writer.add_head_count(1)
+    writer.add_context_length(TRAINED)
+    for key, value in keys.items():
+        name = f"{architecture}.rope.{key.replace('__', '.')}"
+        writer.add_string(name, value) if isinstance(value, str) else writer.add_float32(name, value)
+    for name, numbers in (tensors or {"token_embd": [0.0]}).items():
+        writer.add_tensor(f"{name}.weight", torch.tensor(numbers).numpy())
+    return finished(writer)
+
+
+def finished(writer: Any) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return writer.path
 
 
 # ---- calls ------------------------------------------------------------------------------------------------------------------

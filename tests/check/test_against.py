@@ -13,7 +13,7 @@ from longitude.check.against import FORMS, against
 from longitude.checkpoints.load import load
 from longitude.positions.rotation import convert_layout
 from longitude.serving.gguf import GGUF, LONG, SHORT
-from tests.check.building import LENGTH, YARN, by_layer, llama
+from tests.check.building import LENGTH, TRAINED, WIDTH, YARN, by_layer, file_of, finished, llama
 from tests.support import edit_config, refused
 
 gguf = pytest.importorskip("gguf")
@@ -59,11 +59,7 @@ def written(folder, path, permuted=True, architecture="llama", dim=DIM, factors=
             if ours in name:
                 layout = convert_layout(weight, dim, "interleaved") if permuted else weight
                 writer.add_tensor(f"blk.{name.split('.')[2]}.{theirs}.weight", layout.float().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finished(writer)
 
 
 def wrong(facts):
@@ -142,7 +138,7 @@ def test_the_lists_of_longrope_are_compared(tmp_path):
 
 
 # ---- the engine's own formula ------------------------------------------------------------------------------------------------
-WIDTH, TRAINED, POSITION = 16, 64, 37
+POSITION = 37
 SOME = [1.0, 1.0, 1.5, 2.0, 4.0, 4.0, 8.0, 8.0]
 MORE = [1.0, 2.0, 2.0, 3.0, 5.0, 8.0, 8.0, 9.0]
 OTHERS = {"beta_fast": 8.0, "beta_slow": 2.0}
@@ -165,24 +161,6 @@ def engines_angles(factors=None, scale=1.0, yarn=None):
         angles.append(angle)
         theta *= 1e4 ** (-2 / WIDTH)
     return angles
-
-
-def file_of(path, architecture="llama", tensors=None, **keys):
-    """A GGUF file of positions alone; keys: beneath `rope.`, with __ for a dot."""
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_embedding_length(WIDTH)
-    writer.add_head_count(1)
-    writer.add_context_length(TRAINED)
-    for key, value in keys.items():
-        name = f"{architecture}.rope.{key.replace('__', '.')}"
-        writer.add_string(name, value) if isinstance(value, str) else writer.add_float32(name, value)
-    for name, numbers in (tensors or {"token_embd": [0.0]}).items():
-        writer.add_tensor(f"{name}.weight", torch.tensor(numbers).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return GGUF(path)
 
 
 FREQS, LISTS = {"rope_freqs": SOME}, {"rope_factors_short": SOME, "rope_factors_long": MORE}
@@ -209,7 +187,7 @@ PUBLISHED = {"beta_fast": 32.0, "beta_slow": 1.0}
     ],
 )
 def test_frequencies_are_those_of_the_engines_formula(file, short, long, tmp_path):
-    found = file_of(tmp_path / "one.gguf", **file).frequencies()
+    found = GGUF(file_of(tmp_path / "one.gguf", **file)).frequencies()
     want = {SHORT: short} | ({} if long is None else {LONG: long})
     assert found.keys() == want.keys()
     for kind, options in want.items():
@@ -219,11 +197,11 @@ def test_frequencies_are_those_of_the_engines_formula(file, short, long, tmp_pat
 
 def test_factors_of_another_number_of_pairs_are_refused(tmp_path):
     with refused("rope_freqs.weight", str(len(SOME) + 1)):
-        file_of(tmp_path / "one.gguf", tensors={"rope_freqs": [*SOME, 2.0]}).frequencies()
+        GGUF(file_of(tmp_path / "one.gguf", tensors={"rope_freqs": [*SOME, 2.0]})).frequencies()
 
 
 def test_factors_that_are_not_known_to_be_read_are_named_and_not_judged(tmp_path):
-    file = file_of(tmp_path / "one.gguf", architecture="qwen2", tensors=FREQS)
+    file = GGUF(file_of(tmp_path / "one.gguf", architecture="qwen2", tensors=FREQS))
     assert file.frequencies() == {} and "rope_freqs.weight" in file.facts()["factors of frequencies"]
 
 
@@ -239,7 +217,7 @@ def test_factors_that_are_not_known_to_be_read_are_named_and_not_judged(tmp_path
     ],
 )
 def test_the_factor_of_cos_and_sin(keys, factor, tmp_path):
-    assert file_of(tmp_path / "one.gguf", **keys).facts()["attention factor"] == pytest.approx(factor)
+    assert GGUF(file_of(tmp_path / "one.gguf", **keys)).facts()["attention factor"] == pytest.approx(factor)
 
 
 def test_the_base_of_windows_is_compared(tmp_path):

@@ -4,17 +4,13 @@ import copy
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    StaticCache,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache, T5ForConditionalGeneration
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from longitude.check import check, recorder
@@ -133,8 +129,7 @@ def test_dynamic_scaling_is_broken_by_its_rule_at_any_length():
     """Tables around the border are the published ones, a longer sequence is remembered, and cached keys are not rotated again."""
     for length in (LENGTH, 512):
         found = check(
-            llama(rope=DYNAMIC, max_position_embeddings=length),
-            laws=["rotary_frequencies", "scaling_border"],
+            llama(rope=DYNAMIC, max_position_embeddings=length), laws=["rotary_frequencies", "scaling_border"]
         )
         assert [one.status for one in found.values()] == ["passed", "failed"]
         reason = found["scaling_border"].reason
@@ -168,7 +163,13 @@ def result(law: str, model: Any, **options: Any) -> Any:
 
 
 # ---- the config ---------------------------------------------------------------------------------------------------------
-LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+TINY = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32}
+
+
+def of_kind(kind: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY | options)).eval()
 
 
 def test_keys_of_nobody_are_unknown(tmp_path):
@@ -178,14 +179,6 @@ def test_keys_of_nobody_are_unknown(tmp_path):
     found = result("unread_keys", load(tmp_path, tokenizer=False))
     assert found.status == "unknown"
     assert "rope_parameters.warmth" in found.reason and "rope_base" in found.reason
-
-
-PAIRS = {"short_factor": [1.0, 2.0, 4.0, 8.0], "long_factor": [1.0, 1.0, 1.0, 2.0]}
-
-
-def test_lists_of_longrope_that_are_exchanged():
-    found = result("files", llama(rope=LONGROPE | PAIRS))
-    assert found.status == "failed" and "swapped" in found.reason
 
 
 @pytest.mark.slow
@@ -198,59 +191,59 @@ def test_a_window_longer_than_what_is_tried_is_tried_as_a_short_one():
     assert found.status == "failed" and found.reason.startswith("windows of 4096, tried as windows of 16"), found
 
 
-OUTSIDE = {  # keys beside the text_config of a model of text and images, and in it
-    "elsewhere": ({"rope_theta": 5e6}, {}, "is outside text_config"),
-    "twice": ({"rope_theta": 5e6}, {"rope_theta": 1e4}, "the text model has 10000"),
-    "the same twice": ({"rope_theta": 1e4}, {"rope_theta": 1e4}, ""),
+TEXT = {"model_type": "qwen3_vl_text", "head_dim": 16, "hidden_size": 64, "num_attention_heads": 4}
+BY_LAYER = {"num_hidden_layers": 3, "rope_theta": 1e4, "sliding_window": 8}
+SMOLLM, ALIBI = BY_LAYER | {"model_type": "smollm3"}, {"model_type": "falcon", "alibi": True}
+PLAIN, SCALED = {"rope_type": "default", "rope_theta": 1e4}, {"rope_scaling": {"type": "linear", "factor": 4.0}}
+LINEAR = PLAIN | {"rope_type": "linear", "factor": 4.0}
+
+
+def outside(inner: dict[str, Any], **outer: Any) -> dict[str, Any]:
+    """Keys beside the text_config of a model of text and images, and in it."""
+    return {"model_type": "qwen3_vl", "text_config": TEXT | {"num_hidden_layers": 2} | inner, **outer}
+
+
+def by_pattern(kind: str, layers: str) -> dict[str, Any]:
+    types = ["sliding_attention" if layer == "s" else "full_attention" for layer in layers]
+    pattern = {"sliding_window_pattern": 3} if "s" in layers else {}
+    return BY_LAYER | {"model_type": kind, "layer_types": types} | pattern
+
+
+def mpt(**attention: Any) -> dict[str, Any]:
+    return {"model_type": "mpt", "d_model": 32, "n_heads": 4, "n_layers": 1, "attn_config": attention}
+
+
+CONFIGS = {  # keys, what is broken, and what is noted
+    "a base elsewhere": (outside({}, rope_theta=5e6), "is outside text_config"),
+    "two bases": (outside({"rope_theta": 1e4}, rope_theta=5e6), "the text model has 10000"),
+    "a base twice": (outside({"rope_theta": 1e4}, rope_theta=1e4), ""),
     "sections of too many pairs": (
-        {},
-        {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [4, 4, 4]}},
+        outside({"rope_parameters": {"rope_theta": 1e4, "mrope_section": [4, 4, 4]}}),
         "mrope_section has 12 pairs, and heads rotate 8",
     ),
+    "as the pattern makes it": (by_pattern("gemma3_text", "ssf"), ""),
+    "one layer early": (by_pattern("gemma3_text", "fss"), "2 layers differ"),
+    "a pattern that is a default": (by_pattern("exaone4", "fss"), "", "2 layers differ"),
+    "rotation inverted": (SMOLLM | {"no_rope_layers": [0, 0, 1], "no_rope_layer_interval": 3}, "", "3 layers differ"),
+    "no layer rotates": (by_pattern("cohere2", "fff"), "", "rotary parameters have no effect"),
+    "a rotation that MPT's class has not": (mpt(alibi=False, rope=True), "attn_config.rope is true"),
+    "a base of no rotation": (mpt(alibi=True, rope=False, rope_theta=1e4), "", "no effect"),
+    "ALiBi, scaled": (ALIBI | SCALED, "no effect"),
+    "ALiBi, as transformers writes it": (ALIBI | {"rope_parameters": PLAIN}, ""),
+    "a rotation": ({"model_type": "falcon", "rope_theta": 1e4} | SCALED, ""),
+    "a learned table, scaled": ({"model_type": "gpt2", "rope_parameters": LINEAR}, "no effect", "no effect"),
+    "a learned table": ({"model_type": "gpt2", "rope_parameters": None}, ""),
+    "a rotation taken away after training": (SMOLLM | {"no_rope_layers": [0, 0, 0]} | SCALED, "", "no effect"),
 }
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_a_base_outside_the_text_is_named(name):
-    outer, inner, words = OUTSIDE[name]
-    text = {
-        "model_type": "qwen3_vl_text",
-        "head_dim": 16,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-    }
-    raw = {"model_type": "qwen3_vl", "text_config": text | inner, **outer}
+@pytest.mark.parametrize("name", CONFIGS)
+def test_keys_that_contradict_each_other_or_have_no_effect(name):
+    raw, *judged = CONFIGS[name]
     config = AutoConfig.for_model(**copy.deepcopy(raw)).get_text_config()
-    found = list(contradictions(raw, config))
-    assert (words in " ".join(found)) if words else not found, found
-
-
-BY_LAYER = {  # keys, and how they are judged: broken, noted, or nothing
-    "as the pattern makes it": ("gemma3_text", {"layer_types": [*"ssf"], "sliding_window_pattern": 3}, "", ""),
-    "one layer early": ("gemma3_text", {"layer_types": [*"fss"], "sliding_window_pattern": 3}, "2 layers differ", ""),
-    "a pattern that is a default": (
-        "exaone4",
-        {"layer_types": [*"fss"], "sliding_window_pattern": 3},
-        "",
-        "2 layers differ",
-    ),
-    "rotation inverted": ("smollm3", {"no_rope_layers": [0, 0, 1], "no_rope_layer_interval": 3}, "", "3 layers differ"),
-    "no layer rotates": ("cohere2", {"layer_types": [*"fff"]}, "", "rotary parameters have no effect"),
-}
-
-
-@pytest.mark.parametrize("name", BY_LAYER)
-def test_lists_by_layer_and_their_rules(name):
-    kind, keys, broken, noted = BY_LAYER[name]
-    kinds = {"s": "sliding_attention", "f": "full_attention"}
-    keys = {
-        key: [kinds.get(one, one) for one in value] if isinstance(value, list) else value for key, value in keys.items()
-    }
-    raw = {"model_type": kind, "num_hidden_layers": 3, "rope_theta": 1e4, "sliding_window": 8, **keys}
-    config = AutoConfig.for_model(**copy.deepcopy(raw))
-    for words, found in ((broken, [*contradictions(raw, config)]), (noted, remarks(raw, config))):
-        assert (words in " ".join(found)) if words else not any("layer" in one for one in found), found
+    found = [*contradictions(raw, config)], [one for one in remarks(raw, config) if "layer" in one]
+    for words, sentences in zip_longest(judged, found, fillvalue=""):
+        assert len(sentences) == bool(words) and all(words in one for one in sentences), found
 
 
 def test_a_scaling_of_the_declared_length_is_noted():
@@ -261,51 +254,11 @@ def test_a_scaling_of_the_declared_length_is_noted():
         assert any("times" in one for one in found) == noted, found
 
 
-def test_positions_that_a_class_has_not_are_named():
-    raw = {
-        "model_type": "mpt",
-        "d_model": 32,
-        "n_heads": 4,
-        "n_layers": 1,
-        "attn_config": {"alibi": False, "rope": True},
-    }
-    assert "attn_config.rope is true" in " ".join(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw))))
-    raw["attn_config"] = {"alibi": True, "rope": False, "rope_theta": 1e4}
-    assert list(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw)))) == []
+def test_alibi_of_a_class_that_rotates_is_named():
     model = llama()
     model.config.alibi = True
     found = check(model, laws=["files", "relative_positions"])
     assert [one.status for one in found.values()] == ["failed", "passed"] and "alibi is true" in found["files"].reason
-
-
-SCALED = {"type": "linear", "factor": 4.0}
-NOT_ROTARY = {  # keys, and whether a scaling has no effect
-    "ALiBi": ({"model_type": "falcon", "alibi": True, "rope_scaling": SCALED}, True),
-    "ALiBi, as transformers writes it": (
-        {"model_type": "falcon", "alibi": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-        False,
-    ),
-    "a rotation": ({"model_type": "falcon", "rope_theta": 1e4, "rope_scaling": SCALED}, False),
-    "a learned table": ({"model_type": "gpt2", "rope_parameters": {**LINEAR}}, True),
-    "a learned table alone": ({"model_type": "gpt2", "rope_parameters": None}, False),
-    "no layer rotates": (
-        {
-            "model_type": "smollm3",
-            "num_hidden_layers": 2,
-            "no_rope_layers": [0, 0],
-            "rope_theta": 1e4,
-            "rope_scaling": SCALED,
-        },
-        False,  # as of a model whose rotation was taken away after training
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NOT_ROTARY)
-def test_a_scaling_that_no_rotation_follows_is_named(name):
-    raw, broken = NOT_ROTARY[name]
-    found = list(contradictions(raw, AutoConfig.for_model(**copy.deepcopy(raw))))
-    assert ["no effect" in one for one in found] == [True] * broken, found
 
 
 def test_what_a_config_breaks_is_not_said_of_the_code():
@@ -335,17 +288,10 @@ def test_axes_that_text_does_not_show():
     )
 
 
-def test_a_temperature_may_make_positions_matter():
-    """Only where it changes within the positions that the law compares."""
-    found = result("relative_positions", models.ministral(8))
-    assert found.status == "not applicable" and "ministral3_temperature" in found.reason
-    assert result("relative_positions", models.ministral(256)).status == "passed"
-
-
-def test_the_pair_that_turns_otherwise_is_named():
+def pairs_exchanged() -> Any:
     model = llama()
     model.model.rotary_emb.inv_freq[[1, 2]] = model.model.rotary_emb.inv_freq[[2, 1]]
-    assert "pair 2 by 0.1 rad a position, expected 0.01" in result("rotary_frequencies", model).reason
+    return model
 
 
 # ---- single laws ----------------------------------------------------------------------------------------------------------
@@ -379,18 +325,29 @@ def test_far_positions_keep_float32_where_transformers_does(tmp_path):
         assert result("far_positions", load(tmp_path, dtype=dtype, tokenizer=False)).status == "passed"
 
 
+NONE, PAIRS = "not applicable", {"short_factor": [1.0, 2.0, 4.0, 8.0], "long_factor": [1.0, 1.0, 1.0, 2.0]}
+
+
 @pytest.mark.parametrize(
-    ("law", "make", "words"),
+    ("law", "make", "status", "words"),
     [
-        ("scaling_border", partial(llama, rope=YARN), "yarn"),
-        ("relative_positions", partial(llama, rope=DYNAMIC), "follow the length"),
-        ("relative_positions", bloom, "no rope_parameters"),
-        ("rotary_frequencies", models.falcon, "ALiBi's"),
+        ("scaling_border", partial(llama, rope=YARN), NONE, "yarn"),
+        ("relative_positions", partial(llama, rope=DYNAMIC), NONE, "follow the length"),
+        ("relative_positions", bloom, NONE, "no rope_parameters"),
+        ("relative_positions", partial(models.ministral, 8), NONE, "ministral3_temperature"),
+        # the positions that are compared have one temperature
+        ("relative_positions", partial(models.ministral, 256), "passed", ""),
+        ("rotary_frequencies", models.falcon, NONE, "ALiBi's"),
+        ("causality", partial(of_kind, "xlnet", d_model=32, n_layer=1, n_head=2, d_inner=32), NONE, "perm_mask"),
+        # a norm with weights of 1 commutes with the rotation
+        ("attention_outputs", partial(normed_after, ""), "passed", ""),
+        ("rotary_frequencies", pairs_exchanged, "failed", "pair 2 by 0.1 rad a position, expected 0.01"),
+        ("files", partial(llama, rope=LONGROPE | PAIRS), "failed", "swapped"),
     ],
 )
-def test_a_law_does_not_apply_where_it_claims_nothing(law, make, words):
+def test_what_a_law_says_of_a_model(law, make, status, words):
     found = result(law, make())
-    assert found.status == "not applicable" and words in found.reason
+    assert found.status == status and words in found.reason
 
 
 @pytest.mark.slow
@@ -426,14 +383,6 @@ def test_lengths():
     assert (dynamic.length, dynamic.reach) == (LENGTH - 1, 40)
 
 
-TINY = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-
-
-def of_kind(kind: str, **options: Any) -> Any:
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY | options)).eval()
-
-
 def test_roberta_as_a_decoder_begins_behind_its_padding():
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     model = of_kind("roberta", **shape, max_position_embeddings=34, is_decoder=True)
@@ -450,9 +399,6 @@ def test_phi3_begins_again_at_the_border():
     )
     assert found.status == "passed" and found.whose == ""
     assert "its generate() prefills again there" in found.reason and "drifts from position 16 on" in found.reason
-
-
-SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32}
 
 
 def test_a_key_that_its_class_does_not_read_is_named():
@@ -491,22 +437,12 @@ def test_a_choice_between_equal_scores_is_no_fault():
     assert found.status == "passed" and found.measured < 1e-6 and "the first of equal scores" in found.reason
 
 
-def test_xlnet_attends_in_both_directions():
-    found = result("causality", of_kind("xlnet", d_model=32, n_layer=1, n_head=2, d_inner=32))
-    assert found.status == "not applicable" and "perm_mask" in found.reason
-
-
 def test_a_known_defect_of_a_class_hides_no_other():
     """Text after a video begins too early in Qwen2.5-VL of transformers; each axis of the patches is judged beside that."""
     reason = result("image_positions", vision(whole_seconds)).reason
     assert "beginnings: " in reason and "time: " in reason and "height: " not in reason and "width: " not in reason
     reason = result("image_positions", vision(lambda given: None, lambda at: at[2].add_(at[1] - at[1].min()))).reason
     assert "width: by 2" in reason and "time: " not in reason and "height: " not in reason
-
-
-def test_a_norm_that_commutes_with_the_rotation_is_no_fault():
-    """Queries and keys that are normalized after they were rotated, with weights of 1."""
-    assert result("attention_outputs", normed_after("")).status == "passed"
 
 
 def test_coordinates_of_a_video_are_the_published_ones():
