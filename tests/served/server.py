@@ -168,14 +168,12 @@ class Served:
     def completion(self, content: Any) -> dict[str, Any]:
         """A prompt is echoed, and a token follows."""
         ids = ids_of(content["prompt"])
-        return self.answered(
-            {"text": "", "logprobs": {"token_logprobs": [*self.log_probabilities(ids), SURE]}}, ids, 1, 1
-        )
+        logprobs = {"token_logprobs": [*self.log_probabilities(ids), SURE]}
+        return self.answered({"text": "", "logprobs": logprobs}, ids, 1, 1)
 
     def chat(self, content: Any) -> dict[str, Any]:
-        ids = ids_of(
-            "".join(f"<|user|>{message['content']}<|end|>" for message in content["messages"]) + "<|assistant|>"
-        )
+        said = "".join(f"<|user|>{message['content']}<|end|>" for message in content["messages"])
+        ids = ids_of(said + "<|assistant|>")
         most = content.get("max_completion_tokens") or content.get("max_tokens") or self.max_model_len - len(ids)
         thoughts = min(most, self.thinks[1] if len(ids) > self.thinks[0] else 0)
         new = ids_of(f"{self.number(ids)}.")
@@ -191,10 +189,8 @@ class Served:
 
     def answered(self, choice: dict[str, Any], ids: list[int], most: int, new: int) -> dict[str, Any]:
         if len(ids) + most > self.max_model_len:
-            asked = f"{most} in the completion and {len(ids)} in the prompt"
-            raise ValueError(
-                f"This model's maximum context length is {self.max_model_len} tokens, requested were {asked}"
-            )
+            limit = f"This model's maximum context length is {self.max_model_len} tokens"
+            raise ValueError(f"{limit}, requested were {most} in the completion and {len(ids)} in the prompt")
         count = len(self.reads(ids) if self.tells else ids)
         usage = {"prompt_tokens": count, "completion_tokens": new, "total_tokens": count + new}
         return {"model": self.name, "choices": [choice], "usage": usage}
@@ -249,10 +245,9 @@ class Served:
         place = torch.arange(read.shape[1])
         distance = place[:, None] - place
         mask = self.visible(place[:, None], place) & (distance < (self.computed_window or self.window or 10**9))
+        inputs = {"position_ids": self.placed(place)[None], "attention_mask": mask[None, None], "use_cache": False}
         with self.lock, torch.no_grad():
-            out = self.model(
-                read, position_ids=self.placed(place)[None], attention_mask=mask[None, None], use_cache=False
-            )
+            out = self.model(read, **inputs)
         scores = out.logits[0, :-1].log_softmax(-1).gather(1, read[0, 1:, None])[:, 0]
         values = [None, *scores.tolist()]
         return values[: self.head + 1] + [-7.0] * (len(ids) - len(values)) + values[self.head + 1 :]

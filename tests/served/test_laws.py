@@ -137,10 +137,10 @@ def test_counts_of_another_tokenizer_or_of_nothing_are_no_finding(tmp_path):
     served = unasked(tmp_path)
     with pytest.raises(Unknown, match="other laws"):
         LAWS["counts"].test(served)
-    trials = [
-        Trial(Call(law="depth", length=n, places=(9,)), Answer(sent=n, read=n * 9 // 10), True) for n in (400, 900)
+    calls = [Call(law="depth", length=n, places=(9,)) for n in (400, 900)]
+    served.answered["depth"] = [
+        Trial(call, Answer(sent=call.length, read=call.length * 9 // 10), True) for call in calls
     ]
-    served.answered["depth"] = trials
     with pytest.raises(Unknown, match="--tokenizer"):
         LAWS["counts"].test(served)
 
@@ -153,10 +153,8 @@ def test_prompts_leave_room_for_an_answer(tmp_path, tokenizer, length, longest):
 
 
 def test_no_declared_length_is_believed(tmp_path, tokenizer):
-    with (
-        pytest.raises(UsageError, match="--length"),
-        connected(servers.Served(max_model_len=10**12), tmp_path, tokenizer),
-    ):
+    longest = servers.Served(max_model_len=10**12)
+    with pytest.raises(UsageError, match="--length"), connected(longest, tmp_path, tokenizer):
         pass
 
 
@@ -177,19 +175,8 @@ def test_a_server_that_dies_loses_no_answer(tmp_path, tokenizer, before):
 def test_the_command_names_a_fault_and_shows_its_request(tmp_path, tokenizer, command, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret-of-mine")
     with listening(FAULTS["unsteady-600"](max_model_len=2048)) as url:
-        code, out, _ = command(
-            "check",
-            url,
-            "--model",
-            "served",
-            "--tokenizer",
-            tokenizer,
-            "--laws",
-            "repeatable",
-            "--out",
-            tmp_path,
-            "--json",
-        )
+        given = ["--model", "served", "--tokenizer", tokenizer, "--laws", "repeatable", "--out", tmp_path, "--json"]
+        code, out, _ = command("check", url, *given)
     [law] = json.loads(out)["laws"]
     assert code == 1 and law["status"] == "failed" and f"@{tmp_path}" in law["request"]
     assert json.loads((tmp_path / "repeatable.json").read_text())["messages"]
@@ -222,9 +209,8 @@ def test_a_prefix_is_not_blamed_for_what_equal_calls_do(tmp_path):
     served = unasked(tmp_path)
     for law in ("repeatable", "prefix"):
         calls = [call for group in CALLS[law](served) for call in group]
-        served.answered[law] = [
-            Trial(call, Answer(text=f"1{' ' * (i % 7 == 3)}2"), True) for i, call in enumerate(calls)
-        ]
+        texts = [f"1{' ' * (i % 7 == 3)}2" for i in range(len(calls))]
+        served.answered[law] = [Trial(call, Answer(text=text), True) for call, text in zip(calls, texts)]
     with pytest.raises(Unknown, match="equal calls"):
         LAWS["prefix"].test(served)
     served.answered.pop("repeatable")

@@ -19,13 +19,8 @@ MOE = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
 ORIGINAL = "original_max_position_embeddings"
 FLAT = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768}
 F2 = {"rope_type": "yarn", "factor": 2.0, ORIGINAL: 262144}
-MROPE = {
-    "rope_type": "default",
-    "rope_theta": 10000000,
-    "mrope_section": [11, 11, 10],
-    "mrope_interleaved": True,
-    "partial_rotary_factor": 0.25,
-}
+MROPE = {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}
+MROPE |= {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 Y2 = {"text_config": {"rope_parameters": {**MROPE, **F2}}}
 Y4 = {"text_config": {"rope_parameters": {**MROPE, **F2, "factor": 4.0}}}
 DEEPSEEK = {

@@ -7,17 +7,17 @@ import pytest
 
 from longitude.serving.findings import MEASURED, wrong
 from longitude.serving.write import corrected
-from tests.serving.models import F2, FLAT, Y2, cases
+from tests.serving.models import F2, FLAT, ORIGINAL, Y2, cases
 
 VLLM, SGLANG = "vllm serve m ", "python -m sglang.launch_server --model-path m "
 LONG, OVER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 ", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 "
 LLAMA = "llama-server -m q.gguf "
+HALF = LLAMA + "-c 524288 "
 
 
 def vllm(keys: object, length: int | None = None, more: str = "", before: str = "") -> str:
-    return (
-        f"{before}{VLLM}--hf-overrides '{json.dumps(keys)}'" + (f" --max-model-len {length}" if length else "") + more
-    )
+    end = f" --max-model-len {length}" if length else ""
+    return f"{before}{VLLM}--hf-overrides '{json.dumps(keys)}'{end}{more}"
 
 
 def sglang(keys: object, length: int | None = None, before: str = OVER) -> str:
@@ -31,37 +31,23 @@ def rules(name: str, line: str) -> list[str]:
     return [row.rule for row in rows if row.verdict in ("wrong", "unknown")]
 
 
-LINEAR2 = {
-    "max_position_embeddings": 4096,
-    "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
-}
+LINEAR2 = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
+NO_SCALING = ["no effect", "no scaling"]
 LINEAR16 = {"rope_scaling": {"rope_type": "linear", "factor": 16.0}}
 WHOLE = {"max_position_embeddings": 131072, "rope_parameters": {**FLAT, "rope_theta": 1000000}}
 PLUS = {"max_position_embeddings": 131072, "rope_parameters": FLAT}
 THREADS = {
-    "sglang#27974 flat": ("qwen3_5", sglang({"rope_scaling": F2}, 524288), ["no effect", "no scaling"]),
-    "sglang#27974 flat, no variable": (
-        "qwen3_5",
-        sglang({"rope_scaling": F2}, 524288, ""),
-        ["refused", "no effect", "no scaling"],
-    ),
+    "sglang#27974 flat": ("qwen3_5", sglang({"rope_scaling": F2}, 524288), NO_SCALING),
+    "sglang#27974 flat, no variable": ("qwen3_5", sglang({"rope_scaling": F2}, 524288, ""), ["refused", *NO_SCALING]),
     "sglang#27974 twin": ("qwen3_5", sglang({"text_config": {"rope_scaling": F2}}, 524288), ["base lost", "keys lost"]),
     "sglang#27974 whole": ("qwen3_5", sglang(Y2, 524288), []),
     "the same JSON merges in vLLM": ("qwen3_5", vllm({"text_config": {"rope_scaling": F2}}, 524288, before=LONG), []),
-    "Safe-Synthesizer#623": ("llama2k", vllm(LINEAR2, 4096), ["factor twice"]),
-    "Safe-Synthesizer#623 mended": ("llama2k", vllm({"rope_parameters": LINEAR2["rope_parameters"]}, 4096), []),
+    "Safe-Synthesizer#623": ("llama2k", vllm({"max_position_embeddings": 4096} | LINEAR2, 4096), ["factor twice"]),
+    "Safe-Synthesizer#623 mended": ("llama2k", vllm(LINEAR2, 4096), []),
     "omlx#1077": ("qwen3_moe_yarn", "mlx_lm.server --model m", ["no effect"]),
     "ninfer#165 vLLM": ("qwen3_5", vllm(Y2, 524288, before=LONG), []),
-    "ninfer#165 llama.cpp": (
-        "qwen3_5",
-        LLAMA + "-c 524288 --rope-scaling yarn --rope-scale 2 --yarn-orig-ctx 262144",
-        [],
-    ),
-    "lmstudio#2112": (
-        "qwen3_5",
-        LLAMA + "-c 524288 --rope-freq-scale 0.5",
-        ["other scheme", "needless scaling", "cut"],
-    ),
+    "ninfer#165 llama.cpp": ("qwen3_5", HALF + "--rope-scaling yarn --rope-scale 2 --yarn-orig-ctx 262144", []),
+    "lmstudio#2112": ("qwen3_5", HALF + "--rope-freq-scale 0.5", ["other scheme", "needless scaling", "cut"]),
     "edutelligence#744": ("qwen3_5", vllm({"rope_scaling": FLAT}), ["no effect"]),
     "edutelligence#744 MoE": ("qwen3_moe", vllm({"rope_scaling": FLAT}), ["base lost", "needless scaling"]),
     "edutelligence#744 dense": ("qwen3", vllm({"rope_scaling": FLAT}, 131072), ["refused"]),
@@ -69,11 +55,7 @@ THREADS = {
     "edutelligence#744 mended": ("qwen3_moe", vllm(WHOLE, 131072), []),
     "sglang#38786": ("qwen3", sglang({"rope_parameters": FLAT}, 131072), []),
     "vllm#58080 draft": ("qwen3_5", vllm(Y2, 524288, ' --speculative-config \'{"method":"mtp"}\'', LONG), ["draft"]),
-    "sglang#41227 merged now": (
-        "llama",
-        sglang({"rope_scaling": {**F2, "original_max_position_embeddings": 8192}}, 16384),
-        [],
-    ),
+    "sglang#41227 merged now": ("llama", sglang({"rope_scaling": {**F2, ORIGINAL: 8192}}, 16384), []),
 }
 
 

@@ -80,13 +80,9 @@ def functions_of_vllm() -> Any:
 
 def loop_of_sglang() -> Any:
     text = source_of("sglang", "LONGITUDE_SGLANG", "srt/utils/hf_transformers/config.py")
-    loops = [
-        node
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.For) and "model_override_args" in ast.unparse(node.iter)
-    ]
-    assert len(loops) == 1
-    code = "def apply(config, model_override_args):\n" + textwrap.indent(ast.unparse(loops[0]), "    ")
+    loops = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.For)]
+    [loop] = [node for node in loops if "model_override_args" in ast.unparse(node.iter)]
+    code = "def apply(config, model_override_args):\n" + textwrap.indent(ast.unparse(loop), "    ")
     room: dict[str, Any] = {"PretrainedConfig": PreTrainedConfig}
     exec(compile(code, "sglang", "exec"), room)
     return room["apply"]
@@ -123,11 +119,8 @@ def ours(config: Any) -> Config:
     """The same config in our form."""
 
     def attributes(part: Any) -> dict[str, Any]:
-        return {
-            key: copy.deepcopy(getattr(part, key))
-            for key in ("rope_parameters", "max_position_embeddings")
-            if hasattr(part, key)
-        }
+        names = [name for name in ("rope_parameters", "max_position_embeddings") if hasattr(part, name)]
+        return {name: copy.deepcopy(getattr(part, name)) for name in names}
 
     if isinstance(config, Text):
         return Config(text := attributes(config), text)
@@ -147,11 +140,9 @@ def test_vllm() -> None:
     for _ in range(ROUNDS):
         config, keys = drawn(draw)
         mine = vllm.apply(ours(config), Overrides(keys))
-        plain = {key: value for key, value in keys.items() if not isinstance(value, dict)}
-        config.update(plain)
-        engine._apply_dict_overrides(
-            config, copy.deepcopy({key: value for key, value in keys.items() if key not in plain})
-        )
+        config.update({key: value for key, value in keys.items() if not isinstance(value, dict)})
+        nested = {key: value for key, value in keys.items() if isinstance(value, dict)}
+        engine._apply_dict_overrides(config, copy.deepcopy(nested))
         compared(config, mine)
 
 

@@ -60,11 +60,9 @@ def test_random_words_of_llama_cpp() -> None:
     )
     values = ["4", "0.5", "yarn", "linear", "none", "131072", "-1", "0", "a.context_length=int:5", "nan", "1e400"]
     for _ in range(150):
-        line = "llama-server -m m.gguf " + " ".join(
-            f"{flag} {draw.choice(values)}" for flag in flags if draw.random() < 0.4
-        )
+        drawn_flags = [f"{flag} {draw.choice(values)}" for flag in flags if draw.random() < 0.4]
         try:
-            case = judged(lines_in(line)[0], config, rotations)
+            case = judged(lines_in(" ".join(["llama-server -m m.gguf", *drawn_flags]))[0], config, rotations)
         except ValueError:
             continue
         assert [*screen(case, findings(case), None)]

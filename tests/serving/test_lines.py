@@ -18,16 +18,14 @@ from longitude.serving.effective import alone_of, judged
 from longitude.serving.findings import findings, wrong
 from longitude.serving.line import FACTS, lines_in
 from longitude.serving.write import corrected
+from tests.check.building import TRAINED, file_of
 from tests.checkpoints.published import PUBLISHED
 from tests.serving.models import DEEPSEEK, FLAT, ORIGINAL, Y4, cases, model
 from tests.serving.test_cases import LINEAR16, LLAMA, LONG, PLUS, VLLM, WHOLE, rules, sglang, vllm
 
 LINEAR = {"rope_type": "linear", "factor": 4, "rope_theta": 1000000}
 MSCALE = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768, "rope_theta": 1000000, "attention_factor": 1.0}
-FULL_ONLY = {
-    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, ORIGINAL: 32768},
-    "max_position_embeddings": 131072,
-}
+FULL_ONLY = {"rope_parameters": FLAT | {"rope_theta": 1e6}, "max_position_embeddings": 131072}
 CODER = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000000, "factor": 4, ORIGINAL: 32768}}
 MUST_FIND = {
     "no effect, a class without scaling": ("phi", sglang({"rope_scaling": {**FLAT, ORIGINAL: 2048}}, 8192), {"no effect", "no scaling"}),
@@ -180,60 +178,32 @@ def test_a_command_is_found(text) -> None:
     assert line.options[0] in ("m", "-m") and "131072" in line.options
 
 
-LLAMA_IMAGE = "image: ghcr.io/ggml-org/llama.cpp:server-cuda\n"
-STORED = {
-    "compose, llama.cpp": (".yaml", LLAMA_IMAGE + "command: [-m, m, -c, 131072]\n", "llama.cpp"),
-    "compose, llama.cpp, text": (".yaml", LLAMA_IMAGE + "command: >\n  -m m\n\n  -c 131072\n", "llama.cpp"),
-    "compose, llama.cpp, variables": (
-        ".yaml",
-        LLAMA_IMAGE + "environment:\n  - LLAMA_ARG_CTX_SIZE=131072\n",
-        "llama.cpp",
-    ),
-    "compose, dotted": (
-        ".yaml",
-        "image: vllm/vllm-openai\ncommand: [--hf-overrides.max_position_embeddings=131072]",
-        "vllm",
-    ),
-    "pod, a text": (".yaml", "image: vllm/vllm-openai\nargs: ['--model m --max-model-len 131072']\n", "vllm"),
-    "pod, a script": (
-        ".yaml",
-        f"image: vllm/vllm-openai\ncommand: [sh, -c]\nargs:\n- |\n  set -e\n  exec {SERVED}\n",
-        "vllm",
-    ),
-    "values": (
-        ".yaml",
-        "image: {repository: vllm/vllm-openai, tag: v1}\nextraArgs: [--max-model-len=131072]\n",
-        "vllm",
-    ),
-    "values of the stack": (
-        ".yaml",
-        "vllmConfig: {maxModelLen: 4096, extraArgs: [--hf-overrides.x, 131072]}\n",
-        "vllm",
-    ),
-    "Dockerfile": ("", 'FROM vllm/vllm-openai\nCMD ["--model", "m", \\\n  "--max-model-len", "131072"]\n', "vllm"),
+LLAMA_IMAGE, VLLM_IMAGE = "image: ghcr.io/ggml-org/llama.cpp:server-cuda\n", "image: vllm/vllm-openai\n"
+STORED = {  # Dockerfiles, and YAML
+    "llama.cpp": LLAMA_IMAGE + "command: [-m, m, -c, 131072]\n",
+    "llama.cpp, text": LLAMA_IMAGE + "command: >\n  -m m\n\n  -c 131072\n",
+    "llama.cpp, variables": LLAMA_IMAGE + "environment:\n  - LLAMA_ARG_CTX_SIZE=131072\n",
+    "compose, dotted": VLLM_IMAGE + "command: [--hf-overrides.max_position_embeddings=131072]",
+    "pod, a text": VLLM_IMAGE + "args: ['--model m --max-model-len 131072']\n",
+    "pod, a script": VLLM_IMAGE + f"command: [sh, -c]\nargs:\n- |\n  set -e\n  exec {SERVED}\n",
+    "values": "image: {repository: vllm/vllm-openai, tag: v1}\nextraArgs: [--max-model-len=131072]\n",
+    "values of the stack": "vllmConfig: {maxModelLen: 4096, extraArgs: [--hf-overrides.x, 131072]}\n",
+    "a container": VLLM_IMAGE + "command: [vllm, serve, m]\nargs: [--max-model-len, '131072']\n",
+    "Dockerfile": 'FROM vllm/vllm-openai\nCMD ["--model", "m", \\\n  "--max-model-len", "131072"]\n',
     "Dockerfile of two lists": (
-        "",
-        'FROM vllm/vllm-openai\nENTRYPOINT ["vllm", "serve", "m"]\nCMD ["--max-model-len", "131072"]\n',
-        "vllm",
+        'FROM vllm/vllm-openai\nENTRYPOINT ["vllm", "serve", "m"]\nCMD ["--max-model-len", "131072"]\n'
     ),
     "Dockerfile with a script before": (
-        "",
-        'FROM nvidia/cuda\nENTRYPOINT ["/start.sh"]\nCMD ["vllm", "serve", "m", "--max-model-len", "131072"]\n',
-        "vllm",
-    ),
-    "a container": (
-        ".yaml",
-        "image: vllm/vllm-openai\ncommand: [vllm, serve, m]\nargs: [--max-model-len, '131072']\n",
-        "vllm",
+        'FROM nvidia/cuda\nENTRYPOINT ["/start.sh"]\nCMD ["vllm", "serve", "m", "--max-model-len", "131072"]\n'
     ),
 }
 
 
 @pytest.mark.parametrize("form", STORED)
 def test_a_line_in_data_is_found(form) -> None:
-    suffix, text, engine = STORED[form]
-    [line] = lines_in(text, suffix)
-    assert line.engine == engine and "131072" in [value for _, value in line.flags]
+    [line] = lines_in(STORED[form], "" if form.startswith("Dockerfile") else ".yaml")
+    assert line.engine == ("llama.cpp" if form.startswith("llama.cpp") else "vllm")
+    assert "131072" in [value for _, value in line.flags]
 
 
 PYTHON = {
@@ -272,24 +242,11 @@ def test_what_is_not_seen_is_not_known(line, expected) -> None:
 
 
 def test_a_gguf_file(tmp_path) -> None:
-    gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    for add, value in (
-        ("context_length", 8192),
-        ("embedding_length", 256),
-        ("block_count", 2),
-        ("head_count", 2),
-        ("rope_freq_base", 5e5),
-    ):
-        getattr(writer, f"add_{add}")(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    line = f"llama-server -m {tmp_path}/m.gguf -c 32768 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 8192"
-    for text, expected in ((line, 32768), (line.replace("--rope-scale 4 ", ""), 8192)):
+    file_of(tmp_path / "m.gguf", freq_base=5e5)
+    line = f"llama-server -m {tmp_path}/m.gguf -c 256 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx {TRAINED}"
+    for text, expected in ((line, 256), (line.replace("--rope-scale 4 ", ""), TRAINED)):
         [(case, rows, _)] = check_lines(str(tmp_path / "m.gguf"), text)
-        assert case.served.length == expected and (expected == 8192) == any(row.verdict == "wrong" for row in rows)
+        assert case.served.length == expected and (expected == TRAINED) == any(row.verdict == "wrong" for row in rows)
         assert case.rope is not None and case.rope.base == 5e5
 
 
@@ -354,34 +311,26 @@ def test_bad_lines_are_one_sentence(case, command) -> None:
 
 
 def test_bad_files_are_one_sentence(command, tmp_path) -> None:
+    def require_one_sentence(name: object, line: object) -> None:
+        code, out, error = command("check", name, "--serve", line)
+        assert (code, out, error.count("\n")) == (2, "", 1), (name, line)
+
     huge, binary, bomb, link = (tmp_path / name for name in ("huge.yaml", "binary.sh", "bomb.yaml", "loop.sh"))
     huge.write_bytes(b"vllm serve m\n" + b" " * 2**21)
     binary.write_bytes(b"vllm serve m \xff\xfe")
     bomb.write_text("a: &a [vllm serve m]\nb: [*a, *a]\n")
     link.symlink_to(link)
     for place in (huge, binary, bomb, link):
-        code, out, error = command("check", model("qwen3"), "--serve", place)
-        assert (code, out, error.count("\n")) == (2, "", 1), place
+        require_one_sentence(model("qwen3"), place)
     for name in (tmp_path / "none" / "config.json", tmp_path):
-        code, out, error = command("check", name, "--serve", LINE)
-        assert (code, out, error.count("\n")) == (2, "", 1), name
-
-
-def test_hostile_configs_are_one_sentence(command, tmp_path) -> None:
-    usual = json.loads((model("qwen3") / "config.json").read_text())
-    place = tmp_path / "config.json"
-    for change in (
-        {"num_hidden_layers": 10**9},
-        {"rope_theta": "x"},
-        {"rope_scaling": [1]},
-        {"rope_scaling": {"type": "yarn"}},
-        {"text_config": 3},
-    ):
+        require_one_sentence(name, LINE)
+    usual, place = json.loads((model("qwen3") / "config.json").read_text()), tmp_path / "config.json"
+    yarn = {"rope_scaling": {"type": "yarn"}}
+    for change in ({"num_hidden_layers": 10**9}, {"rope_theta": "x"}, {"rope_scaling": [1]}, yarn, {"text_config": 3}):
         place.write_text(json.dumps(usual | change))
-        code, out, error = command("check", place, "--serve", LINE)
-        assert (code, out, error.count("\n")) == (2, "", 1), change
+        require_one_sentence(place, LINE)
     place.write_text("[" * 100_000)
-    assert command("check", place, "--serve", LINE)[0] == 2
+    require_one_sentence(place, LINE)
 
 
 def test_exit_codes_and_json(command, tmp_path) -> None:
@@ -414,27 +363,20 @@ def test_extend_prints_a_line_that_check_finds_right(engine, command) -> None:
     assert case.rope.base == 1000000 and (case.served.length == 131072 or engine == "mlx")
 
 
-@pytest.mark.parametrize(
-    ("line", "suffix", "begins"),
-    [
-        (
-            'HF=$T vllm serve "$MODEL" --dir ~/m --max-model-len 131072 > log 2>&1',
-            "",
-            "HF=$T vllm serve $MODEL --dir ~/m ",
-        ),
-        ('{"model": "m", "max_model_len": 131072}', ".json", "vllm serve --model m "),
-        ("vllm serve m --name '$(touch x)' --max-model-len 131072", "", "vllm serve m --name '$(touch x)' "),
-        (
-            "image: vllm/vllm-openai\nargs: [--model, m, --max-model-len, 131072]\n",
-            ".yaml",
-            "docker run --gpus all vllm/vllm-openai --model m ",
-        ),
-    ],
-)
-def test_a_corrected_line_is_one_to_paste(line, suffix, begins) -> None:
+IN_FILE = {  # a line -> how the corrected one begins
+    'HF=$T vllm serve "$MODEL" --dir ~/m --max-model-len 131072 > log 2>&1': "HF=$T vllm serve $MODEL --dir ~/m ",
+    '{"model": "m", "max_model_len": 131072}': "vllm serve --model m ",
+    "vllm serve m --name '$(touch x)' --max-model-len 131072": "vllm serve m --name '$(touch x)' ",
+    VLLM_IMAGE + "args: [--model, m, --max-model-len, 131072]\n": "docker run --gpus all vllm/vllm-openai --model m ",
+}
+
+
+@pytest.mark.parametrize("line", IN_FILE)
+def test_a_corrected_line_is_one_to_paste(line) -> None:
+    suffix = ".json" if line.startswith("{") else ".yaml" if line.startswith("image") else ""
     [(case, _)] = cases("qwen3", line, suffix)
     remedy, _ = corrected(case)
-    assert remedy is not None and remedy.startswith(begins + "--hf-overrides '{")
+    assert remedy is not None and remedy.startswith(IN_FILE[line] + "--hf-overrides '{")
 
 
 def test_a_corrected_line_keeps_the_scheme_of_training() -> None:
@@ -479,12 +421,8 @@ def test_no_length_where_the_engine_stops() -> None:
 
 
 def test_extend_has_no_line_where_none_is_right(command) -> None:
-    for name, engine, method in (
-        ("qwen3_moe", "mlx", "yarn"),
-        ("qwen3", "vllm", "dynamic"),
-        ("llama3", "vllm", "yarn"),
-        ("llama3", "ollama", "yarn"),
-    ):
+    for case in ("qwen3_moe mlx yarn", "qwen3 vllm dynamic", "llama3 vllm yarn", "llama3 ollama yarn"):
+        name, engine, method = case.split()
         code, out, error = command("extend", model(name), "--to", 262144, "--for", engine, "--method", method)
         assert (code, out, error.count("\n")) == (2, "", 1) and "None" not in error
 
