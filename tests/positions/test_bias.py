@@ -116,11 +116,7 @@ def test_kerple_golden(kind: str, a: float, p: float, offset: int, golden: float
 
 @pytest.mark.parametrize(
     ("kind", "outside", "bound"),
-    [
-        ("log", (-1.0, -3.0), (0.01, 0.01)),
-        ("power", (-1.0, -3.0), (0.01, 0.01)),
-        ("power", (1.0, 5.0), (1.0, 2.0)),
-    ],
+    [("log", (-1.0, -3.0), (0.01, 0.01)), ("power", (-1.0, -3.0), (0.01, 0.01)), ("power", (1.0, 5.0), (1.0, 2.0))],
 )
 def test_a_bound_of_kerple_does_not_stop_a_gradient(kind: str, outside: tuple, bound: tuple) -> None:
     """Outside, the value is the bound's, and the gradient that which the bound has; there is none at offset 0."""

@@ -56,14 +56,8 @@ class Follows(lg.Encoding):
 def test_what_a_user_may_write() -> None:
     a, b, c, d = (Recorder(name=name) for name in "abcd")
     nested = lg.Composed([a, lg.Composed([b, lg.Composed([c])]), lg.Composed([]), d])
-    for given, members in (
-        (nested, "abcd"),
-        ([lg.Composed([a, b]), c], "abc"),
-        (a, "a"),
-        ((a, a), "aa"),
-        (None, ""),
-        ([], ""),
-    ):
+    cases = ((nested, "abcd"), ([lg.Composed([a, b]), c], "abc"), (a, "a"), ((a, a), "aa"), (None, ""), ([], ""))
+    for given, members in cases:
         assert [m.name for m in compose(given)] == [*members]
     assert compose(nested) is nested
 

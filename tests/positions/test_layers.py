@@ -26,47 +26,19 @@ SHAPE = {
     "initializer_range": 0.4,
 }  # fmt: skip
 PLAIN = {"rope_type": "default", "rope_theta": 50.0}
-GEMMA = {
-    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 900.0},
-    "sliding_attention": PLAIN,
-}
-TYPES = ["sliding_attention", "full_attention"] * 2
+GEMMA = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 900.0}, "sliding_attention": PLAIN}
+TYPES = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+COHERE = {"rope_parameters": PLAIN, "sliding_window": 4}
+EXPERTS = {"first_k_dense_replace": 1, "sliding_window_pattern": 2, "num_experts": 2, "experts_implementation": "eager"}
+EXPERTS |= {"prefix_dense_intermediate_size": 8}
+CHUNKS = {"no_rope_layer_interval": 2, "attention_chunk_size": 4, "floor_scale": 2, "use_qk_norm": False}
+CHUNKS |= {"intermediate_size_mlp": 8, "num_local_experts": 1}
 MODELS = {
     "smollm3": (SmolLM3Model, SmolLM3Config(**SHAPE, rope_parameters=PLAIN, no_rope_layer_interval=2), "half"),
-    "cohere2": (Cohere2Model, Cohere2Config(**SHAPE, rope_parameters=PLAIN, sliding_window=4), "interleaved"),
-    "cohere2_moe": (
-        Cohere2MoeModel,
-        Cohere2MoeConfig(
-            **SHAPE,
-            rope_parameters=PLAIN,
-            sliding_window=4,
-            first_k_dense_replace=1,
-            sliding_window_pattern=2,
-            num_experts=2,
-            prefix_dense_intermediate_size=8,
-            experts_implementation="eager",
-        ),
-        "interleaved",
-    ),
-    "llama4": (
-        Llama4TextModel,
-        Llama4TextConfig(
-            **SHAPE,
-            rope_parameters=PLAIN,
-            no_rope_layer_interval=2,
-            attention_chunk_size=4,
-            floor_scale=2,
-            use_qk_norm=False,
-            intermediate_size_mlp=8,
-            num_local_experts=1,
-        ),
-        "interleaved",
-    ),
-    "gemma3": (
-        Gemma3TextModel,
-        Gemma3TextConfig(**SHAPE, rope_parameters=GEMMA, sliding_window=4, layer_types=TYPES),
-        "half",
-    ),
+    "cohere2": (Cohere2Model, Cohere2Config(**SHAPE, **COHERE), "interleaved"),
+    "cohere2_moe": (Cohere2MoeModel, Cohere2MoeConfig(**SHAPE, **COHERE, **EXPERTS), "interleaved"),
+    "llama4": (Llama4TextModel, Llama4TextConfig(**SHAPE, rope_parameters=PLAIN, **CHUNKS), "interleaved"),
+    "gemma3": (Gemma3TextModel, Gemma3TextConfig(**SHAPE, rope_parameters=GEMMA, sliding_window=4, **TYPES), "half"),
 }
 
 
@@ -121,15 +93,12 @@ def test_every_layer_attends_as_theirs(kind):
 def test_llama4_ministral3_and_mistral():
     more = {"num_hidden_layers": 4, "max_position_embeddings": 64}
     llama4 = lg.checkpoints.layers_from_hugging_face(Llama4TextConfig(**more, attention_chunk_size=32), "interleaved")
-    assert [(one.encoding[0]["name"], one.chunk) for one in llama4] == [("rope", 32)] * 3 + [
-        ("llama4_temperature", None)
-    ]
+    read = [(one.encoding[0]["name"], one.chunk) for one in llama4]
+    assert read == [*[("rope", 32)] * 3, ("llama4_temperature", None)]
     assert [one.mixer for one in llama4] == [{"name": "chunks", "size": 32}] * 3 + [{"name": "attention"}]
     [ministral, *_] = lg.checkpoints.layers_from_hugging_face(Ministral3Config(num_hidden_layers=2), "half")
-    assert [one["name"] for one in ministral.encoding] == [
-        "rope",
-        "ministral3_temperature",
-    ] and ministral.window is None
+    assert [one["name"] for one in ministral.encoding] == ["rope", "ministral3_temperature"]
+    assert ministral.window is None
     mistral = lg.checkpoints.layers_from_hugging_face(MistralConfig(num_hidden_layers=2, sliding_window=7), "half")
     assert [one.mixer for one in mistral] == [{"name": "window", "size": 7}] * 2
 

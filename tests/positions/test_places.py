@@ -92,15 +92,8 @@ def test_random_starts_move_all_places_of_a_row_and_no_others(name: str) -> None
 # ---- in models -------------------------------------------------------------------------------------------------------
 def model_with(*specs: str | dict, mixers: list | None = None, **options) -> lg.LongitudeForCausalLM:
     torch.manual_seed(0)
-    config = lg.LongitudeConfig(
-        vocab_size=29,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        encoding=list(specs),
-        mixers=mixers,
-        **options,
-    )
+    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    config = lg.LongitudeConfig(**sizes, encoding=list(specs), mixers=mixers, **options)
     return lg.LongitudeForCausalLM(config).double().eval()
 
 

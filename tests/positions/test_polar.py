@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import longitude as lg
-from tests.support import close, golden, heads, random, refused
+from tests.support import close, golden, heads, random, refused_calls
 
 POPE = lg.encoding("pope", num_heads=4, head_dim=8).double()
 
@@ -60,15 +60,11 @@ def test_width_and_scale():
     assert out.cache.layers[0].values.shape == (1, 4, 6, 8)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
+test_refused = refused_calls(
     [
-        (lambda: POPE.queries(torch.zeros(1, 3, 2, 8), POPE.prepare(torch.arange(2))), ("pope", "4")),
-        (lambda: POPE.keys(torch.zeros(1, 4, 2, 6), POPE.prepare(torch.arange(2))), ("pope", "[B, H, L, 8]")),
-        (lambda: POPE.prepare(torch.tensor([-1])), ("pope",)),
-        (lambda: lg.attend(*heads(3), encoding=[POPE, lg.Rotary(8, "half")]), ("PoPE", "Rotary")),
-    ],
+        (lambda: POPE.queries(torch.zeros(1, 3, 2, 8), POPE.prepare(torch.arange(2))), "pope", "4"),
+        (lambda: POPE.keys(torch.zeros(1, 4, 2, 6), POPE.prepare(torch.arange(2))), "pope", "[B, H, L, 8]"),
+        (lambda: POPE.prepare(torch.tensor([-1])), "pope"),
+        (lambda: lg.attend(*heads(3), encoding=[POPE, lg.Rotary(8, "half")]), "PoPE", "Rotary"),
+    ]
 )
-def test_refused(call, words):
-    with refused(*words):
-        call()

@@ -8,16 +8,7 @@ import torch
 
 import longitude as lg
 from longitude.models import LongitudeConfig
-from longitude.positions.scaling import (
-    NTK,
-    Clipped,
-    DynamicNTK,
-    Llama3,
-    LongRoPE,
-    NTKByParts,
-    YaRN,
-    from_dict,
-)
+from longitude.positions.scaling import NTK, Clipped, DynamicNTK, Llama3, LongRoPE, NTKByParts, YaRN, from_dict
 from tests.support import refused_calls
 
 ONES = [1.0] * 32
