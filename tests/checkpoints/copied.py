@@ -18,15 +18,14 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings"
 def renamed(state, names):
     """Tensors under new prefixes; {n} stands for the number of a layer."""
     rules = [(re.compile(re.escape(old).replace(r"\{n\}", r"(\d+)")), new) for old, new in names.items()]
-    out = {}
-    for name, tensor in state.items():
-        matches = [(match, new) for rule, new in rules if (match := rule.match(name))]
-        out[
-            matches[0][1].replace("{n}", "".join(matches[0][0].groups())) + name[matches[0][0].end() :]
-            if matches
-            else name
-        ] = tensor
-    return out
+
+    def ours(name):
+        for rule, new in rules:
+            if match := rule.match(name):
+                return new.replace("{n}", "".join(match.groups())) + name[match.end() :]
+        return name
+
+    return {ours(name): tensor for name, tensor in state.items()}
 
 
 def copied(model, names, **options):
@@ -48,13 +47,8 @@ def of_mamba(model):
         "conv_kernel": config.conv_kernel, "conv_bias": config.use_conv_bias, "bias": config.use_bias,
     }  # fmt: skip
     if config.model_type == "mamba2":
-        mixer |= {
-            "name": "mamba2",
-            "expand": int(config.expand),
-            "head_dim": config.head_dim,
-            "groups": config.n_groups,
-        }
-        mixer |= {"norm_eps": config.layer_norm_epsilon}
+        mixer |= {"name": "mamba2", "expand": int(config.expand), "norm_eps": config.layer_norm_epsilon}
+        mixer |= {"head_dim": config.head_dim, "groups": config.n_groups}
     else:
         mixer |= {"expand": config.intermediate_size // config.hidden_size}
         mixer |= {"dt_rank": int(config.time_step_rank), "norm_eps": getattr(config, "mixer_rms_eps", None)}

@@ -57,13 +57,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 
 # ---- toys ------------------------------------------------------------------------------------------------------------
-BLT = {
-    "hidden_size": 64,
-    "hidden_size_global": 64,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 1,
-    "intermediate_size": 64,
-}
+BLT = dict.fromkeys(("hidden_size", "hidden_size_global", "intermediate_size"), 64)
+BLT |= {"num_attention_heads": 4, "num_hidden_layers": 1}
 MORE: dict[str, dict[str, Any]] = {
     "blt": {f"{part}_config": BLT for part in ("patcher", "encoder", "decoder", "global")}
     | {"encoder_hash_byte_group_vocab": 96},
@@ -84,11 +79,7 @@ MORE: dict[str, dict[str, Any]] = {
         },
     },
     "qwen4_exp_text": {
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 16,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 2,
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 2,
     },
     "zamba": {"num_hidden_layers": 6, "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 3},
@@ -355,11 +346,8 @@ def apart(reading: LayerRope | None, rotation: Measured | None, length: int) -> 
         return (
             None if reading is None and rotation is None else f"it is {'not ' * (reading is None)}rotated as it is read"
         )
-    options = {
-        key: option
-        for key, option in reading.rope.options(reading.head_dim).items()
-        if key not in ("sections", "arrangement")
-    }
+    options = reading.rope.options(reading.head_dim)
+    options = {key: option for key, option in options.items() if key not in ("sections", "arrangement")}
     want = rope_frequencies(reading.head_dim, **options, length=length or None)
     pairs = max(len(want.inverse), len(rotation.frequencies))
     ours, theirs = (
@@ -429,18 +417,10 @@ SMALL = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "linear_num_heads": 2, "linear_head_dim": 16, "o_lora_rank": 16, "n_shared_experts": 1,
 }  # fmt: skip
-POSITION = (
-    "head_dim",
-    "sliding_window",
-    "qk_rope_head_dim",
-    "index_head_dim",
-    "attention_hidden_size",
-    "num_layers",
-    "n_layers",
-    "n_layer",
-    "max_seq_len",
-    "n_positions",
-)
+POSITION = """
+    head_dim sliding_window qk_rope_head_dim index_head_dim attention_hidden_size num_layers n_layers n_layer max_seq_len
+    n_positions
+""".split()
 
 
 def small(raw: dict[str, Any]) -> Any:

@@ -5,8 +5,13 @@ of the kind that is published, and is no source.
 """
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+from transformers import AutoConfig
+
+from longitude.checkpoints.lint import contradictions, remarks
 
 Config = dict[str, Any]
 ORIGINAL = "original_max_position_embeddings"
@@ -19,6 +24,12 @@ def of(
     sizes = {"hidden_size": heads * width, "num_attention_heads": heads, "num_hidden_layers": layers}
     base = {} if theta is None else {"rope_theta": theta}
     return {"model_type": kind, **sizes, "max_position_embeddings": length, **base, **more}
+
+
+def said(raw: Config) -> tuple[list[str], list[str]]:
+    """(contradictions, remarks) of a file."""
+    config = AutoConfig.for_model(**deepcopy(raw))
+    return [*contradictions(raw, config)], remarks(raw, config)
 
 
 def llama3(factor: float, **more: float) -> Config:

@@ -14,6 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from longitude.checkpoints.load import in_one_line, require_own_files, require_shards, size_of
 from tests.extend.conftest import saved
+from tests.support import edit_config
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def whole(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sharded(whole, tmp_path_factory):
     folder = Path(shutil.copytree(whole, tmp_path_factory.mktemp("sharded") / "model"))
-    (folder / "model.safetensors").unlink()
+    (folder / WEIGHTS).unlink()
     AutoModelForCausalLM.from_pretrained(whole).save_pretrained(folder, max_shard_size="60KB")
     return folder
 
@@ -39,13 +42,10 @@ def halved(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def with_number(name: str, number: float):
-    def spoil(folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        weights[name].view(-1)[3] = number
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return spoil
+def not_finite(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors["model.layers.1.mlp.up_proj.weight"].view(-1)[3] = float("nan")
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def adapter(folder: Path) -> None:
@@ -64,19 +64,12 @@ def with_json(name: str, value: Any):
 
 
 def with_key(**keys: Any):
-    def spoil(folder: Path) -> None:
-        inside = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(inside | keys))
-
-    return spoil
+    return lambda folder: edit_config(folder, **keys)
 
 
-def piped(name: str):
-    def spoil(folder: Path) -> None:
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-
-    return spoil
+def piped(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
 
 
 def linked(name: str, target: Path | str):
@@ -91,8 +84,7 @@ def linked(name: str, target: Path | str):
 
 def deep(open_: str, close: str, depth: int):
     def spoil(folder: Path) -> None:
-        inside = json.loads((folder / "config.json").read_text())
-        rest = json.dumps(inside)[1:]
+        rest = (folder / "config.json").read_text()[1:]
         (folder / "config.json").write_text('{"deep": ' + open_ * depth + "1" + close * depth + ", " + rest)
 
     return spoil
@@ -105,37 +97,22 @@ def shard(folder: Path) -> Path:
 SECOND = "model-00002-of-00007.safetensors"
 DAMAGE = {  # what is done to the folder, or to the sharded one, and words of the sentence
     "an adapter": (adapter, "an adapter (adapter_config.json)"),
-    "cut in the middle": (
-        lambda folder: halved(folder / "model.safetensors"),
-        "model.safetensors: the weights are truncated",
-    ),
-    "a shard missing": (
-        lambda folder: shard(folder).unlink(),
-        f"model.safetensors.index.json names {SECOND}, which is not",
-    ),
+    "cut in the middle": (lambda folder: halved(folder / WEIGHTS), f"{WEIGHTS}: the weights are truncated"),
+    "a shard missing": (lambda folder: shard(folder).unlink(), f"{INDEX} names {SECOND}, which is not"),
     "a shard cut": (lambda folder: halved(shard(folder)), f"{SECOND}: the weights are truncated"),
-    "an index that is a list": (with_json("model.safetensors.index.json", [1]), "model.safetensors.index.json"),
-    "an index of a list": (
-        with_json("model.safetensors.index.json", {"weight_map": ["a"]}),
-        "model.safetensors.index.json",
-    ),
-    "an index of files elsewhere": (with_json("model.safetensors.index.json", {"weight_map": {"a": "../b"}}), "'../b'"),
+    "an index that is a list": (with_json(INDEX, [1]), INDEX),
+    "an index of a list": (with_json(INDEX, {"weight_map": ["a"]}), INDEX),
+    "an index of files elsewhere": (with_json(INDEX, {"weight_map": {"a": "../b"}}), "'../b'"),
     "a config that is a list": (with_json("config.json", [1]), "config.json"),
-    "a config that is a pipe": (piped("config.json"), "config.json"),
+    "a config that is a pipe": (piped, "config.json"),
     "more layers than there are": (with_key(num_hidden_layers=10**18), "num_hidden_layers"),
     "more experts than there are": (with_key(more={"num_experts": 10**18}), "num_experts"),
-    "a number beyond every integer": (
-        with_key(original_max_position_embeddings=10**30),
-        "original_max_position_embeddings",
-    ),
+    "a number beyond every integer": (with_key(original_max_position_embeddings=10**30), "original_max_position"),
     "another architecture's config": (of_another, "the weights lack"),
-    "NaN": (
-        with_number("model.layers.1.mlp.up_proj.weight", float("nan")),
-        "up_proj.weight has numbers that are not finite",
-    ),
+    "NaN": (not_finite, "up_proj.weight has numbers that are not finite"),
     "an empty config": (lambda folder: (folder / "config.json").write_text(""), "config.json is not readable JSON"),
     "a link to a secret": (linked("notes.txt", "/etc/hostname"), "notes.txt"),
-    "weights linked from elsewhere": (linked("model.safetensors", "/etc/hostname"), "model.safetensors"),
+    "weights linked from elsewhere": (linked(WEIGHTS, "/etc/hostname"), WEIGHTS),
     "a folder linked from elsewhere": (linked("more", "/etc"), "more"),
     "a link to nothing": (linked("tokenizer.json", "nothing.json"), "tokenizer.json"),
     "a pipe for weights": (lambda folder: os.mkfifo(folder / "more.safetensors"), "more.safetensors"),
@@ -145,13 +122,11 @@ DAMAGE = {  # what is done to the folder, or to the sharded one, and words of th
 }
 
 
-def verbs(folder, text, out):
-    yarn = ("extend", folder, "--to", "256", "--method", "yarn", "--out", out)
-    return {
-        "check": ("check", folder),
-        "measure": ("measure", folder, "--lengths", "64", "--tasks", "perplexity", "--text", text, "--out", out),
-        "extend": (*yarn, "--no-measure"),
-    }
+YARN = "--to 256 --method yarn --no-measure --out".split()
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.one_in(5)
@@ -161,22 +136,20 @@ def test_one_sentence_and_nothing_written(damage, whole, sharded, text, tmp_path
     source = sharded if "shard" in damage or "download" in damage else whole
     folder, out = Path(shutil.copytree(source, tmp_path / "model")), tmp_path / "out"
     spoil(folder)
-    before, there = (
-        {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()},
-        sorted(tmp_path.iterdir()),
-    )
-    commands = [*verbs(folder, text, out).values()]
-    code, _, line = command(*commands[[*DAMAGE].index(damage) % len(commands)])
+    before, there = contents(folder), sorted(tmp_path.iterdir())
+    measure = ("measure", folder, "--lengths", "64", "--tasks", "perplexity", "--text", text, "--out", out)
+    commands = [("check", folder), measure, ("extend", folder, *YARN, out)]
+    code, _, line = command(*commands[[*DAMAGE].index(damage) % 3])
     last = line.splitlines()[-1]
     assert code == 2 and message in last and str(folder) in last, line
     assert sorted(tmp_path.iterdir()) == there
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert contents(folder) == before
 
 
 def test_size_of_weights(whole, sharded, tmp_path):
     """A number of the model is 4 bytes as saved here, and what no index names is not counted."""
     numbers = sum(math.prod(tensor.shape) for tensor in require_shards(whole).values())
-    shutil.copy(whole / "model.safetensors", sharded / "consolidated.safetensors")
+    shutil.copy(whole / WEIGHTS, sharded / "consolidated.safetensors")
     for folder in (whole, sharded):
         size, half = (size_of(folder, require_shards(folder), dtype) for dtype in ("auto", torch.bfloat16))
         assert 4 * numbers < size < 4 * numbers + 2**15 and size - half == 2 * numbers
@@ -201,9 +174,7 @@ def test_links_of_the_hubs_cache_are_followed(whole, tmp_path, monkeypatch, comm
         shutil.copy(path, blobs / str(number))
         (snapshot / path.name).symlink_to(Path("..", "..", "blobs", str(number)))
     (snapshot / "README.md").symlink_to("config.json")
-    code, printed, _ = command(
-        "extend", snapshot, "--to", 256, "--method", "yarn", "--no-measure", "--out", tmp_path / "out"
-    )
+    code, printed, _ = command("extend", snapshot, *YARN, tmp_path / "out")
     assert code == 0 and not [path for path in (tmp_path / "out").iterdir() if path.is_symlink()], printed
 
 

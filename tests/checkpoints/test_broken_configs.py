@@ -86,33 +86,30 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.filterwarnings("ignore")
-def test_broken_file(name, tmp_path):
-    """By `check`, which reads the file and the class's config; of what the class refuses, by the error of its file."""
+def test_broken(name, tmp_path):
+    """By `check`, which reads the file and the class's config; of what the class refuses, by the error of its file. And by
+    from_hugging_face: refused with the key, or read as the class reads it with a warning that names the key."""
     change, key = BROKEN[name]
     raw = LLAMA | change
     (tmp_path / "config.json").write_text(json.dumps(raw))
     try:
         config = config_of(tmp_path)
-        sentences = [*contradictions(raw, config), *remarks(raw, config)]
+        of_file = [*contradictions(raw, config), *remarks(raw, config)]
     except ValueError as error:
-        sentences = [str(error)]
-    assert any(key in sentence for sentence in sentences), sentences
-    assert all("\n" not in sentence for sentence in sentences)
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_dict(name):
-    """By from_hugging_face: refused with the key, or read as the class reads it with a warning that names the key."""
-    change, key = BROKEN[name]
+        of_file = [str(error)]
+    assert all("\n" not in sentence for sentence in of_file)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            lg.from_hugging_face(LLAMA | change)
-            said = [str(warning.message) for warning in caught]
+            lg.from_hugging_face(raw)
+            of_dict = [str(warning.message) for warning in caught]
         except ValueError as error:
-            said = [str(error)]
-    assert any(key in sentence for sentence in said), said
+            of_dict = [str(error)]
+    for sentences in (of_file, of_dict):
+        assert any(key in sentence for sentence in sentences), sentences
+
+
+QWEN2 = {"model_type": "qwen2", "layer_types": ["sliding_attention", "full_attention"]}
 
 
 @pytest.mark.parametrize(
@@ -120,14 +117,7 @@ def test_broken_dict(name):
     [
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"model_type": "mistral", "sliding_window": -4}, "sliding_window"),
-        (
-            {
-                "model_type": "qwen2",
-                "use_sliding_window": False,
-                "layer_types": ["sliding_attention", "full_attention"],
-            },
-            "use_sliding_window",
-        ),
+        (QWEN2 | {"use_sliding_window": False}, "use_sliding_window"),
     ],
 )
 def test_what_no_model_runs_with_is_named(change, key, tmp_path):

@@ -11,11 +11,10 @@ import longitude as lg
 from longitude.check import check
 from longitude.checkpoints.compare import Disagreement, difference, read, require_kept
 from longitude.checkpoints.config import positions_of_layers
-from longitude.checkpoints.lint import contradictions, remarks
 from longitude.extend.factors import with_ropes
 from longitude.positions.hugging_face import NotUnderstood, RopeConfig
 from longitude.positions.scaling import Frequencies, Linear, Llama3, YaRN
-from tests.checkpoints.published import ORIGINAL
+from tests.checkpoints.published import ORIGINAL, said
 from tests.support import refused
 
 SHAPE = {
@@ -25,12 +24,6 @@ SHAPE = {
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, ORIGINAL: 64}
 LLAMA = {"model_type": "llama", **SHAPE, "rope_parameters": YARN}
 FULL, WINDOW = "full_attention", "sliding_attention"
-
-
-def said(raw):
-    """(contradictions, remarks) of a file."""
-    config = AutoConfig.for_model(**copy.deepcopy(raw))
-    return [*contradictions(raw, config)], remarks(raw, config)
 
 
 # ---- the class computes something else -------------------------------------------------------------------------------
@@ -210,16 +203,14 @@ def test_a_difference_has_both_numbers():
     assert "2 pairs" in difference(Frequencies(torch.ones(2).double(), 1.0), wanted, 1e9).text
 
 
+WIDTHS = {"head_dim": 16, "qk_rope_head_dim": 8, "q_lora_rank": 24, "o_lora_rank": 16}
+
+
 @pytest.mark.parametrize(
     ("kind", "more", "windows"),
     [
         ("dory", {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 2}, [8, 8, 8, None]),
-        pytest.param(
-            "deepseek_v4",
-            {"head_dim": 16, "qk_rope_head_dim": 8, "q_lora_rank": 24, "o_lora_rank": 16},
-            [8, 8, 8, 8],
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("deepseek_v4", WIDTHS, [8, 8, 8, 8], marks=pytest.mark.slow),
     ],
 )
 def test_windows_of_classes_with_other_types_of_layers(kind, more, windows):

@@ -129,14 +129,8 @@ def test_a_llama_with_other_attention_is_not_read_as_llama(change, monkeypatch):
 
 
 # ---- published configs -----------------------------------------------------------------------------------------------
-REFUSED = {
-    "Llama 1 7B": "rope_theta",
-    "Falcon 7B": "rope_theta",
-    "Baichuan 2 13B": "rope_theta",
-    "GPT-J 6B": "rotary_dim",
-    "DBRX 132B": "base",
-    "GLM-4.1V 9B": "glm4v_text",
-}
+REFUSED = dict.fromkeys(("Llama 1 7B", "Falcon 7B", "Baichuan 2 13B"), "rope_theta")
+REFUSED |= {"GPT-J 6B": "rotary_dim", "DBRX 132B": "base", "GLM-4.1V 9B": "glm4v_text"}
 """Config -> the key that its refusal names."""
 UNKNOWN = (
     "GPT-2", "StarCoder", "OPT 1.3B", "XGLM 564M", "BLOOM 560M", "Falcon RW 1B", "MPT 7B", "MPT with alibi_bias_max 16",

@@ -74,18 +74,11 @@ def mixer_options(config):
 def copied(model):
     """A dense model of theirs as ours."""
     config, (rope, layout) = model.config, rotation(model.config)
-    same = (
-        *SIZES,
-        "intermediate_size",
-        "num_attention_heads",
-        "attention_bias",
-        "max_position_embeddings",
-        "rms_norm_eps",
-    )
+    same = "intermediate_size num_attention_heads attention_bias max_position_embeddings rms_norm_eps".split()
     mixer = "indexed_latent" if hasattr(config, "index_topk") else "latent"
     ours = lg.LongitudeForCausalLM(
         lg.LongitudeConfig(
-            **{name: getattr(config, name) for name in same},
+            **{name: getattr(config, name) for name in (*SIZES, *same)},
             mlp_bias=getattr(config, "mlp_bias", False),
             embedding_scale=1.0,
             pad_token_id=None,
@@ -114,18 +107,12 @@ OF_ONE = {
 """What only one of their two configs takes."""
 
 
+EVERY = [pair for pair in product(KINDS, CASES) if pair != ("v3.2", "full queries, tied, biases")]
+EVERY += [(kind, case) for case, (kind, _) in OF_ONE.items()]
+
+
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    ("kind", "case"),
-    [
-        *(
-            (kind, case)
-            for kind, case in product(KINDS, CASES)
-            if (kind, case) != ("v3.2", "full queries, tied, biases")
-        ),
-        *((kind, case) for case, (kind, _) in OF_ONE.items()),
-    ],
-)
+@pytest.mark.parametrize(("kind", "case"), EVERY)
 def test_logits_and_generated_tokens_are_equal(kind, case):
     options = CASES[case] if case in CASES else OF_ONE[case][1]
     model = theirs(kind, **options)
