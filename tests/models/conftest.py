@@ -12,15 +12,8 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM, LongitudeMod
 
 VOCABULARY = 61
 OF_DECODERS = [name for name in lg.list_encodings() if name != "convolutional"]  # it reads tokens on both sides
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "pad_token_id": 0}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 
 
 def mixer_spec(name: str) -> dict[str, Any]:

@@ -68,10 +68,8 @@ def test_inductor(spec, build, ids):
     with torch.no_grad():
         caches = [eager(x, use_cache=True).cache for _ in range(2)]
         for token in ids(2, 3, seed=2).split(1, 1):
-            step, wanted = (
-                model_or_compiled(token, cache=cache, use_cache=True).logits
-                for model_or_compiled, cache in zip((compiled, eager), caches, strict=True)
-            )
+            pairs = zip((compiled, eager), caches, strict=True)
+            step, wanted = (either(token, cache=cache, use_cache=True).logits for either, cache in pairs)
             close(step, wanted, 1e-10)
 
 

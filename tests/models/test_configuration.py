@@ -14,7 +14,7 @@ from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
 from longitude.testing import fill
 from tests.models.conftest import OF_DECODERS, mixer_spec
-from tests.support import close, refused, refused_calls
+from tests.support import close, refused_calls
 
 SPECS = [
     *OF_DECODERS,
@@ -22,11 +22,7 @@ SPECS = [
     {"name": "rope", "layout": "half", "base": 500_000.0, "rotary_dim": 2},
     [{"name": "alibi", "slopes": [1.0, 0.5, 0.25, 0.1]}, "t5"],
 ]
-PER_LAYER = [
-    ["learned", ["rope", "fox"]],
-    [{"name": "alibi", "slopes": [1.0, 1.0, 2.0, 2.0]}, "clipped"],
-    ["t5", "t5"],
-]
+PER_LAYER = [["learned", ["rope", "fox"]], [{"name": "alibi", "slopes": [1.0, 1.0, 2.0, 2.0]}, "clipped"], ["t5", "t5"]]
 
 
 def config(*message, **options):
@@ -38,6 +34,7 @@ def called(*message, **options):
 
 
 LAYERS = {"num_hidden_layers": 2}
+WITHOUT_SCORES = [name for name, kind in MIXERS.items() if not kind.scores]
 HEADS = ("num_attention_heads", "hidden_size", "3 and 128")
 test_mistakes = refused_calls(
     [
@@ -59,16 +56,9 @@ test_mistakes = refused_calls(
         called("encodings", "first", encodings=["rope", "learned"], **LAYERS),
         called("Rotary", "Mamba", mixer="mamba", encoding="rope"),
         called("ALiBi", "Mamba", mixers=["mamba", "attention"], encodings=["alibi"] * 2, **LAYERS),
+        *(called("ALiBi", MIXERS[name].__name__, "attention", encoding="alibi", mixer=name) for name in WITHOUT_SCORES),
     ]
 )
-
-
-def test_an_encoding_that_no_mixer_takes():
-    for name in (name for name, kind in MIXERS.items() if not kind.scores):
-        with refused("ALiBi", MIXERS[name].__name__, "attention"):
-            LongitudeForCausalLM(
-                LongitudeConfig(encoding="alibi", mixer=name, num_attention_heads=2, num_hidden_layers=1)
-            )
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -171,9 +161,8 @@ def test_rotation_goes_where_it_can(build, ids):
 
 def test_a_learned_table_is_scaled_as_the_embeddings_it_is_added_to():
     """Adam moves each number by the learning rate: a table beside embeddings that are multiplied by s must be as well."""
-    config = LongitudeConfig(
-        vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, encoding="learned"
-    )
+    sizes = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LongitudeConfig(**sizes, encoding="learned")
     assert config.encoding["embedding_scale"] == config.embedding_scale == 4.0
     model = LongitudeForCausalLM(config).double()
     [table] = [p for name, p in model.named_parameters() if name.endswith("table")]

@@ -141,9 +141,7 @@ def test_the_base_model_is_where_its_prefix_points(kind, build, tmp_path):
 def test_a_checkpoint_of_another_kind_is_refused(kind, build, tmp_path):
     """An encoder's weights fit a decoder, which would make nonsense of them without a word."""
     build("alibi", kind).save_pretrained(tmp_path)
-    readers = {other: other.written_by for other in CLASSES} | {
-        auto: model_class.__name__ for model_class, auto in AUTO.items()
-    }
+    readers = {other: other.written_by for other in CLASSES} | {auto: head.__name__ for head, auto in AUTO.items()}
     for other, written_by in readers.items():
         if written_by != kind.written_by:
             with refused(written_by, kind.__name__):
@@ -232,6 +230,7 @@ def test_dropout_acts_in_training_alone(kind, build):
 # ---- refusals --------------------------------------------------------------------------------------------------------
 X = torch.full((2, 6), 3)
 ONES = torch.ones(2, 6, 16).double()
+ENCODED = {"encoder_outputs": (ONES[:, :4],)}
 REFUSED = [
     (CAUSAL, {"atention_mask": X}, ("'atention_mask'", "'attention_mask'")),
     (MASKED, {"use_cache": True}, ("'use_cache'",)),
@@ -239,11 +238,7 @@ REFUSED = [
     (SEQ2SEQ, {"labels": None}, ("decoder_input_ids", "decoder_inputs_embeds")),
     (SEQ2SEQ, {"decoder_input_ids": X, "decoder_inputs_embeds": ONES}, ("decoder_input_ids", "decoder_inputs_embeds")),
     (CAUSAL, {"attention_mask": X[:, :5]}, ("attention_mask", "[2, 6]", "[2, 5]")),
-    (
-        SEQ2SEQ,
-        {"input_ids": None, "encoder_outputs": (ONES[:, :4],), "attention_mask": X},
-        ("attention_mask", "[2, 4]", "[2, 6]"),
-    ),
+    (SEQ2SEQ, ENCODED | {"input_ids": None, "attention_mask": X}, ("attention_mask", "[2, 4]", "[2, 6]")),
     (CAUSAL, {"document_ids": X[:1]}, ("document_ids", "[2, 6]", "[1, 6]")),
     (CAUSAL, {"document_ids": X - 4}, ("document_ids", "0", "-1", "attention_mask")),
     (SEQ2SEQ, {"document_ids": X}, ("document_ids",)),
@@ -254,9 +249,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"), REFUSED, ids=lambda case: case if isinstance(case, str) else ""
-)
+@pytest.mark.parametrize(("kind", "options", "message"), REFUSED)
 def test_refusals(kind, options, message, build):
     model = build("rope", kind, bos_token_id=1)
     arguments = {"input_ids": X, **({"labels": X} if kind is SEQ2SEQ and "decoder_input_ids" not in options else {})}
@@ -264,11 +257,7 @@ def test_refusals(kind, options, message, build):
         model(**arguments | options)
 
 
-EMBEDS = {
-    "width": torch.ones(2, 6, 12),
-    "wider dtype": torch.ones(2, 6, 16, dtype=torch.float64),
-    "no tensor": [[1.0] * 16],
-}
+NARROW = torch.ones(2, 6, 12)
 
 
 @every_head
@@ -282,14 +271,14 @@ def test_embeddings_instead_of_tokens(kind, build):
     model.float()
     good = {name: torch.ones(2, 6, 16) for name in embedded}
     for name in good:
-        for wrong in EMBEDS.values():
+        for wrong in (NARROW, ONES, [[1.0] * 16]):  # another width, a wider dtype, no tensor
             with refused(name, "16"):
                 model(**good | {name: wrong})
     model(**good)
     with torch.autocast("cpu", torch.bfloat16):
         model(**{name: embeds.bfloat16() for name, embeds in good.items()})
         with refused("inputs_embeds"):
-            model(**dict.fromkeys(good, EMBEDS["width"]))
+            model(**dict.fromkeys(good, NARROW))
 
 
 @pytest.mark.parametrize("kind", [CAUSAL, SEQ2SEQ])

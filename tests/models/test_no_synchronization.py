@@ -29,11 +29,8 @@ class Copies(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         named = getattr(function, "__name__", "")
-        if (
-            named in ("tensor", "as_tensor", "new_tensor", "to", "cuda", "copy_")
-            and isinstance(out, Tensor)
-            and not out.is_cpu
-        ):
+        copies = named in ("tensor", "as_tensor", "new_tensor", "to", "cuda", "copy_")
+        if copies and isinstance(out, Tensor) and not out.is_cpu:
             sources = args[named == "copy_" :]
             here = sources and isinstance(sources[0], Tensor) and not sources[0].is_cpu
             if not here or named == "new_tensor":

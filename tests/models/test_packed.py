@@ -27,15 +27,12 @@ MARKS = {
     "cu_seq_lens": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, **MOST},
 }
 MARKS["all of them"] = MARKS["position_ids"] | MARKS["seq_idx"] | MARKS["cu_seq_lens"]
+HIERARCHICAL = {"name": "hierarchical", "window": 4}
 MODELS = [
     {"encoding": "rope"},
     {"encoding": "fox"},
     {"encoding": "learned"},
-    {
-        "encoding": "auto",
-        "mixers": ["mamba2", "attention", {"name": "hierarchical", "window": 4}],
-        "num_hidden_layers": 3,
-    },
+    {"encoding": "auto", "mixers": ["mamba2", "attention", HIERARCHICAL], "num_hidden_layers": 3},
     {"encoding": "nope", "mixers": ["rwkv6", {"name": "window", "size": 5}]},
     {"encoding": "rope", "mixers": ["latent", "retention"]},
 ]
@@ -119,20 +116,14 @@ def test_a_call_with_documents_keeps_no_cache(build, ids):
     assert model(x, position_ids=torch.arange(TOKENS)).cache is not None
 
 
-TWO = torch.tensor([[0, 0, 1, 1]])
-
-
-def ends(*numbers):
-    return torch.tensor(numbers)
-
-
+TWO, AT = torch.tensor([[0, 0, 1, 1]]), torch.tensor
 REFUSED = [
     ({"seq_idx": TWO, "document_ids": 0 * TWO}, ("seq_idx", "document_ids")),
-    ({"seq_idx": TWO, "cu_seq_lens_q": ends(0, 1, 4)}, ("seq_idx", "cu_seq_lens_q")),
-    ({"position_ids": ends(0, 0, 0, 1), "seq_idx": TWO}, ("position_ids", "seq_idx")),
-    ({"cu_seq_lens_q": ends(0, 3, 2, 4)}, ("0", "4")),
-    ({"cu_seq_lens_q": ends(0.0, 4.0)}, ("cu_seq_lens_q", "[documents + 1]")),
-    ({"cu_seq_lens_q": ends(0, 2, 4), "max_length_q": 1}, ("max_length_q", "2")),
+    ({"seq_idx": TWO, "cu_seq_lens_q": AT([0, 1, 4])}, ("seq_idx", "cu_seq_lens_q")),
+    ({"position_ids": AT([0, 0, 0, 1]), "seq_idx": TWO}, ("position_ids", "seq_idx")),
+    ({"cu_seq_lens_q": AT([0, 3, 2, 4])}, ("0", "4")),
+    ({"cu_seq_lens_q": AT([0.0, 4.0])}, ("cu_seq_lens_q", "[documents + 1]")),
+    ({"cu_seq_lens_q": AT([0, 2, 4]), "max_length_q": 1}, ("max_length_q", "2")),
     ({"seq_ids": TWO}, ("'seq_ids'", "'seq_idx'")),
 ]
 

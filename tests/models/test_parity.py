@@ -10,24 +10,10 @@ from longitude.checkpoints.config import from_hugging_face
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from tests.support import in_pieces
 
-NAMES = {
-    "input_layernorm": "mixer_norm",
-    "post_attention_layernorm": "mlp_norm",
-    "self_attn": "mixer",
-    "gate_proj": "gate",
-    "up_proj": "up",
-    "down_proj": "down",
-}
-SMALL: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
+NAMES = {"input_layernorm": "mixer_norm", "post_attention_layernorm": "mlp_norm", "self_attn": "mixer"}
+NAMES |= {f"{name}_proj": name for name in ("gate", "up", "down")}
+SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3}
 BASE: dict[str, Any] = {"rope_theta": 10_000.0}
 
 

@@ -9,6 +9,7 @@ from transformers import AfmoeConfig, AutoModelForCausalLM, Gemma2Config, Gemma3
 
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from tests.models.test_parity import NAMES, SMALL, decoded, same
+from tests.support import parameter_gradients
 
 try:
     from transformers.models.inkling.configuration_inkling import InklingTextConfig
@@ -21,21 +22,12 @@ TRAINED = 24
 SHAPE: dict[str, Any] = SMALL | {"num_hidden_layers": 2, "max_position_embeddings": TRAINED, "head_dim": 8}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "pad_token_id": 0}
 GEMMA: dict[str, Any] = SHAPE | ROPE | {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
-BOTH = {
-    "post_attention_layernorm": "after.mixer_norm",
-    "pre_feedforward_layernorm": "mlp_norm",
-    "post_feedforward_layernorm": "after.mlp_norm",
-    "pre_mlp_layernorm": "mlp_norm",
-    "post_mlp_layernorm": "after.mlp_norm",
-}
+BOTH = {"post_attention_layernorm": "after.mixer_norm"}
+for part in ("feedforward", "mlp"):
+    BOTH |= {f"pre_{part}_layernorm": "mlp_norm", f"post_{part}_layernorm": "after.mlp_norm"}
 LOCAL = {"mixers": [{"name": "window", "size": 5}, "attention"]}
 SANDWICH = LOCAL | {"norm_position": "both", "embedding_scale": 32**0.5, "hidden_act": "geglu_tanh"}
-GLOBALS = {
-    "rope_parameters": {
-        "full_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-    }
-}
+GLOBALS = {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), ROPE["rope_parameters"])}
 INKLING = {
     "head_dim": 8, "swa_head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "sliding_window_size": 5,
     "layer_types": ["hybrid_sliding", "hybrid"], "mlp_layer_types": ["dense"] * 2, "logits_mup_width_multiplier": 1.0,
@@ -120,11 +112,8 @@ def as_ours(family: str, theirs: dict[str, Tensor], added: float) -> dict[str, T
 
 def gradients(model: nn.Module, logits: Tensor) -> dict[str, Tensor]:
     direction = torch.randn(logits.shape, generator=torch.Generator().manual_seed(3))
-    learned = dict(model.named_parameters())
-    of_weights = torch.autograd.grad(
-        (logits * direction).mean(), [*learned.values()], materialize_grads=True, allow_unused=True
-    )
-    return dict(zip(learned, of_weights, strict=True))
+    names = [name for name, _ in model.named_parameters()]
+    return dict(zip(names, parameter_gradients((logits * direction).mean(), model), strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -38,9 +38,8 @@ def parameters(r: random.Random, kind: str, pairs: int) -> dict[str, Any]:
             return {"partial_rotary_factor": r.choice([0.25, 0.3, 0.5, 0.9])} | maybe(r, factor=factor)
         case "llama3":
             low = r.choice([1.0, 0.5, 2.0])
-            return {"factor": factor, "low_freq_factor": low, "high_freq_factor": low * r.choice([1.5, 4.0])} | maybe(
-                r, **{ORIGINAL: original}
-            )
+            ramp = {"low_freq_factor": low, "high_freq_factor": low * r.choice([1.5, 4.0])}
+            return {"factor": factor} | ramp | maybe(r, **{ORIGINAL: original})
         case "yarn":
             options = {"factor": factor} | maybe(r, **{ORIGINAL: original}, truncate=r.random() < 0.5)
             options |= maybe(r, mscale=r.uniform(0.5, 1.5), mscale_all_dim=r.uniform(0.5, 1.5))
@@ -48,9 +47,8 @@ def parameters(r: random.Random, kind: str, pairs: int) -> dict[str, Any]:
                 options |= {"beta_fast": r.choice([16, 64.0]), "beta_slow": r.choice([0.5, 2])}
             return options | ({"attention_factor": r.uniform(0.5, 2.0)} if r.random() < 0.3 else {})
         case "longrope":
-            lists = {
-                name: sorted(r.uniform(1.0, 9.0) for _ in range(pairs)) for name in ("short_factor", "long_factor")
-            }
+            names = ("short_factor", "long_factor")
+            lists = {name: sorted(r.uniform(1.0, 9.0) for _ in range(pairs)) for name in names}
             return lists | {ORIGINAL: r.choice([32, 64, 100])} | maybe(r, factor=factor)
     return {}
 
@@ -165,9 +163,8 @@ def first_of(module, ending: str) -> type:
     """The class of a module whose name ends so: of text, if there are several."""
     classes = [kind for name, kind in vars(module).items() if inspect.isclass(kind) and name.endswith(ending)]
     classes = [kind for kind in classes if kind.__module__ == module.__name__]
-    return min(
-        classes, key=lambda kind: ("Vision" in kind.__name__ or "Audio" in kind.__name__, "Text" not in kind.__name__)
-    )
+    others = ("Vision", "Audio")
+    return min(classes, key=lambda kind: (any(x in kind.__name__ for x in others), "Text" not in kind.__name__))
 
 
 @pytest.mark.slow
@@ -182,10 +179,8 @@ def test_a_class_that_cannot_be_tried_is_not_read_by_its_keys():
 @pytest.mark.filterwarnings("default")  # of code that is not ours
 def test_family(family):
     """Frequencies, their number, and the factor of cos and sin; per layer type where there are several."""
-    package = f"transformers.models.{family}"
-    modeling, configuration = (
-        importlib.import_module(f"{package}.{part}_{family}") for part in ("modeling", "configuration")
-    )
+    parts = [f"transformers.models.{family}.{part}_{family}" for part in ("modeling", "configuration")]
+    modeling, configuration = map(importlib.import_module, parts)
     config = first_of(configuration, "Config")(**NONE_BY_DEFAULT.get(family, {}))
     theirs, read = first_of(modeling, "RotaryEmbedding")(config), lg.from_hugging_face(config)
     head_dim = getattr(config, "qk_rope_head_dim", None) or getattr(config, "head_dim", None)

@@ -121,12 +121,8 @@ def test_the_encoder_decoder_is_torchs(pre, act, source, target):
     valid = torch.arange(source) < torch.tensor([source, source // 2 + 1])[:, None]
     embed = model.encoder.embed_tokens.weight.detach().clone().requires_grad_()
     memory = encoder(math.sqrt(DIM) * F.embedding(x, embed) + sinusoids(source), src_key_padding_mask=~valid)
-    hidden = decoder(
-        math.sqrt(DIM) * F.embedding(y, embed) + sinusoids(target),
-        memory,
-        tgt_mask=torch.ones(target, target).triu(1).bool(),
-        memory_key_padding_mask=~valid,
-    )
+    masks = {"tgt_mask": torch.ones(target, target).triu(1).bool(), "memory_key_padding_mask": ~valid}
+    hidden = decoder(math.sqrt(DIM) * F.embedding(y, embed) + sinusoids(target), memory, **masks)
     expected = hidden @ embed.T
     out = model(x, attention_mask=valid.long(), decoder_input_ids=y).logits
     close(out, expected, 1e-11)

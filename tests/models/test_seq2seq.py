@@ -15,9 +15,7 @@ from tests.support import close as near, parameter_gradients, refused
 close = partial(near, atol=1e-10)
 
 SPECS = [*OF_DECODERS, ["rope", "t5"]]
-CAUSAL_ONLY = (
-    "cope", "fox", "path", "path_fox", "xpos", "rerope", "leaky_rerope", "self_extend", "dual_chunk"
-)  # fmt: skip
+CAUSAL_ONLY = "cope fox path path_fox xpos rerope leaky_rerope self_extend dual_chunk".split()
 POST = {"norm": "layernorm", "norm_position": "post", "hidden_act": "relu", "mlp_bias": True, "attention_bias": True}
 
 
