@@ -29,13 +29,8 @@ def _processes():
     with pytest.MonkeyPatch.context() as patch, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        for name, value in {
-            **places,
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "LOCAL_RANK": "0",
-            "DS_ACCELERATOR": "cpu",
-        }.items():
+        ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu"}
+        for name, value in (places | ranks).items():
             patch.setenv(name, value)
         free.close()
         deepspeed.init_distributed(dist_backend="gloo")

@@ -85,9 +85,7 @@ def test_prompt_tuning_on_padded_batches(name):
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert all("prompt_encoder" in name and p.grad.abs().max() > 0 for name, p in learned.items()) and learned
     options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    options["use_cache"] = (
-        False  # PEFT 0.21 looks for the cache by its former name, and puts the prompt before every step
-    )
+    options["use_cache"] = False  # PEFT 0.21 looks for its former name, and puts the prompt before every step
     left = torch.tensor([[0, 0, 3, 4, 5, 6], [3, 4, 5, 6, 7, 8]])
     both = model.eval().generate(input_ids=left, attention_mask=(left != 0).long(), **options)
     for row, prompt, padding in zip(both, left, (2, 0), strict=True):

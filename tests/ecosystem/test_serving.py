@@ -95,11 +95,8 @@ def test_completions_are_those_of_the_checkpoint(folder, url, answers) -> None:
 
 def test_a_chat_is_the_template_by_hand(folder, url, answers) -> None:
     """Which the server fills in: the whole question, and with it the start of the answer, is the message."""
-    served = [
-        each["generated"]
-        for each in answers("--endpoint", url, "--model", folder, "--tokenizer", folder)
-        if each["task"] == "passkey"
-    ]
+    found = answers("--endpoint", url, "--model", folder, "--tokenizer", folder)
+    served = [each["generated"] for each in found if each["task"] == "passkey"]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     asked, own = replace(plan("passkey", LENGTHS, [0.5], TRIALS), begins=False), []
     for length, trial in product(LENGTHS, range(TRIALS)):

@@ -56,9 +56,7 @@ def outcome(family, model, want):
         return "refused" if str(error).startswith("attn_implementation='longitude'") else repr(error)
     except Exception as error:
         return repr(error)
-    gaps = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, want)][
-        : 1 + (family not in PADDING_IN_STATES)
-    ]
+    gaps = [relative(a, b) for a, b in zip(got, want)][: 1 + (family not in PADDING_IN_STATES)]
     return "equal" if max(gaps) < 1e-4 else f"differs by {gaps}"
 
 
@@ -122,26 +120,21 @@ REFUSED = {"falcon": "FalconForCausalLM", "bloom": "BloomForCausalLM"}
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_family_that_cannot_is_refused_when_it_is_made(family):
-    config = make_families.AutoConfig.for_model(
-        family, hidden_size=16, num_attention_heads=2, n_head=2, num_hidden_layers=1
-    )
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "n_head": 2, "num_hidden_layers": 1}
+    config = make_families.AutoConfig.for_model(family, **sizes)
     with refused("attn_implementation='longitude'", REFUSED[family]):
         AutoModelForCausalLM.from_config(config, attn_implementation="longitude")
     with refused("attn_implementation='longitude'", REFUSED[family]):
         AutoModelForCausalLM.from_config(config).set_attn_implementation("longitude")
 
 
-@pytest.mark.parametrize(
-    ("family", "message"),
-    [
-        ("deepseek_v32", ["DynamicIndexedLayer"]),
-        ("deepseek_v4", ["DeepseekV4Attention"]),
-        ("gptj", ["rope_parameters"]),
-        ("deepseek_v2", ["DeepseekV2Attention"]),
-    ],
-)
-def test_attention_that_cannot_have_other_positions_is_named(family, message):
+UNPLACED = {"deepseek_v32": "DynamicIndexedLayer", "deepseek_v4": "DeepseekV4Attention", "gptj": "rope_parameters"}
+UNPLACED |= {"deepseek_v2": "DeepseekV2Attention"}
+
+
+@pytest.mark.parametrize("family", UNPLACED)
+def test_attention_that_cannot_have_other_positions_is_named(family):
     model = make_families.toy(family)
-    with refused(*message, what="set_positions"):
+    with refused(UNPLACED[family], what="set_positions"):
         set_positions(model, "alibi")
     assert getattr(model.config, KEY, None) is None and model(torch.arange(3, 9)[None]).logits.isfinite().all()

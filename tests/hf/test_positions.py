@@ -266,14 +266,11 @@ def test_by_layer(ids, mask, tmp_path, stock, placed):
     model.save_pretrained(tmp_path)
     again = from_pretrained(tmp_path, dtype=torch.float64)
     close(again(ids, attention_mask=mask).logits[mask.bool()], want)
-    assert [[spec["name"] for spec in layer] for layer in again.config.longitude_positions["layers"]] == [
-        ["rope"],
-        ["nope"],
-    ]
+    layers = again.config.longitude_positions["layers"]
+    assert [[spec["name"] for spec in layer] for layer in layers] == [["rope"], ["nope"]]
     both = placed("llama", {"layers": [[rope, "ssmax"], ["nope", "sink"]]})
-    assert [type(encoding).__name__ for encoding in both.base_model.longitude_positions] == [
-        "Rotary", "SSMax", "NoPosition", "LearnedSink",
-    ]  # fmt: skip
+    kinds = [type(encoding).__name__ for encoding in both.base_model.longitude_positions]
+    assert kinds == ["Rotary", "SSMax", "NoPosition", "LearnedSink"]
     close(in_pieces(both, ids, (9, 10, 17)), both(ids).logits)
     shared = placed("llama", {"layers": [rope]})
     assert len(shared.base_model.longitude_positions) == 1
@@ -293,13 +290,9 @@ test_wrong_layers = refused_calls([
 def test_bases_by_type_of_layer(ids, stock):
     """Gemma 3 has two: left out for all layers, none of them is meant; layer by layer, each keeps its own."""
     of_types = {"sliding_attention": 1e4, "full_attention": 500.0}
-    more: dict[str, Any] = {
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-        "sliding_window": 5,
-        "layer_types": list(of_types),
-        "rope_parameters": {name: {"rope_type": "default", "rope_theta": base} for name, base in of_types.items()},
-    }
+    parameters = {name: {"rope_type": "default", "rope_theta": base} for name, base in of_types.items()}
+    more: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 4, "sliding_window": 5}
+    more |= {"layer_types": list(of_types), "rope_parameters": parameters}
     rope = {"name": "rope", "layout": "half"}
     plain = stock("gemma3_text", **more)(ids).logits
     model = stock("gemma3_text", **more)

@@ -18,7 +18,7 @@ import longitude as lg
 import longitude.hf  # registers
 from longitude.hf.attention import REFUSED, stock_attention
 from longitude.hf.masks import StockMask
-from tests.support import close as near, heads, in_pieces, refused
+from tests.support import close as near, heads, in_pieces, parameter_gradients, refused
 
 close = partial(near, atol=1e-10)
 
@@ -31,8 +31,7 @@ def pair(stock, kind):
 def gradients(model, ids, **inputs):
     labels = ids.masked_fill(inputs.get("attention_mask", torch.ones_like(ids)) == 0, -100)
     loss = model.train()(ids, **inputs, labels=labels).loss
-    model.eval()
-    return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    return parameter_gradients(loss, model.eval())
 
 
 def test_dropout_acts_in_training_only(stock, ids):
@@ -126,11 +125,6 @@ def test_documents(name, pair, ids):
     assert (together - alone)[:, 7:].abs().max() > 1e-3
 
 
-def test_marks_that_contradict_positions_are_refused(stock, ids):
-    with refused("position_ids"):
-        stock("llama", "longitude")(ids[:1], use_cache=False, cu_seq_lens_q=ENDS, position_ids=PLACES.roll(1))
-
-
 def test_marks_behind_a_cache_are_refused(stock, ids):
     model = stock("llama", "longitude")
     cache = model(ids[:1, :4]).cache
@@ -188,19 +182,16 @@ def test_cross_attention_reads_all_tokens_of_the_encoder(kind, length, ids, mask
             "t5": {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "initializer_factor": 2.0}}  # fmt: skip
     options = {"vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
     config = AutoConfig.for_model(kind, **options, **more[kind])
+    make = AutoModelForSeq2SeqLM.from_config
     ours, theirs = (
-        AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config), attn_implementation=backend).double().eval()
-        for backend in ("longitude", "sdpa")
+        make(copy.deepcopy(config), attn_implementation=name).double().eval() for name in ("longitude", "sdpa")
     )
     ours.load_state_dict(theirs.state_dict())
     target = torch.randint(3, 50, (2, length), generator=torch.Generator().manual_seed(2))
     inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
     want, got = theirs(**inputs).logits, ours(**inputs).logits
     close(got, want)
-    close(*(
-        torch.autograd.grad(x.cos().sum(), list(model.parameters()), allow_unused=True, materialize_grads=True)
-        for x, model in ((got, ours), (want, theirs))
-    ))  # fmt: skip
+    close(*(parameter_gradients(x.cos().sum(), model) for x, model in ((got, ours), (want, theirs))))
     options = {"attention_mask": mask, "max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}
     assert ours.generate(ids, **options).tolist() == theirs.generate(ids, **options).tolist()
 
@@ -298,18 +289,11 @@ def test_a_mask_of_four_dimensions(form, pair, ids):
 
     whole = {"attention_mask": mask(17, 17), "position_ids": (torch.arange(17) % 9)[None].expand(2, -1)}
     close(ours(ids, **whole).logits, theirs(ids, **whole).logits)
-    results = [
-        torch.autograd.grad(model(ids, **whole).logits.square().sum(), list(model.parameters()), allow_unused=True)
-        for model in pair
-    ]
-    close(*results, rtol=1e-9)
+    close(*(parameter_gradients(model(ids, **whole).logits.square().sum(), model) for model in pair), rtol=1e-9)
     caches = [DynamicCache(), DynamicCache()]
     for start, stop in ((0, 9), (9, 10), (10, 17)):
         step = {"attention_mask": mask(stop - start, stop), "position_ids": whole["position_ids"][:, start:stop]}
-        got, want = (
-            model(ids[:, start:stop], cache=cache, **step).logits for model, cache in zip(pair, caches, strict=True)
-        )
-        close(got, want)
+        close(*(model(ids[:, start:stop], cache=cache, **step).logits for model, cache in zip(pair, caches)))
     assert (ours(ids).logits - ours(ids, **whole).logits).abs().max() > 1e-2
 
 
@@ -358,6 +342,9 @@ UNSUPPORTED = {
     "head mask": ({"head_mask": torch.ones(4)}, ("head_mask",)),
     "sinks": ({"s_aux": torch.ones(3)}, ("s_aux", "[4]", "[3]")),
     "rows with common ends": ({"cu_seq_lens_q": ENDS}, ("cu_seq_lens_q", "1", "2")),
+    "marks against positions": (
+        {"input_ids": NUMBERS + 3, "use_cache": False, "cu_seq_lens_q": ENDS, "position_ids": PLACES.roll(1)}, ("position_ids",),
+    ),
 }  # fmt: skip
 
 
@@ -365,7 +352,7 @@ UNSUPPORTED = {
 def test_what_it_cannot_honour_is_refused(name, stock, ids):
     inputs, reason = UNSUPPORTED[name]
     with refused(*reason):
-        stock("llama", "longitude")(ids, **inputs)
+        stock("llama", "longitude")(**{"input_ids": ids} | inputs)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED | dict.fromkeys(("position_bias", "indices"))))
