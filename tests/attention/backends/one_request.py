@@ -21,33 +21,49 @@ KNOWN = {"num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": DIM, "dim": WIDT
 
 
 def problem(
-    rows, keys, *, names="alibi", mask=None, heads=HEADS, kv_heads=2, dv=DIM, dtype=torch.float32, **positions
+    rows,
+    keys,
+    *,
+    names="alibi",
+    mask=None,
+    heads=HEADS,
+    kv_heads=2,
+    dv=DIM,
+    dtype=torch.float32,
+    values=(),
+    **positions,
 ) -> Any:
-    """A request, and what may want gradients: q, k, v, tokens, parameters."""
+    """A request, and what may want gradients: q, k, v, tokens, parameters; values: theirs, of another dtype."""
     encoding = built(names, {**KNOWN, "num_heads": heads, "num_kv_heads": heads}, dtype=dtype)
     shapes = (2, heads, rows, DIM), (2, kv_heads, keys, DIM), (2, kv_heads, keys, dv), (2, keys, WIDTH)
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+    for leaf, value in zip([*inputs, *encoding.parameters()], values):
+        leaf.data.copy_(value)
     q, k, v, x = inputs
     (part,) = requests(q, k, v, encoding, compose(encoding).context(x)[0], mask or lg.Causal(), **positions)
     return part.request, [*inputs, *encoding.parameters()]
 
 
-def compare(run, r: Request, wanted, tolerance=1e-5):
+def compare(run, r: Request, wanted, tolerance=1e-5, exact=None):
     """The output relative to its largest number; gradients, sums of many rounded products, five times as near.
 
     A parameter's are sums over rows as well. The gradients of a row's scores sum to zero but for the rounding of its output, and
-    what that leaves grows with the root of the rows.
+    what that leaves grows with the root of the rows. exact: the problem that `reference` solves, by default the same.
     """
-    ours, theirs = run(r), reference(r)[0]
+    of_reference, exact_wanted = exact or (r, wanted)
+    ours, theirs = run(r), reference(of_reference)[0]
     assert ours.dtype == r.q.dtype
-    close(ours, theirs, atol=tolerance * theirs.abs().max().item())
+    close(ours.to(theirs.dtype), theirs, atol=tolerance * theirs.abs().max().item())
     if wanted and ours.requires_grad:
         direction = random(*ours.shape).to(ours)
         options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
-        grads = (torch.autograd.grad(out, wanted, direction, **options) for out in (ours, theirs))
+        pairs = (ours, wanted), (theirs, exact_wanted)
+        grads = (torch.autograd.grad(out, leaves, direction.to(out.dtype), **options) for out, leaves in pairs)
         rows = r.q.shape[:-1].numel()
         for i, (a, b) in enumerate(zip(*grads, strict=True)):
-            close(a, b, atol=(5 if i < INPUTS else max(5, rows**0.5)) * tolerance * (1 + b.abs().max().item()))
+            close(
+                a.to(b.dtype), b, atol=(5 if i < INPUTS else max(5, rows**0.5)) * tolerance * (1 + b.abs().max().item())
+            )
 
 
 def masks(keys: int) -> dict[str, lg.Mask]:
