@@ -1,5 +1,7 @@
 """What a study finds: values against sums made by hand, verdicts at their borders, the three lines, and the table."""
 
+import csv
+import io
 import json
 import math
 import re
@@ -8,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from longitude.cli import main
 from longitude.statistics import proportions
 from longitude.statistics.documents import interval
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR
@@ -15,7 +18,8 @@ from longitude.statistics.seeds import t_interval
 from longitude.study.analysis import analyse
 from longitude.study.answers import share
 from longitude.study.criterion import GAINS, IS_SOLVED, LEVEL, NOT_SOLVED, RISES
-from longitude.study.report import write_report
+from longitude.study.pictures import figures
+from longitude.study.report import table, write_report
 from longitude.study.results import LAST, read_run
 from tests.study.conftest import (
     BITS,
@@ -60,9 +64,8 @@ def test_values_and_changes_are_those_of_the_sums(tmp_path):
         after / (of["nats"].sum() / of["bytes"].sum() / math.log(2)) - 1  # from 0.97 of the mean at 256
         for after, of in zip(per_seed, before, strict=True)
     ]
-    assert (found["change"], found["seed_change_low"], found["seed_change_high"]) == pytest.approx(
-        t_interval(changes), rel=1e-9
-    )
+    change = [found[name] for name in ("change", "seed_change_low", "seed_change_high")]
+    assert change == pytest.approx(t_interval(changes), rel=1e-9)
     assert found["change_low"] < found["change"] < found["change_high"]
     assert line(frame, "rope", 256)["change"] is None
 
@@ -195,9 +198,8 @@ def test_what_learned_too_little_gets_no_good_word(tmp_path):
     assert re.search(numbers, found.caution)
     assert found.best.startswith("alibi: 0.5") and "3 seeds" in found.best and "NoPE" in found.best
     rows = [line.split()[0] for line in shown.splitlines()[3:] if " ±" in line]
-    assert (
-        rows == ["alibi", CONTROL, "rope:base=10000", "NoPE"] and "NoPE (nope) *" in shown
-    )  # by result; what learned too little is last
+    # by result; what learned too little is last
+    assert rows == ["alibi", CONTROL, "rope:base=10000", "NoPE"] and "NoPE (nope) *" in shown
 
 
 def test_of_two_that_learned_too_little_neither_is_best(tmp_path):
@@ -235,15 +237,8 @@ def test_labels_are_compared_seed_by_seed(tmp_path):
     run = analyse(write_run(tmp_path, bits, test_lengths=(256, 512), seeds=(0, 1, 2), spread=0.3, noise=0))
     of = {(each.better, each.worse): each for each in run.compared(512)}
     found = of["b", "a"]
-    assert found[:7] == (
-        "b",
-        "a",
-        512,
-        3,
-        24,
-        pytest.approx(0.1, abs=1e-9),
-        pytest.approx(0.1 - 4.302653 * 0.01 / 3**0.5, abs=1e-6),
-    )
+    assert found[:6] == ("b", "a", 512, 3, 24, pytest.approx(0.1, abs=1e-9))
+    assert found.low == found[6] == pytest.approx(0.1 - 4.302653 * 0.01 / 3**0.5, abs=1e-6)
     assert found.p == pytest.approx(3 * 0.0033, abs=1e-4) and found.decided
     assert found.q == pytest.approx(3 * 0.0033, abs=1e-4) and found.seed_low == pytest.approx(found.low, abs=1e-6)
     assert not of["b", "c"].decided and of["b", "c"].low < 0
@@ -396,11 +391,29 @@ def test_several_seeds_widen_the_interval():
     one, other = share(alike), share(apart)
     assert one.seed_high - one.seed_low < 0.2 and other.high - other.low == 1
     assert one.low < min(one.seed_low, one.text_low) and one.high > max(one.seed_high, one.text_high)
-    assert (
-        0.13 < one.text_high - one.text_low < 0.14 and 0.13 < other.text_high - other.text_low < 0.14
-    )  # Wilson, 200 of 0.5
+    assert all(0.13 < of.text_high - of.text_low < 0.14 for of in (one, other))  # Wilson, 200 of 0.5
     certain = share(np.ones((3, 200)))
     assert certain.value == certain.seed_low == certain.high == 1 and 0.98 < certain.text_low == certain.low < 1
+
+
+def test_a_share_and_its_ends_are_from_0_to_1():
+    """Of two seeds that nearly always are right, or never, also where errors of seeds and of examples are added."""
+    right = np.ones((2, 40))
+    right[1, :6] = 0
+    for found in (share(right), share(1 - right)):
+        assert found.over == "seeds and documents" and 0 <= found.low < found.value < found.high <= 1
+    assert share(right).high == 1 and share(1 - right).low == 0
+
+
+def test_what_a_rule_without_positions_reaches_stands_beside_the_labels(tmp_path):
+    run = write_answers(tmp_path, {name: SHARES[name] for name in ("rope", "t5")})
+    edit_question(run, lambda asked: asked["data"].update(floor={"8": 0.5, "16": 0.25}))
+    found = analyse(run)
+    last = [str(list(column.cells)[-1]) for column in table(found).columns]
+    assert last[:5] == ["rule without positions", "50%", "25%", "", ""]
+    figure = figures(found)[0]
+    dotted = [layer for layer in figure.chart.to_dict()["layer"] if layer["mark"].get("strokeDash") == [1, 3]]
+    assert [each["value"] for each in dotted[0]["data"]["values"]] == [0.5, 0.25] and "dotted" in figure.caption
 
 
 def test_the_three_lines_of_answers(tmp_path):
@@ -410,3 +423,40 @@ def test_the_three_lines_of_answers(tmp_path):
     assert groups(found.result) == {"Solved": ["alibi"], "Not solved": ["rope"]}
     assert "97" in found.best and "[94, 99]" in found.best and "rope" in found.best
     assert "learned" in found.caution and "failed: t5" in found.caution
+
+
+# ---- tables as CSV -----------------------------------------------------------------------------------------------------
+BOTH = {"test_lengths": (256, 512), "seeds": (0, 1, 2), "noise": 0.002}
+A = {"rope": (2.27, 4.39), "alibi": (2.48, 2.45)}
+
+
+def test_a_table_as_csv_is_the_summary(tmp_path, capsys):
+    run = write_run(tmp_path, A | {CONTROL: (2.6, 2.6)}, documents=8, **BOTH)
+    assert main(["report", str(run), "--csv"]) == 0
+    short = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [*short[0]] == ["encoding", "length", "bits_per_byte", "low", "high", "change", "verdict"]
+    assert main(["report", str(run), "--csv", "--all"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    expected = summary(run)
+    assert [row["label"] for row in rows] == [*expected["label"]]
+    assert [int(row["length"]) for row in rows] == [*expected["length"]]
+    assert [float(row["value"]) for row in rows] == list(expected["value"])
+    assert [float(row["bits_per_byte"]) for row in short] == [float(row["value"]) for row in rows]
+    verdicts = {row["encoding"]: row["verdict"] for row in short}
+    assert verdicts == {"rope": RISES, "alibi": GAINS, CONTROL: short[-1]["verdict"]}
+    assert len(rows[0]["values"].split()) == 3 and {row["verdict"] for row in rows} == {"", GAINS, RISES}
+    assert {row["label"]: row["effective_length"] for row in rows} == {"rope": "256", "alibi": "512", CONTROL: "512"}
+
+
+@pytest.mark.slow
+def test_comparisons_of_every_length_as_csv(tmp_path, capsys):
+    run = str(write_run(tmp_path / "one", A | {"nope": (3.1, 3.1)}, **BOTH))
+    assert main(["report", run, "--csv", "--comparisons"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 2 * 3 and {row["length"] for row in rows} == {"256", "512"}
+    for row in rows:
+        low, value, high = (float(row[name]) for name in ("low", "value", "high"))
+        assert low <= float(row["seed_low"]) <= value <= float(row["seed_high"]) <= high
+        assert float(row["q"]) <= float(row["p"])
+    for wrong in (["--comparisons"], ["--csv", "--json"]):
+        assert main(["report", run, *wrong]) == 2

@@ -128,7 +128,6 @@ def test_rows_depend_on_neither_seeds_nor_workers_beside_them(tmp_path):
 
 def assert_same_rows(one: Path, other: Path) -> None:
     """Up to their order."""
-    tables = [read_rows(path / "results.parquet").drop(columns=["commit", "train_seconds"]) for path in (one, other)]
     keys = ["label", "seed", "method", "metric", "length", "position_from"]
-    tables = [table.sort_values(keys, ignore_index=True) for table in tables]
-    pd.testing.assert_frame_equal(*tables, check_exact=True)
+    tables = [read_rows(path / "results.parquet").sort_values(keys, ignore_index=True) for path in (one, other)]
+    pd.testing.assert_frame_equal(*(of.drop(columns=["commit", "train_seconds"]) for of in tables), check_exact=True)

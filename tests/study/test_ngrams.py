@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -51,9 +52,8 @@ def test_a_study_counts_its_own_windows(data):
     config = replace(TINY, steps=20)
     windows = Windows(data.training, 16, 40, seed=0)
     training = np.stack([windows.text[start : start + 17] for start in windows.starts])
-    held_out = [
-        document.numpy()[i : i + 17] for document in data.validation for i in range(0, len(document) // 48 * 48, 16)
-    ]
+    texts = [document.numpy() for document in data.validation]
+    held_out = [text[i : i + 17] for text in texts for i in range(0, len(text) // 48 * 48, 16)]
     want = {k: NGrams(training, k, 256).nats(np.stack(held_out)).mean() / np.log(2) for k in (2, 3)}
     assert ngrams_of(config, data) == pytest.approx(want)
 
@@ -75,8 +75,8 @@ def test_losses_at_the_quarters_of_training_windows(data):
     labels = {"label": "rope", "seed": 0}
     _, tables = Text().measure(Measuring(model, config, data, (16, 32, 48), labels, lambda *_: None))
     of = pd.concat(tables).query("length == 16").set_index(["method", "document"])
-    [want] = list(losses_by_length(model, data.validation, lengths=[16, 48], bins={16: [0, 4]},
-              methods=["per-position"], token_bytes=1))  # fmt: skip
+    options = {"lengths": [16, 48], "bins": {16: [0, 4]}, "methods": ["per-position"], "token_bytes": 1}
+    [want] = list(losses_by_length(model, data.validation, **options))
     np.testing.assert_allclose(of.loc["first quarter", "nats"], want.nats, rtol=1e-6)
     assert list(of.loc["first quarter", "bytes"]) == list(of.loc["last quarter", "bytes"]) == list(want.bytes)
     assert (of.loc["first quarter", "bytes"] * 4 == of.loc["non-overlapping", "bytes"]).all()
@@ -117,11 +117,8 @@ def test_near_and_far_copies_are_measured_on_their_own_bytes_at_every_length(dat
     table = pd.concat(Text().measure(of)[1])
     masks = foretold(data.validation, 16, 48)
     assert set(table["method"]) == {"non-overlapping", "near copy", "far copy", FIRST, LAST}
-    for length in (16, 48):
-        for name, of_documents in masks.items():
-            rows = table[(table["method"] == name) & (table["length"] == length)]
-            assert rows["bytes"].tolist() == [int(of_documents[2][1:289].sum())] and rows["bytes"].item() > 90
-            whole = table[
-                (table["method"] == "non-overlapping") & (table["length"] == length) & (table["document"] == 2)
-            ]
-            assert 0 < rows["nats"].sum() < whole["nats"].sum()
+    at = table.set_index(["method", "length"])
+    for name, length in product(masks, (16, 48)):
+        rows, whole = at.loc[[(name, length)]], at.loc[[("non-overlapping", length)]].query("document == 2")
+        assert rows["bytes"].tolist() == [int(masks[name][2][1:289].sum())] and rows["bytes"].item() > 90
+        assert 0 < rows["nats"].sum() < whole["nats"].sum()

@@ -12,13 +12,9 @@ from longitude.study.train import build_model
 from tests.study.conftest import TINY, values, write_run
 
 
-def drawn(name, analysis):
-    """The figures of one picture."""
-    return list(PICTURES[name](analysis))
-
-
 def test_losses_of_one_seed_have_no_band(tmp_path):
-    [figure] = drawn("by-length", analyse(write_run(tmp_path, {"rope": (2.6, 2.9)}, test_lengths=(256, 512))))
+    run = write_run(tmp_path, {"rope": (2.6, 2.9)}, test_lengths=(256, 512))
+    [figure] = PICTURES["by-length"](analyse(run))
     assert all(point["from"] is None for point in values(figure.spec(), "line"))
     assert figure.spec()["description"] == figure.alt  # what a screen reader is given
 

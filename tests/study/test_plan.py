@@ -44,6 +44,12 @@ sampled = partial(tiny, positions="randomized")
         (["--data", "--task", "copy-decoder"], copying(data=("stdlib",))),
         (["--data", "--task", "text"], copying(task="text", methods=("sliding",))),
         (["'sliding'", "forward"], copying(methods=("sliding",))),
+        (["--tokenizer", "--task", "recall"], of_task("recall", tokenizer="gpt2")),
+        (["--encodings", "alibi", "nope", "rope"], tiny(encodings=("alibi", "nope"), methods=("linear",))),
+        (["--methods", "yarn", "self_extend"], tiny(encodings=("sinusoidal",), methods=("non-overlapping", "yarn"))),
+        (["--positions", "randomized"], sampled(encodings=("rope",), methods=("yarn",))),
+        (["yarn"], tiny(encodings=("rope",), methods=("yarm",))),
+        (["'drope'"], tiny(encodings=("rope",), methods=("drope",))),  # which needs training
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_written(words, config, tmp_path):

@@ -32,9 +32,7 @@ def test_the_lowest_loss_is_chosen_and_of_equal_ones_the_lower_rate():
     assert choose(losses) == Choice(0.004, losses)
     for order in ((0.008, 0.002), (0.002, 0.008)):
         assert choose(dict.fromkeys(order, 2.0)).rate == 0.002
-
-
-def test_a_rate_at_which_it_diverged_is_never_chosen():
+    # nor one at which it diverged
     assert choose({0.002: 3.0, 0.004: None}).rate == 0.002
     assert choose({0.004: None}).rate is None
 
@@ -115,9 +113,8 @@ def test_a_sweep_trains_every_candidate_and_measures_the_chosen(tmp_path):
     for choice in found.values():
         assert choice.losses[choice.rate] == min(choice.losses.values())
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
-    assert {(row.label, row.seed, row.learning_rate) for row in rows} == {
-        ("rope", seed, found["rope"].rate) for seed in (0, 1)
-    }
+    assert {(row.label, row.seed) for row in rows} == {("rope", 0), ("rope", 1)}
+    assert {row.learning_rate for row in rows} == {found["rope"].rate}
     assert "widen the sweep" in conclusion(tmp_path).caution
     assert [note for note in notes if note.startswith("learning rates, by the loss")]
 

@@ -13,8 +13,7 @@ from longitude.report.wording import papers
 from longitude.study.analysis import analyse, conclude
 from longitude.study.criterion import Cell, Column
 from longitude.study.report import table, write_report
-from longitude.study.results import read_run
-from tests.study.conftest import put_rows, summary, values, write_answers, write_run
+from tests.study.conftest import summary, values, write_answers, write_run
 
 NAMES = ("by-length", "one-text", "by-position", "by-length-sliding")
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)> & </script>'
@@ -31,9 +30,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
         self.open.append(tag)
-        fetched = (
-            ("src", "href", "action", "data", "srcset") if tag != "a" else ()
-        )  # links are followed by a click only
+        fetched = ("src", "href", "action", "data", "srcset") if tag != "a" else ()  # a link waits for a click
         self.addresses += [value for name, value in attributes if name in fetched]
         if tag == "tr":
             self.rows.append([])
@@ -74,8 +71,6 @@ def run(tmp_path_factory):
     states = {("sinusoidal", 0): {"status": "diverged", "step": 117, "reason": EVIL}}
     methods = ("non-overlapping", "sliding", "per-position")
     write_run(path, states=states, source=EVIL, methods=methods, ngrams={"2": 3.4}, steps=200)
-    training = {"learning_rate": 0.005, "train_steps": 200, "train_seconds": 43.2, "flops_per_token": 2_345_678.0}
-    put_rows(path, [replace(row, **training) for row in read_run(path).rows])
     assert write_report(analyse(path)) == path / "report.html"
     return path
 
@@ -123,13 +118,12 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     verdicts = {label: rows[row_of(names, label)][0] for label in ("rope", "alibi", "learned")}
     assert verdicts == {"rope": "1 of 3 seeds", "alibi": "1 of 3 seeds", "learned": ""}
     comparisons = analyse(run).comparisons["non-overlapping"]
-    shown = [
-        row for row in page.rows if len(row) == 8 and row[3] in ("better", "not decided") and row[2] in ("256", "4096")
+    pairs = [row for row in page.rows if len(row) == 8 and row[3] in ("better", "not decided")]
+    assert [(*row[:3], row[3] == "better") for row in pairs if row[2] in ("256", "4096")] == [
+        (names[each.better], names[each.worse], str(each.length), each.decided)
+        for each in comparisons
+        if each.length in (256, 4096)
     ]
-    assert [row[:3] for row in shown] == [
-        [names[each.better], names[each.worse], str(each.length)] for each in comparisons if each.length in (256, 4096)
-    ]
-    assert [row[3] == "better" for row in shown] == [each.decided for each in comparisons if each.length in (256, 4096)]
     specs = json.loads(re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)[1])
     assert set(specs) == set(NAMES)
     points = values(specs["by-length"], "line")
@@ -141,9 +135,7 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
 # ---- in a browser -----------------------------------------------------------------------------------------------------
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-INSTALL = (
-    "no Chromium here: install Debian's package chromium, or run `.venv/bin/playwright install --with-deps chromium`"
-)
+INSTALL = "no Chromium here: install Debian's package, or run `.venv/bin/playwright install --with-deps chromium`"
 
 
 def launched(playwright, path=CHROMIUM):
@@ -191,12 +183,8 @@ def test_a_reader_opens_it_and_points_at_a_number(width, run, browser):
     assert requests == [path.as_uri()] and complaints == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     labels = page.locator("[data-chart=by-length] svg .mark-text.role-mark text")
-    boxes = labels.evaluate_all(
-        "e => e.map(e => e.getBoundingClientRect()).map(b => [b.left, b.right, b.top, b.bottom])"
-    )
-    boxes = [
-        box for i, box in enumerate(boxes) if box not in boxes[:i]
-    ]  # words on lines are drawn twice: their edge first
+    sides = "e => e.map(e => e.getBoundingClientRect()).map(b => [b.left, b.right, b.top, b.bottom])"
+    boxes = [*dict.fromkeys(map(tuple, labels.evaluate_all(sides)))]  # words on lines are drawn twice: their edge first
     # six labels, and the names of the training length and of the n-grams; on narrow screens the legend has the labels
     assert len(boxes) == (8 if width > 480 else 1)
     for i, (left, right, top, bottom) in enumerate(boxes):
@@ -219,9 +207,8 @@ def test_a_reader_opens_it_and_points_at_a_number(width, run, browser):
     button.click()
     drawn = "document.querySelectorAll('[data-chart=by-length] svg .mark-line path').length"
     page.wait_for_function(f"{drawn} === 1")
-    assert (
-        page.locator("tbody tr[data-label]:visible").count() == 4
-    )  # of both tables of lengths, and those of what was learned and of what training took
+    rows = page.locator("tbody tr[data-label]:visible")  # of lengths, twice, of what was learned and what training took
+    assert rows.count() == 4
     assert button.get_attribute("aria-pressed") == "true"
     page.keyboard.press("Escape")
     page.wait_for_function(f"{drawn} === 6")
@@ -259,24 +246,19 @@ def test_the_page_in_the_dark_on_a_phone_on_paper_and_read_aloud(run, browser):
     charts = page.content().partition('id="charts"')[0]
     assert not re.search(r'fill="(#5b6673|#ffffff|white|#0072b2)"', charts)  # no color of the light page is drawn
     described = page.locator("[data-chart] [role=graphics-document][aria-label]")
-    assert described.count() == len(NAMES) and "Line chart of bits per byte" in described.first.get_attribute(
-        "aria-label"
-    )
+    assert described.count() == len(NAMES)
+    assert "Line chart of bits per byte" in described.first.get_attribute("aria-label")
     verdict = page.locator(".verdict").first.bounding_box()
     assert verdict["x"] + verdict["width"] <= 420  # seen without scrolling
     assert page.evaluate(UNREADABLE) == []
     page.emulate_media(media="print")
     page.set_viewport_size({"width": 688, "height": 1000})  # the text of A4
-    assert (
-        page.evaluate(background) == "rgb(255, 255, 255)"
-        and page.evaluate("document.documentElement.scrollWidth") <= 688
-    )
+    assert page.evaluate(background) == "rgb(255, 255, 255)"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 688
     tables = page.evaluate("[...document.querySelectorAll('table')].map(e => e.getBoundingClientRect().right)")
     assert max(tables) <= 688
     page.pdf()
     assert page.locator(".fold[open] dl").first.is_visible()  # the whole recipe
-    assert (
-        page.locator(".chart img:visible").count() == len(NAMES)
-        and page.locator(".live:visible, .legend:visible").count() == 0
-    )
+    assert page.locator(".chart img:visible").count() == len(NAMES)
+    assert page.locator(".live:visible, .legend:visible").count() == 0
     assert complaints == []

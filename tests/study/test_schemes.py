@@ -13,12 +13,13 @@ from longitude.models import LongitudeForCausalLM
 from longitude.positions.absolute import Sinusoidal
 from longitude.positions.scaling import SCHEMES as SCALINGS, Linear, base as rows, register_scheme
 from longitude.study import schemes
-from longitude.study.plan import checked, plan
+from longitude.study.plan import checked
 from longitude.study.results import read_run
 from longitude.study.schemes import extended, extends, list_schemes, searched
 from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model, model_config
 from tests.study.conftest import NUMBERS, TINY, run
+from tests.support import refused
 
 SCHEMES = list_schemes()
 TOKENS = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(0))
@@ -88,10 +89,8 @@ def test_yarn_keeps_the_share_of_pairs_that_it_keeps_of_llama_2(length):
     fastest, published = length / (2 * math.pi), 4096 / (2 * math.pi)
     base = 10_000.0 ** (math.log(fastest) / math.log(published))
     llama, rotations = (turns * b ** -(torch.arange(4096) / 4096) for turns, b in ((published, 1e4), (fastest, base)))
-    shares = [
-        (turns >= fast).double().mean().item() for turns, fast in ((llama, 32), (rotations, schemes.ramp_start(length)))
-    ]
-    assert shares[0] == pytest.approx(shares[1], abs=1e-3)
+    kept = (llama >= 32, rotations >= schemes.ramp_start(length))
+    assert kept[0].double().mean().item() == pytest.approx(kept[1].double().mean().item(), abs=1e-3)
     assert schemes.ramp_start(8192) == 32
 
 
@@ -116,10 +115,8 @@ def test_interpolated_sinusoids_are_those_of_positions_over_the_factor():
     torch.testing.assert_close(codes, plain.table(positions / 3), rtol=0, atol=1e-6)
     model = build_model(TINY, "sinusoidal", 0)
     [own] = extended(model, "linear", 16, 48).model.encodings
-    zeros = torch.zeros(1, 48, 16)
-    torch.testing.assert_close(
-        own.embed(zeros, torch.arange(48))[0, ::3], Sinusoidal(16).embed(zeros, torch.arange(48))[0, :16]
-    )
+    got, want = (each.embed(torch.zeros(1, 48, 16), torch.arange(48))[0] for each in (own, Sinusoidal(16)))
+    torch.testing.assert_close(got[::3], want[:16])
 
 
 def test_each_layer_that_rotates_is_scaled():
@@ -128,27 +125,17 @@ def test_each_layer_that_rotates_is_scaled():
     assert extended(model, "yarn", 16, 48).model.encodings[0].scaling.factor == 3
 
 
-@pytest.mark.parametrize(
-    ("label", "by"),
-    [
-        ("rope", SCHEMES),
-        ("rope+alibi", SCHEMES),
-        ("sinusoidal", ("linear",)),
-        ("learned", ("linear",)),
-        ("sinusoidal+rope", ("linear",)),
-        ("alibi", ()),
-        ("mamba", ()),
-        ("xpos", ()),
-        ("sinusoidal:factor=2", ()),
-        ("rope:scaling=linear,factor=2", ()),
-        ("learned:max_length=16,length=32", ()),
-        ("learned:max_length=32", ()),
-        ("nope+attention:qk_norm=true", ()),  # a factor before a norm does nothing
-    ],
-)
-def test_what_is_extended_by_which(label, by):
+BY = dict.fromkeys(("rope", "rope+alibi"), SCHEMES) | dict.fromkeys(("sinusoidal", "learned"), ("linear",))
+BY["sinusoidal+rope"] = ("linear",)
+BY |= dict.fromkeys(("alibi", "mamba", "xpos", "sinusoidal:factor=2", "rope:scaling=linear,factor=2"), ())
+BY |= dict.fromkeys(("learned:max_length=16,length=32", "learned:max_length=32"), ())
+BY["nope+attention:qk_norm=true"] = ()  # a factor before a norm does nothing
+
+
+@pytest.mark.parametrize("label", BY)
+def test_what_is_extended_by_which(label):
     config = model_config(TINY, label)
-    assert [scheme for scheme in SCHEMES if extends(config, scheme, 16)] == [*by]
+    assert [scheme for scheme in SCHEMES if extends(config, scheme, 16)] == [*BY[label]]
 
 
 # ---- searched factors ------------------------------------------------------------------------------------------------
@@ -216,40 +203,12 @@ def test_rows_of_a_study_that_was_given_schemes(study):
 def test_a_value_is_that_of_the_extended_model(study, data):
     [trial] = read_run(study).of("rope")
     model = LongitudeForCausalLM.from_pretrained(trial.folder)
-    [of] = losses_by_length(
-        extended(model, "yarn", 16, 32),
-        data.validation,
-        lengths=[32],
-        methods=["non-overlapping"],
-        span=48,
-        token_bytes=1,
-    )
+    options = {"lengths": [32], "methods": ["non-overlapping"], "span": 48, "token_bytes": 1}
+    [of] = losses_by_length(extended(model, "yarn", 16, 32), data.validation, **options)
     rows = read_rows(study / "results.parquet").set_index(["label", "method", "length"])["value"]
     assert rows["rope", "yarn", 32] == pytest.approx(of.row().value, rel=1e-6)
 
 
-@pytest.mark.usefixtures("numbers")
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"encodings": ("alibi", "nope"), "methods": ("linear",)},
-            "none of --encodings is such, got alibi nope; add rope",
-        ),
-        (
-            {"encodings": ("sinusoidal",), "methods": ("non-overlapping", "yarn")},
-            "--methods yarn extends dual_chunk, leaky_rerope, mrope, rerope, rope and self_extend",
-        ),
-        ({"encodings": ("rope",), "methods": ("yarn",), "positions": "randomized"}, "--positions is randomized"),
-        ({"encodings": ("rope",), "methods": ("yarm",)}, "yarn"),
-        ({"encodings": ("rope",), "methods": ("drope",)}, "drope"),  # which needs training
-    ],
-)
-def test_refusals(options, words, tmp_path):
-    with pytest.raises(ValueError, match=words):
-        plan(replace(TINY, **options), tmp_path)
-
-
 def test_a_selection_text_without_a_window_is_refused():
-    with pytest.raises(ValueError, match=r"expected text of 49 tokens in a document, got 48"):
+    with refused("49", "48"):
         windows_of([torch.arange(48)], 48)

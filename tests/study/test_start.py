@@ -16,14 +16,10 @@ from longitude.study.train import build_model, first_model
 from tests.study.conftest import NUMBERS, TINY, reading_numbers, run, sealed_again, trial_of, units_in
 from tests.support import refused
 
+pytestmark = pytest.mark.usefixtures("numbers")
 YARN = "rope:scaling=yarn,factor=3,original_max_length=16"
 TINY = replace(TINY, test_lengths=(16, 48))
 TUNED = replace(TINY, encodings=("rope", YARN), start="first:rope", train_length=48, steps=8)
-
-
-@pytest.fixture(autouse=True)
-def text(numbers):
-    pass
 
 
 @pytest.fixture(scope="module")

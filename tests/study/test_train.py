@@ -21,7 +21,7 @@ from longitude.study.plan import checked
 from longitude.study.resume import LossLog, newest, seal
 from longitude.study.tasks.base import of_task, sampler_of
 from longitude.study.train import build_model
-from tests.study.conftest import COPY, SHAPE, TINY, OneTrial, dying
+from tests.study.conftest import COPY, FEW_WORDS, SHAPE, TINY, OneTrial, dying
 
 TINY = replace(TINY, steps=20, batch_size=4)  # saves at steps 5, 10, 15, 20
 
@@ -101,33 +101,25 @@ def killed(patched, trial: OneTrial) -> None:
     assert trial.status.status in ("not run", "running", "trained")
 
 
-@pytest.mark.one_in(7)
-@pytest.mark.parametrize(
-    ("task", "positions"),
-    [*product(("text", "copy-decoder"), ("contiguous", "randomized", "skipped")), ("text", "mixed")],
-)
-def test_a_killed_trial_of_every_kind(task, positions, data, tmp_path, monkeypatch):
-    config = replace(COPY if task == "copy-decoder" else replace(TINY, steps=8), positions=positions)
-    config = checked(replace(config, encodings=("rope",)))
-    whole, trial = (OneTrial(tmp_path / name, "rope", 1, config, data) for name in ("whole", "killed"))
+TEXT, WORDS = replace(TINY, steps=8, encodings=("rope",)), replace(COPY, encodings=("rope",))
+SUMS = FEW_WORDS | {"train_length": 2, "test_lengths": (2, 20)}
+PLACES = of_task("addition-reversed", encodings=("abacus:max_start=16",), **SUMS, **SHAPE)
+KINDS = [*product((TEXT, WORDS), ("contiguous", "randomized", "skipped")), (TEXT, "mixed"), (PLACES, "contiguous")]
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize(("config", "positions"), KINDS)
+def test_a_killed_trial_of_every_kind(config, positions, data, tmp_path, monkeypatch):
+    """What training draws, such as random starts of places, comes from a generator that checkpoints hold."""
+    config = checked(replace(config, positions=positions))
+    whole, trial = (OneTrial(tmp_path / name, config.encodings[0], 1, config, data) for name in ("whole", "killed"))
     notes = []
     whole.run()
     killed(monkeypatch, trial)
-    assert trial.run(notes.append).status == "done" and notes == [f"{trial.title}: continues from step 2"]
+    status = trial.run(notes.append)
+    assert (status.status, status.reason, notes) == ("done", None, [f"{trial.title}: continues from step 2"])
     assert_same(whole, trial)
-
-
-@pytest.mark.slow
-def test_random_starts_of_places_continue_after_a_kill(data, tmp_path, monkeypatch):
-    """What training draws comes from a generator that checkpoints hold; lengths whose places fit the table are measured."""
-    options = {"train_length": 2, "test_lengths": (2, 20), "steps": 8, "batch_size": 4, "documents": 4, **SHAPE}
-    config = checked(of_task("addition-reversed", encodings=("abacus:max_start=16",), **options))
-    whole, trial = (OneTrial(tmp_path / name, config.encodings[0], 1, config, data) for name in ("whole", "killed"))
-    whole.run()
-    killed(monkeypatch, trial)
-    status = trial.run()
-    assert_same(whole, trial)
-    assert {*read_rows(trial.measured / "results.parquet")["length"]} == {2, 20} and status.reason is None
+    assert {*read_rows(trial.measured / "results.parquet")["length"]} == {*config.test_lengths}
 
 
 @pytest.mark.slow
@@ -189,20 +181,14 @@ def test_lengths_beyond_a_table_are_missing_and_named(data, tmp_path):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    ("label", "words"),
-    [
-        ("hierarchical:window=16", "never used its far part, which begins beyond 16 positions, in training at 16"),
-        ("rope+window:size=64", None),
-    ],
-)
-def test_what_training_never_used_is_named(label, words, data, tmp_path):
+@pytest.mark.parametrize(("label", "used"), [("hierarchical:window=16", False), ("rope+window:size=64", True)])
+def test_what_training_never_used_is_named(label, used, data, tmp_path):
     """And of a far part with parameters of its own, that they had no gradient."""
     config = replace(TINY, steps=4)
     trial = OneTrial(tmp_path, label, 0, config, data)
     status = trial.run()
-    assert status.status == "done" and (status.untrained is None) == (words is None)
-    if words is not None:
-        assert status.untrained is not None and status.untrained.startswith(words)
-        gates = "had no gradient in training for model.layers.0.mixer.gate_" in status.untrained
-        assert gates == ("softmax" not in label)
+    assert status.status == "done" and (status.untrained is None) == used
+    if status.untrained is not None:
+        words = "never used its far part, which begins beyond 16 positions, in training at 16"
+        assert status.untrained.startswith(words)
+        assert "had no gradient in training for model.layers.0.mixer.gate_" in status.untrained
