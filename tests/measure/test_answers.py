@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,10 @@ def answers(monkeypatch):
 
     def let(right: dict[str, set[int]]) -> None:
         def answered(model: Any, tokenizer: Any, prompt: Any, prefill: Any = None) -> str:
-            number = len(said) % ASKED["trials"]
-            said.append(number)
-            kind = type(model).__name__
-            return f" {prompt.question.answers[0]}" if number in right[kind] else " the <i>sun</i>"
+            got = next(asked) % ASKED["trials"] in right[type(model).__name__]
+            return f" {prompt.question.answers[0]}" if got else " the <i>sun</i>"
 
-        said: list[int] = []
+        asked = count()
         monkeypatch.setattr(measurement, "answer", answered)
 
     return let
@@ -95,7 +94,6 @@ def test_the_interval_of_pairs() -> None:
     assert proportions.paired([0.5, 1.0], [1.0, 0.25])[0] == pytest.approx(0.125)
 
 
-# ---- lengths, positions ----------------------------------------------------------------------------------------------
 # ---- what begins a window --------------------------------------------------------------------------------------------
 def beginning(adds: bool) -> Any:
     """Bytes, and a token <s> that the tokenizer knows, or puts before every text."""

@@ -38,10 +38,8 @@ def losses_of(model, documents, window, stride=None, **options):
 
 
 def rows_of(*measured, bootstrap_seed=0, labels=None, **options):
-    """The rows of `losses_by_length`."""
-    return [
-        losses.row(bootstrap_seed=bootstrap_seed, **labels or {}) for losses in losses_by_length(*measured, **options)
-    ]
+    sums = losses_by_length(*measured, **options)
+    return [losses.row(bootstrap_seed=bootstrap_seed, **labels or {}) for losses in sums]
 
 
 def brute(model, documents, window, stride):
@@ -128,13 +126,9 @@ def test_positions_of_a_span_that_windows_do_not_fill(model, documents):
 
 def test_the_model_runs_once_for_positions_and_progress_follows(model, documents):
     seen, run = [], []
-    hook = model.register_forward_pre_hook(
-        lambda _, args, kwargs: run.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    losses_by_length(
-        model, documents, lengths=LENGTHS, methods=["non-overlapping", "per-position"], batch_tokens=32,
-        progress=lambda done, total: seen.append((done, total)),
-    )  # fmt: skip
+    hook = model.register_forward_pre_hook(lambda _, __, of: run.append(of["input_ids"].numel()), with_kwargs=True)
+    options = {"lengths": LENGTHS, "methods": ["non-overlapping", "per-position"], "batch_tokens": 32}
+    losses_by_length(model, documents, **options, progress=lambda *done: seen.append(done))
     hook.remove()
     total = 3 * sum(COUNTS)
     assert sum(run) == total and max(run) <= 32
@@ -156,9 +150,8 @@ class Uniform(nn.Module):
 def test_bits_are_per_byte_of_the_targets(documents):
     sizes = torch.arange(VOCAB) % 4 + 1
     count = sum(int(sizes[document[1 : n + 1]].sum()) for document, n in zip(documents, COUNTS))
-    [row] = rows_of(
-        Uniform(), documents, lengths=[16], methods=["non-overlapping"], token_bytes=[sizes[each] for each in documents]
-    )
+    options = {"lengths": [16], "methods": ["non-overlapping"], "token_bytes": [sizes[each] for each in documents]}
+    [row] = rows_of(Uniform(), documents, **options)
     assert row.metric == "bits_per_byte" and row.count == count
     assert row.value == pytest.approx(sum(COUNTS) * math.log2(VOCAB) / count, rel=1e-6)
     assert row.low < row.value < row.high

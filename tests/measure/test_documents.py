@@ -29,9 +29,8 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *letters])}
     plain = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
     plain.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    plain.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    plain.decoder = decoders.Sequence(parts)
     return PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", eos_token="</s>")
 
 

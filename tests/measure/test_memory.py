@@ -1,13 +1,12 @@
 """Perplexity keeps no logits beyond a chunk: with a vocabulary of 150,000 those of one window would be larger by far."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 from longitude.measure.windows import LOGITS
 from longitude.runs.machine import can_measure_peak
+from tests.support import printed
 
 READING = """
     import torch
@@ -34,10 +33,7 @@ READING = """
 @pytest.mark.skipif(not can_measure_peak(), reason="the peak of a process is read from /proc")
 def test_logits_of_a_window_are_never_together() -> None:
     """The logits of 4096 tokens are 2.5 GB; what is held is about three times LOGITS numbers, whatever the window's length."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(READING)], capture_output=True, text=True, check=True, timeout=300
-    )
-    short, middle, long = map(int, done.stdout.split())
+    short, middle, long = map(int, printed(textwrap.dedent(READING)).split())
     whole = 4 * 150_000 * 4096
     assert long < whole / 5, f"{long / 1e6:.0f} MB of {whole / 1e6:.0f}"
     assert max(short, middle, long) < 4 * 4 * LOGITS

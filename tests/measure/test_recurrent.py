@@ -15,11 +15,10 @@ from tests.checkpoints.copied import of_mamba
 from tests.checkpoints.recurrent_models import GROUPED
 
 SIZES = {"vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 2}
+HEADS = {"num_heads": 4, "head_dim": 8, "state_size": 8}
 MODELS = {
     "mamba": lambda: MambaForCausalLM(MambaConfig(**SIZES)),
-    "mamba2": lambda: Mamba2ForCausalLM(
-        Mamba2Config(**SIZES, num_heads=4, head_dim=8, n_groups=2 if GROUPED else 1, state_size=8)
-    ),
+    "mamba2": lambda: Mamba2ForCausalLM(Mamba2Config(**SIZES, **HEADS, n_groups=2 if GROUPED else 1)),
 }
 
 
@@ -31,9 +30,8 @@ def test_theirs_and_ours_on_one_page(name, text, tmp_path):
     model.save_pretrained(theirs)
     byte_tokenizer().save_pretrained(theirs)
     of_mamba(model).save_pretrained(ours)
-    config = MeasureConfig(
-        text=str(text), device="cpu", lengths=(24, 48), documents=2, chunk=16, methods=("non-overlapping",)
-    )
+    options = {"lengths": (24, 48), "documents": 2, "chunk": 16, "methods": ("non-overlapping",)}
+    config = MeasureConfig(text=str(text), device="cpu", **options)
     planned = plan(config, (str(theirs), str(ours)))
     assert [each.trained for each in planned.subjects] == [None, None]
     results = measure(planned, tmp_path / "run", Progress())
@@ -45,9 +43,10 @@ def test_theirs_and_ours_on_one_page(name, text, tmp_path):
         assert rows["ours", length].value == pytest.approx(rows["theirs", length].value, rel=1e-5)
 
 
-def test_models_without_keys_need_no_memory_for_them(tmp_path):
-    for i, (options, keeps) in enumerate(
-        [({"mixer": "mamba"}, False), ({"mixers": ["mamba", "attention"]}, True), ({"encoding": "rope"}, True)]
-    ):
-        lg.LongitudeConfig(**SIZES, num_attention_heads=1, **options).save_pretrained(tmp_path / str(i))
-        assert keeps_keys(outline_of(str(tmp_path / str(i)), config_of(tmp_path / str(i)))) == keeps
+MIXERS = [({"mixer": "mamba"}, False), ({"mixers": ["mamba", "attention"]}, True), ({"encoding": "rope"}, True)]
+
+
+@pytest.mark.parametrize(("options", "keeps"), MIXERS)
+def test_models_without_keys_need_no_memory_for_them(options, keeps, tmp_path):
+    lg.LongitudeConfig(**SIZES, num_attention_heads=1, **options).save_pretrained(tmp_path)
+    assert keeps_keys(outline_of(str(tmp_path), config_of(tmp_path))) == keeps

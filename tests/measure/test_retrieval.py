@@ -10,15 +10,14 @@ from tokenizers.processors import TemplateProcessing
 
 from longitude.checkpoints.load import byte_tokenizer
 from longitude.errors import UsageError
-from longitude.measure.retrieval import TASKS, haystack, prompts
+from longitude.measure.retrieval import TASKS, haystack, prompts, tasks
 from longitude.measure.retrieval.measurement import plan
 from longitude.measure.retrieval.prompts import DoesNotFit, Question, check, encode, fit
+from longitude.statistics import proportions
 from tests.measure.conftest import byte_pairs
 from tests.support import refused
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-
-
 BYTE_PAIRS = byte_pairs([" ".join(haystack.of_python().words[:8000]), NOISE], 600, bos_token="<s>")
 TOKENIZERS = {"bytes": byte_tokenizer(), "byte pairs": BYTE_PAIRS}
 
@@ -202,10 +201,8 @@ def test_a_chat_has_the_question_as_a_message_and_begins_the_answer(name):
     begin = prompt.question.begin.strip()
     assert begin and text.startswith("<|user|>\n") and text.endswith(f"<|end|>\n<|assistant|>\n{begin}")
     message = text.split("<|end|>")[0].removeprefix("<|user|>\n")
-    assert (
-        message.endswith(prompt.question.ask.removesuffix(prompt.question.begin).rstrip())
-        and begin not in message[-40:]
-    )
+    assert message.endswith(prompt.question.ask.removesuffix(prompt.question.begin).rstrip())
+    assert begin not in message[-40:]
     if prompt.needles:
         first, last = prompt.needles
         assert prompt.question.needles[0].split()[1] in tokens.decode(prompt.ids[first:last])
@@ -290,14 +287,8 @@ def test_a_question_that_does_not_fit():
 
 
 def test_new_tokens_are_the_published_ones_unless_the_answer_is_longer():
-    published = {
-        "passkey": 10,
-        "variable-tracking": 30,
-        "common-words": 120,
-        "frequent-words": 50,
-        "needle-city": 32,
-        "needle-country": 32,
-    }
+    published = {"passkey": 10, "variable-tracking": 30, "common-words": 120, "frequent-words": 50}
+    published |= dict.fromkeys(("needle-city", "needle-country"), 32)
     assert {name: task.new_tokens for name, task in TASKS.items()} == dict.fromkeys(TASKS, 128) | published
     asked = Question(text=lambda size: "x" * size, ask="x", smallest=1, answers=("x",), whole_answer="z" * 77)
     assert [fit(asked, TOKENIZERS["bytes"], 200, new).new_tokens for new in (10, 78)] == [77, 78]
@@ -316,7 +307,24 @@ def test_needles_stand_between_sentences():
     assert flat.with_needles(500, ["N."], [0.5]).split().index("N.") == 250
 
 
-# ---- scores -------------------------------------------------------------------------------------------------------------
+# ---- scores, and what is refused ----------------------------------------------------------------------------------------
+def test_scores_are_the_published_ones():
+    number = tasks.first_number
+    assert [number(output, ["12345"]) for output in (" 12345.", "12345 67", "is 12345", "012345")] == [1] * 4
+    assert [number(output, ["12345"]) for output in ("", " 1234", " 123456", "7 12345", "12,345", "none")] == [0] * 6
+    assert tasks.match_all("ABC, def and 12", ["abc", "DEF", "ghi", "12"]) == 0.75
+    assert tasks.match_all("xabcx", ["abc"]) == 1 and tasks.match_all("a b c", ["abc"]) == 0
+
+
+def test_intervals_are_wilsons():
+    # Brown, Cai and DasGupta 2001: (p + z^2/2n +- z sqrt(p q / n + z^2/4n^2)) / (1 + z^2/n), z = 1.96
+    expected = {(10, 10): (0.7225, 1.0), (0, 10): (0.0, 0.2775), (8, 10): (0.4902, 0.9433), (25, 50): (0.3664, 0.6336)}
+    for (right, count), interval in expected.items():
+        value, *got = proportions.mean([1.0] * right + [0.0] * (count - right))
+        assert value == right / count and got == pytest.approx(interval, abs=1e-4)
+    assert proportions.mean([0.75, 0.25])[0] == 0.5 and proportions.mean([0.5])[1] < 0.5 < proportions.mean([0.5])[2]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -20,9 +20,8 @@ def documents():
 
 
 def losses(model, documents, reader=None, lengths=(12, 32)):
-    return losses_by_length(
-        model, documents, lengths=lengths, stride=12, span=32, token_bytes=1, batch_tokens=128, reader=reader
-    )
+    options = {"stride": 12, "span": 32, "token_bytes": 1, "batch_tokens": 128}
+    return losses_by_length(model, documents, lengths=lengths, reader=reader, **options)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float64) for name in FAMILIES), ("llama", torch.float32)])
