@@ -15,6 +15,7 @@ from longitude.bench.config import BenchConfig, checked
 from longitude.bench.measurement import FAILED, Row, interleaved
 from longitude.runs.machine import can_measure_peak
 from longitude.runs.terminal import Progress
+from tests.support import refused
 
 TINY = {"lengths": (12, 17), "heads": 4, "kv_heads": 2, "head_dim": 8, "repeats": 1, "threads": 1, "no_memory": True}
 
@@ -118,17 +119,11 @@ def test_memory_of_a_case():
     assert 4 < plain_mib < 32 and dense_mib > plain_mib + 64
 
 
-@pytest.mark.parametrize(
-    ("free", "message"),
-    [
-        (200, r"alibi on the backend reference needs at length 4096 about 1\.\d GiB of memory, 0\.2"),
-        (1, "attention itself"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_anything_is_measured(free, message, monkeypatch):
+def test_what_does_not_fit_is_refused_before_anything_is_measured(monkeypatch):
+    """Plain attention, which is asked first: tests/test_cli.py."""
     monkeypatch.setattr(sweeps, "interleaved", lambda *_: pytest.fail("it measured"))
-    monkeypatch.setattr(sweeps, "available_memory", lambda: free * 2**20)
-    with pytest.raises(ValueError, match=message):
+    monkeypatch.setattr(sweeps, "available_memory", lambda: 200 * 2**20)
+    with refused("alibi", "reference", "4096", "GiB"):
         sweep(encodings=("alibi",), backends=("reference",), lengths=(64, 4096))
 
 

@@ -15,15 +15,8 @@ from longitude.drawings.rotations import Rotation
 from longitude.positions.hugging_face import RopeConfig
 from tests.checkpoints.published import PUBLISHED, RELEASED
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500_000.0,
-    "factor": 8.0,
-    "original_max_position_embeddings": 8192,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-}
-
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "original_max_position_embeddings": 8192}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 FEW = {"num_hidden_layers": 2, "vocab_size": 64}
 
 
@@ -55,8 +48,7 @@ def test_turns_and_border_of_llama(saved):
     found = words(path, config)
     assert found["length"] == "131,072 tokens declared, 8,192 before scaling"
     assert found["border"] == "pairs 35 to 63 never finished one: 45% of them"
-    names = [each.name for each in checkpoint.drawings(config)]
-    assert names == ["wavelengths"]
+    assert [each.name for each in checkpoint.drawings(config)] == ["wavelengths"]
 
 
 def test_what_longer_contexts_do_under_each_scheme(saved):
@@ -84,9 +76,8 @@ def test_layers_with_windows_and_rotations_of_their_own(saved):
     path, config = saved(transformers.Gemma3TextConfig(sliding_window=512, num_hidden_layers=6, vocab_size=64))
     about = checkpoint.facts(path, config)
     assert about["layers"]["sliding_attention"]["window"] == 512
-    full, near = (
-        next(r for r in about["rotations"] if r["layers"] == kind) for kind in ("full_attention", "sliding_attention")
-    )
+    kinds = {rotation["layers"]: rotation for rotation in about["rotations"]}
+    full, near = kinds["full_attention"], kinds["sliding_attention"]
     assert full["base"] == 1_000_000 and near["base"] == 10_000
     assert near["turns"][0] == pytest.approx(512 / (2 * math.pi)) and near["longer"] == []
     assert "5 of sliding_attention over 512 tokens" in words(path, config)["layers"]

@@ -20,11 +20,8 @@ def drawn(label: str, name: str, shape: Shape = SHAPE) -> Lines | Grid:
 
 def lines(label: str, name: str, shape: Shape = SHAPE) -> dict[str, dict[float, float]]:
     """Line -> x -> y."""
-    found = drawn(label, name, shape)
-    return {
-        line: dict(zip(np.asarray(x).tolist(), np.asarray(y).tolist(), strict=True))
-        for line, (x, y) in found.lines.items()
-    }
+    found = drawn(label, name, shape).lines
+    return {of: dict(zip(np.asarray(x).tolist(), np.asarray(y).tolist(), strict=True)) for of, (x, y) in found.items()}
 
 
 def near(found: dict[float, float], formula, atol: float = 1e-12) -> None:
@@ -105,11 +102,8 @@ def test_scores_of_rotated_vectors_are_sums_of_cosines():
     q, k = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     theta = torch.tensor(THETA, dtype=torch.float64)
     a, b = (torch.complex(v[0, :8], v[0, 8:]) for v in (q, k))
-    turned = [
-        (a * b.conj() * torch.exp(1j * theta * d)).real.sum() / (q.norm() * k.norm())
-        for d in found["random q and k, 1"]
-    ]
-    np.testing.assert_allclose([*found["random q and k, 1"].values()], turned, atol=1e-12)
+    product, norms = a * b.conj(), q.norm() * k.norm()
+    near(found["random q and k, 1"], lambda d: (product * torch.exp(1j * theta * d)).real.sum() / norms)
 
 
 # ---- the input -------------------------------------------------------------------------------------------------------
@@ -119,10 +113,8 @@ def test_the_sinusoid_table():
     angles = np.outer(np.arange(48), [10_000 ** (-(c - c % 2) / 64) for c in grid.columns])
     want = np.where(np.asarray(grid.columns) % 2 == 0, np.sin(angles), np.cos(angles))
     np.testing.assert_allclose(grid.values, want, atol=1e-12)
-    near(
-        lines("sinusoidal", "codes")["cosine"],
-        lambda d: sum(math.cos(d * 10_000 ** (-2 * i / 64)) for i in range(32)) / 32,
-    )
+    cosine = lines("sinusoidal", "codes")["cosine"]
+    near(cosine, lambda d: sum(math.cos(d * 10_000 ** (-2 * i / 64)) for i in range(32)) / 32)
 
 
 # ---- weights ----------------------------------------------------------------------------------------------

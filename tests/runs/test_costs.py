@@ -11,14 +11,8 @@ from longitude.runs.costs import WORDS, flops_per_second, forward_flops, smaller
 from tests.support import refused
 
 TINY = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16}
-TINY |= {
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "intermediate_size": 96,
-    "num_key_value_heads": 2,
-    "sliding_window": 16,
-}
+TINY |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TINY |= {"intermediate_size": 96, "num_key_value_heads": 2, "sliding_window": 16}
 
 
 def outline(kind: str, **options: Any) -> Any:
@@ -45,11 +39,8 @@ def test_of_a_large_model_a_few_layers_are_run(monkeypatch) -> None:
     config = smaller(model)
     each = sum(p.numel() for name, p in model.named_parameters() if ".layers.0." in name)
     kept = 60_000 // each
-    assert (config.num_hidden_layers, len(config.layer_types), config.vocab_size) == (kept, kept, WORDS) and kept in (
-        1,
-        2,
-        3,
-    )
+    assert (config.num_hidden_layers, len(config.layer_types), config.vocab_size) == (kept, kept, WORDS)
+    assert kept in (1, 2, 3)
     assert model.config.num_hidden_layers == 4, "it is another configuration"
     monkeypatch.setattr(costs, "LARGEST", 1)
     assert smaller(model).num_hidden_layers == 1

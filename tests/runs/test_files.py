@@ -6,24 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from longitude.runs.files import (
-    TEMPORARY,
-    append_json,
-    atomic,
-    checksums,
-    cut_json_lines,
-    empty,
-    new_folder,
-    out_of_space,
-    parsed_json,
-    place,
-    read_bytes,
-    read_json,
-    read_json_lines,
-    read_text,
-    require_space,
-    write_json,
-)
+from longitude.runs import files
+from longitude.runs.files import atomic, new_folder, read_json, read_json_lines, write_json
 from tests.support import refused
 
 
@@ -47,20 +31,12 @@ def test_a_file_is_whole_or_not_there(tmp_path):
 def test_json_that_cannot_be_read(tmp_path):
     path = tmp_path / "a.json"
     assert read_json(path) is None
-    for text, reason in (("{", "property"), ('{"a": 1, "a": 2}', "'a'")):
-        path.write_text(text)
+    damages = {b"{": "property", b'{"a": 1, "a": 2}': "'a'", b"[" * 100_000 + b"]" * 100_000: "nested"}
+    for content, reason in (damages | {b'{"a": "\xff\xfe"}': "UTF-8", b"[1]": "array"}).items():
+        path.write_bytes(content)
         with refused("a.json", reason, "remedy"):
             read_json(path, "remedy")
-    path.write_text("[" * 100_000 + "]" * 100_000)
-    with refused("a.json", "nested"):
-        read_json(path)
-    path.write_text("[1]")
-    with refused("a.json", "object", "array", "remedy"):
-        read_json(path, "remedy")
     assert read_json(path, kind=list) == [1]
-    path.write_bytes(b'{"a": "\xff\xfe"}')
-    with refused("a.json", "UTF-8", "remedy"):
-        read_json(path, "remedy")
 
 
 def a_link(path):
@@ -68,7 +44,7 @@ def a_link(path):
     path.symlink_to("elsewhere")
 
 
-READ = {"bytes": read_bytes, "text": read_text, "json": read_json, "lines": read_json_lines}
+READ = {"bytes": files.read_bytes, "text": files.read_text, "json": read_json, "lines": read_json_lines}
 STRANGE = {"link": a_link, "pipe": os.mkfifo, "loop": lambda path: path.symlink_to(path), "folder": os.mkdir}
 
 
@@ -77,9 +53,9 @@ def test_only_regular_files_are_opened(tmp_path, kind):
     """A pipe would be waited for, and a link leads elsewhere."""
     path = tmp_path / "a"
     STRANGE[kind](path)
-    calls = [*READ.values(), lambda path: append_json(path, {})]
+    calls = [*READ.values(), lambda path: files.append_json(path, {})]
     if kind != "folder":
-        calls.append(lambda path: checksums(path.parent))
+        calls.append(lambda path: files.checksums(path.parent))
     for call in calls:
         with refused(str(path)):
             call(path)
@@ -116,26 +92,27 @@ def test_many_keys_are_read_in_linear_time(tmp_path):
     assert len(read_json(path)) == 100_000
 
 
-@pytest.mark.parametrize(
-    "damage", [b'{"step"', b'{"step": \xff}\n', b"[" * 100_000 + b"\n"], ids=["half", "UTF-8", "deep"]
-)
+DAMAGES = {"half": b'{"step"', "UTF-8": b'{"step": \xff}\n', "deep": b"[" * 100_000 + b"\n"}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_journal_ends_before_the_first_damaged_line(damage, tmp_path):
     path, entries = tmp_path / "losses.jsonl", [{"step": i} for i in range(4)]
     assert read_json_lines(path) == []
     for entry in entries[:3]:
-        append_json(path, entry)
+        files.append_json(path, entry)
     with open(path, "ab") as file:
-        file.write(damage)
-    assert read_json_lines(path) == cut_json_lines(path) == entries[:3]
-    append_json(path, entries[3])
-    assert read_json_lines(path) == entries and cut_json_lines(path, 2) == read_json_lines(path) == entries[:2]
+        file.write(DAMAGES[damage])
+    assert read_json_lines(path) == files.cut_json_lines(path) == entries[:3]
+    files.append_json(path, entries[3])
+    assert read_json_lines(path) == entries and files.cut_json_lines(path, 2) == read_json_lines(path) == entries[:2]
 
 
 def test_files_of_a_folder_get_the_mode_of_new_files(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "weights").touch(0o600)
     (tmp_path / "new").touch()
-    place(tmp_path / "a", tmp_path / "b")
+    files.place(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b" / "weights").stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
@@ -149,7 +126,7 @@ def test_nothing_is_written_or_removed_through_a_link(tmp_path):
     (tmp_path / f".a.json.{os.getpid()}.tmp").symlink_to(elsewhere / "mine")
     write_json(tmp_path / "a.json", {})
     (tmp_path / ".b.tmp").symlink_to(elsewhere)
-    empty(tmp_path, TEMPORARY)
+    files.empty(tmp_path, files.TEMPORARY)
     assert [path.read_text() for path in elsewhere.iterdir()] == ["kept"] and not (tmp_path / ".b.tmp").is_symlink()
 
 
@@ -172,15 +149,15 @@ def test_a_folder_is_whole_or_not_there(tmp_path):
 
 def test_a_full_disk(tmp_path):
     with refused("MB", str(tmp_path)):
-        require_space(tmp_path / "not" / "there", 2**60, "the study")
+        files.require_space(tmp_path / "not" / "there", 2**60, "the study")
     wrapped = RuntimeError("in words of its own")
     wrapped.__cause__ = OSError(28, "no space")
-    assert out_of_space(wrapped, tmp_path) and not out_of_space(RuntimeError(), tmp_path)
+    assert files.out_of_space(wrapped, tmp_path) and not files.out_of_space(RuntimeError(), tmp_path)
 
 
 def test_json_nests_as_deep_as_code_can_walk():
     """Python 3.13 reads 3,000 levels, which functions that walk them do not survive."""
-    assert parsed_json("[" * 64 + "]" * 64) and parsed_json('{"a":' * 63 + "{}" + "}" * 63)
+    assert files.parsed_json("[" * 64 + "]" * 64) and files.parsed_json('{"a":' * 63 + "{}" + "}" * 63)
     for text in ("[" * 65 + "]" * 65, '{"a":' * 3000 + "1" + "}" * 3000):
         with pytest.raises(ValueError, match="nested deeper than 64"):
-            parsed_json(text)
+            files.parsed_json(text)

@@ -1,6 +1,7 @@
-"""Memory, devices, provenance, and progress where nobody watches."""
+"""Memory, devices, progress where nobody watches, and limits of time and memory for work of others."""
 
 import io
+from threading import Event
 
 import psutil
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from longitude.runs import costs, machine
-from longitude.runs.machine import cores, device_of, threads
+from longitude.runs.machine import cores, device_of, memory_within, threads, within
 from longitude.runs.terminal import Progress
 from tests.support import printed, refused
 
@@ -101,10 +102,29 @@ def test_without_a_terminal_only_notes_are_written():
 
 def test_threads_are_those_before_again():
     before = torch.get_num_threads()
-    for count, within in ((2, 2), (1, 1), (None, before)):
+    for count, inside in ((2, 2), (1, 1), (None, before)):
         with threads(count):
-            assert torch.get_num_threads() == within
+            assert torch.get_num_threads() == inside
         assert torch.get_num_threads() == before
     with pytest.raises(KeyError), threads(before + 1):
         raise KeyError
     assert torch.get_num_threads() == before
+
+
+def test_what_ends_in_time_is_returned_or_raised() -> None:
+    assert within(60, lambda: 3) == 3 and within(60, lambda: None) is None
+    with pytest.raises(KeyError):
+        within(60, lambda: {}["a"])
+
+
+def test_what_does_not_end_is_left() -> None:
+    with pytest.raises(TimeoutError):
+        within(0.05, Event().wait)
+
+
+def test_memory_is_limited_and_the_limit_goes() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(MemoryError), memory_within(2**26):
+        bytearray(2**28)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before and bytearray(2**28)
