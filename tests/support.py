@@ -93,12 +93,8 @@ class Reads(TorchDispatchMode):
         self.count = self.operations = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        read = (
-            torch.ops.aten._local_scalar_dense.default,
-            torch.ops.aten.nonzero.default,
-            torch.ops.aten.equal.default,
-        )
-        self.count += function in read
+        aten = torch.ops.aten
+        self.count += function in (aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default)
         self.operations += 1
         return function(*args, **(kwargs or {}))
 

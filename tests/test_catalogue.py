@@ -31,7 +31,6 @@ def test_composed_acts_everywhere():
 
 
 def test_properties_are_the_declared_ones():
-    """Which the laws of the battery verify."""
     assert [*BY_NAME] == lg.list_encodings()
     for name, facts in BY_NAME.items():
         encoding = lg.testing.example(name)()

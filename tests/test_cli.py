@@ -40,10 +40,8 @@ def test_study_ends_with_table_conclusion_and_report(text, tmp_path, command):
     assert code == 0 and {row["label"] for row in rows} == {"rope", "alibi"}
     assert all(row["metric"] == "bits_per_byte" and row["schema"] == 2 for row in rows)
 
-    code, other, _ = command(
-        "study", *TINY, "--data", text, "--out", run, "--steps", "4"
-    )  # another question, in the same folder
-    assert code == 0 and other != again
+    code, other, _ = command("study", *TINY, "--data", text, "--out", run, "--steps", "4")
+    assert code == 0 and other != again  # to another question, in the same folder
 
 
 @pytest.mark.slow
@@ -75,10 +73,7 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         ("study --preset mine.toml", ["--preset", "mine.toml"]),
         ("study --preset clasic", ["'clasic'", "'classic'"]),
         ("study --preset classic --task recall", ["--preset", "--task", "recall"]),
-        (
-            f"study --test-lengths 64 65536 --data {__file__}",
-            ["--test-lengths", "65536"],
-        ),
+        (f"study --test-lengths 64 65536 --data {__file__}", ["--test-lengths", "65536"]),
         (f"study --out {__file__}", ["--out", "test_cli.py"]),
         ("report no/such/run", ["no/such/run"]),
         ("bench --backends tabel", ["'tabel'", "'table'"]),

@@ -1,7 +1,4 @@
-"""Docstrings of public names: one line, then what it takes, returns and comes from; and the page of the API made of them.
-
-`python tests/test_docstrings.py` prints what is missing.
-"""
+"""Docstrings of public names: one line, then what it takes, returns and comes from; and the page of the API made of them."""
 
 import inspect
 
@@ -27,31 +24,22 @@ def missing(name: str, thing: object) -> list[str]:
         found.append("first line: one sentence")
     if doc.count("\n") and doc.split("\n")[1]:
         found.append("a blank line after the first")
-    found += [
-        f"Args: {p.name}" for p in parameters(thing) if p.name not in documented(thing) and p.kind is not p.VAR_KEYWORD
-    ]
+    named = [p.name for p in parameters(thing) if p.kind is not p.VAR_KEYWORD]
+    found += [f"Args: {name}" for name in named if name not in documented(thing)]
     returns = None if isinstance(thing, type) else inspect.signature(thing).return_annotation
     if returns not in (None, "None") and not section(thing, "Returns") + section(thing, "Yields"):
         found.append("Returns")
-    if any(thing in kinds for kinds in (MIXERS.values(), ENCODINGS.values(), SCHEMES.values())) and not section(
-        thing, "Source"
-    ):
+    registered = [*MIXERS.values(), *ENCODINGS.values(), *SCHEMES.values()]
+    if thing in registered and not section(thing, "Source"):
         found.append("Source")
     return [f"{name}: {each}" for each in found]
 
 
-def all_missing() -> list[str]:
-    things = [(name, each) for name, each in public_names() if inspect.isclass(each) or inspect.isfunction(each)]
-    return [each for name, thing in things for each in missing(name, thing)]
-
-
 def test_public_names_are_documented() -> None:
-    assert all_missing() == []
+    things = [(name, each) for name, each in public_names() if inspect.isclass(each) or inspect.isfunction(each)]
+    lacking = [each for name, thing in things for each in missing(name, thing)]
+    assert lacking == [], "\n".join(lacking)
 
 
 def test_the_page_of_the_api_is_what_docstrings_say() -> None:
     assert make_api.PAGE.read_text(encoding="utf-8") == make_api.page(), "run `make api`"
-
-
-if __name__ == "__main__":
-    print("\n".join(all_missing()))

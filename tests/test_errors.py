@@ -22,7 +22,6 @@ from tests.support import refused
         ),
         (errors.unknown("bias", 7, ["t5", "alibi"], "See list."), "unknown bias 7: there are: alibi, t5. See list."),
     ],
-    ids=["plain", "nobody", "remedy", "near", "far"],
 )
 def test_the_sentence(error: UsageError, message: str) -> None:
     assert str(error) == message
@@ -41,7 +40,6 @@ Size = Literal["small", "large"]
         (errors.check_positive, 0.5, float("nan")),
         (lambda who, **options: errors.check_choice(who, Size, **options), "small", "big"),
     ],
-    ids=["sizes", "positive", "choice"],
 )
 def test_what_a_check_says(check, good, bad) -> None:
     check("alibi", width=good)

@@ -1,47 +1,40 @@
-"""The examples run, and what they make is what plain transformers loads."""
+"""The examples and notebooks run, and what they make is what plain transformers loads."""
 
 import importlib
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import nbformat
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from make_notebooks import EXAMPLES, cells_of, names
 from tests.extend.conftest import saved
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "train_tiny_checkpoint.py"
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """run("--model", "llama", ...) -> what the example leaves behind, trained on a library of three short files."""
-    library = tmp_path / "library"
-    (library / "tests").mkdir(parents=True)
-    for i in range(3):
-        (library / f"module{i}.py").write_text(
-            f"def add{i}(a, b):\n    return a + b  # naïve\n\n" * 40, encoding="utf-8"
-        )
-    (library / "tests" / "test_it.py").write_text("never read")
-    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(library)})
-
-    def example(*options: str) -> dict[str, Any]:
-        monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *options])
-        return runpy.run_path(str(EXAMPLE), run_name="__main__")
-
-    return example
+EXAMPLE = EXAMPLES / "train_tiny_checkpoint.py"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "mamba", "rwkv", "gpt_neox", "bloom", "gpt2"])
-def test_a_tiny_checkpoint_is_trained(kind: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tiny_checkpoint_is_trained(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """On a library of three short files."""
+    library = tmp_path / "library"
+    (library / "tests").mkdir(parents=True)
+    for i in range(3):
+        code = f"def add{i}(a, b):\n    return a + b  # naïve\n\n" * 40
+        (library / f"module{i}.py").write_text(code, encoding="utf-8")
+    (library / "tests" / "test_it.py").write_text("never read")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(library)})
     out = tmp_path / "out"
     size = ["--length", "64", "--layers", "2" if kind == "rwkv" else "1", "--width", "32", "--steps", "30"]
-    run("--model", kind, "--out", str(out), *size)
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--model", kind, "--out", str(out), *size])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
     bits = float(capsys.readouterr().out.rsplit("bits per byte", 1)[0].split()[-1])
     assert 0.1 < bits < 6  # nothing learned is log2(258) = 8.0
     names = {path.name for path in out.iterdir()}
@@ -61,24 +54,14 @@ def test_a_tiny_checkpoint_is_trained(kind: str, run: Any, tmp_path: Path, capsy
 
 
 # ---- a course of skills -----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def skills(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The example's module, which is no package: its folder is on the path of who runs it."""
-    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    return importlib.import_module("skills")
-
-
-@pytest.fixture
-def course(skills: Any) -> Any:
-    texts = ["def add(a, b):\n    return a + b + 271828\n" * 200]
-    tokenizer = skills.tokenizer_of(texts, 512)
-    return skills.Course(tokenizer, torch.tensor(tokenizer(texts[0])["input_ids"]), 512, 10, seed=3)
-
-
 @pytest.mark.slow
-def test_a_course_says_what_can_be_known(skills: Any, course: Any) -> None:
+def test_a_course_says_what_can_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every label is the token it stands at; what a copy is learned of was said before."""
-    words = course.tokenizer
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))  # as for who runs it: the folder is no package
+    skills: Any = importlib.import_module("skills")
+    text = "def add(a, b):\n    return a + b + 271828\n" * 200
+    words = skills.tokenizer_of([text], 512)
+    course = skills.Course(words, torch.tensor(words(text)["input_ids"]), 512, 10, seed=3)
     for exercise in (course.copy, course.pairs, course.chain, course.question):
         row = exercise(400, Random(1))
         learned = [i for i, label in enumerate(row.labels) if label != skills.NOT_LEARNED]
@@ -95,7 +78,6 @@ def test_a_course_says_what_can_be_known(skills: Any, course: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "t5", "nope"])
 def test_a_training_loop_of_ones_own(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torch alone it learns, and what it finds at the longer length is a share."""
     loop = EXAMPLE.with_name("own_training_loop.py")
     assert "transformers" not in loop.read_text().partition("import argparse")[2]
     monkeypatch.setattr(sys, "argv", [str(loop), "--encoding", encoding, "--steps", "60"])
@@ -108,7 +90,6 @@ def test_a_training_loop_of_ones_own(encoding: str, monkeypatch: pytest.MonkeyPa
 # ---- a real checkpoint, whole --------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_checkpoint_goes_the_whole_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    """Every step has a result and a time; called again it runs nothing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     saved("llama", tmp_path / "model")
@@ -127,3 +108,18 @@ def test_a_checkpoint_goes_the_whole_way(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr("subprocess.run", None)
     main()
     assert json.loads((tmp_path / "real.json").read_text()) == found and capsys.readouterr().out == printed
+
+
+# ---- notebooks -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", names())
+def test_a_notebook_runs_from_the_top(name: str, tmp_path: Path):
+    """Every assertion in it holds, and nothing warns. In a process of its own: what starts kernels has warnings of its own."""
+    script = EXAMPLES.parent / "docs" / "make_notebooks.py"
+    done = subprocess.run([sys.executable, script, name, "--out", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    stored, again = (nbformat.read(folder / f"{name}.ipynb", as_version=4) for folder in (EXAMPLES, tmp_path))
+    assert [cell.source for cell in again.cells] == [cell.source for cell in stored.cells]
+    kinds = [[[*output.get("data", {})] for output in cell.outputs] for cell in cells_of(again)]
+    assert kinds == [[[*output.get("data", {})] for output in cell.outputs] for cell in cells_of(stored)]

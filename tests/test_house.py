@@ -1,9 +1,10 @@
-"""The rules of the house: what an import may cost, where a name may stand, what is never unpickled."""
+"""The rules of the house: what an import may cost, that imports go one way, where a name may stand, what is never unpickled."""
 
 import ast
 import importlib
 import re
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ from tests.support import printed
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "longitude"
-OPTIONAL = (
-    "transformers accelerate safetensors pandas pyarrow scipy altair vl_convert plotille tyro rich jinja2 datasets"
-)
+OPTIONAL = "transformers accelerate safetensors pandas pyarrow scipy altair vl_convert plotille tyro rich jinja2"
+OPTIONAL += " datasets"
 
 
 # ---- imports -------------------------------------------------------------------------------------------------------
@@ -82,10 +82,38 @@ for name in lg.list_mixers():
     assert printed(code).split() == [*lg.list_encodings(), *lg.list_mixers()]
 
 
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, of every module of the package."""
+    found = {".".join(file.relative_to(ROOT / "src").with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
+    return {name.removesuffix(".__init__"): file for name, file in found.items()}
+
+
+def imported(file: Path, known: set[str]) -> set[str]:
+    """Modules of the package that a file names in an import: at its top, inside functions, and for type checkers only."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} & known or {node.module}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names & known
+
+
+@pytest.mark.slow
+def test_no_import_circle_between_files() -> None:
+    files = modules()
+    assert len(files) > 100
+    # `import longitude as lg` in the package's own __init__ for type checkers names everything: it is the front door.
+    graph = {name: imported(file, set(files)) - {name, "longitude"} for name, file in files.items()}
+    graph["longitude"] = set()
+    TopologicalSorter(graph).prepare()
+    with pytest.raises(CycleError, match="longitude"):  # were there one
+        TopologicalSorter(graph | {"longitude.errors": {"longitude.hf.stock"}}).prepare()
+
+
 # ---- names ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("package", ["", ".attention", ".checkpoints", ".measure", ".positions", ".study"])
 def test_public_names_come_from_where_type_checkers_see_them(package) -> None:
-    """Each loads from the module that the stub names, and is listed."""
     room = importlib.import_module(f"longitude{package}")
     stub = ast.parse(Path(str(room.__file__)).with_suffix(".pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]

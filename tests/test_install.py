@@ -19,22 +19,21 @@ from tests.support import printed
 ROOT = Path(__file__).parents[1]
 
 
-def with_torch(version: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python with a torch that has a version and nothing else."""
+def with_torch(code: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with a torch that is this code and nothing else."""
     (folder / "torch").mkdir(exist_ok=True)
-    (folder / "torch" / "__init__.py").write_text(f"__version__ = {version!r}\n")
-    path = os.pathsep.join([str(folder), str(ROOT / "src")])
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
-    )
+    (folder / "torch" / "__init__.py").write_text(code)
+    path, command = os.pathsep.join([str(folder), str(ROOT / "src")]), [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.slow
 def test_a_torch_older_than_supported_is_one_sentence(tmp_path: Path):
     sentence = f"longitude needs torch {errors.OLDEST_TORCH} or newer, and this is torch 2.9.1+cpu: pip install --upgrade torch"
-    done = with_torch("2.9.1+cpu", tmp_path, "-c", "import longitude as lg; lg.attend")
+    version = "__version__ = '2.9.1+cpu'"
+    done = with_torch(version, tmp_path, "-c", "import longitude as lg; lg.attend")
     assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"longitude.errors.UnsupportedVersion: {sentence}"
-    done = with_torch("2.9.1+cpu", tmp_path, "-m", "longitude", "list")
+    done = with_torch(version, tmp_path, "-m", "longitude", "list")
     assert (done.returncode, done.stderr) == (2, f"longitude: {sentence}\n")
 
 
@@ -88,11 +87,7 @@ def test_the_command_without_its_extra_is_one_line(arguments: list[str], code: i
 def test_ctrl_c_while_modules_are_loaded_is_one_line(tmp_path: Path):
     """Which is most of what a short command does."""
     code = "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nos.kill(os.getpid(), signal.SIGINT)\n"
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(code)
-    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
-    command = [sys.executable, "-m", "longitude", "list"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    done = with_torch(code, tmp_path, "-m", "longitude", "list")
     assert done.returncode == 130 and done.stderr.count("\n") == 1 and "interrupted" in done.stderr, done.stderr
 
 

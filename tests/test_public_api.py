@@ -63,7 +63,6 @@ MISTAKES = (
 
 @pytest.mark.slow
 def test_a_type_checker_knows_what_calls_return(tmp_path: Path) -> None:
-    """In a user's file: exact types, and an error for each word that is misspelled."""
     lines = ["import torch", "import longitude as lg", "x = torch.randn(1, 4, 8, 16)"]
     lines += [f"reveal_type({call})" for call in TYPES] + [*MISTAKES]
     (tmp_path / "user.py").write_text("\n".join(lines))

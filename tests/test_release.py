@@ -47,7 +47,6 @@ def test_what_contradicts_is_named(name: str, before: str, after: str, words: st
 
 
 def test_links_of_the_readme_work_on_another_page() -> None:
-    """Nothing else changes, and each leads to a file of the version."""
     at = re.compile(rf"https://an\.example/(raw|blob)/v{re.escape(lg.__version__)}/([^)\"#]*)")
     page = RELEASE["page"]("https://an.example")
     files = [found[2] for found in at.finditer(page)]
@@ -59,8 +58,6 @@ def test_links_of_the_readme_work_on_another_page() -> None:
 
 
 # ---- continuous integration ------------------------------------------------------------------------------------------
-
-
 def test_actions_are_pinned_by_hash() -> None:
     """By hash, with the version beside it, so that nobody moves a tag under a workflow that may publish."""
     texts = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]

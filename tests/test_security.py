@@ -20,9 +20,8 @@ ELSEWHERE = "elsewhere"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    return write_run(
-        tmp_path_factory.mktemp("whole") / "run", {"rope": (2.6, 2.7), "t5": (2.6, 2.6)}, test_lengths=(256, 512)
-    )
+    bits = {"rope": (2.6, 2.7), "t5": (2.6, 2.6)}
+    return write_run(tmp_path_factory.mktemp("whole") / "run", bits, test_lengths=(256, 512))
 
 
 @pytest.fixture
@@ -42,12 +41,7 @@ def sparse(path: Path) -> None:
         file.truncate(2**40)
 
 
-STRANGE = {
-    "a link": link,
-    "a pipe": os.mkfifo,
-    "a terabyte": sparse,
-    "another type": lambda path: path.write_text("[]"),
-}
+STRANGE = {"a link": link, "a pipe": os.mkfifo, "a terabyte": sparse, "another type": lambda at: at.write_text("[]")}
 """What stands in the place of a file that a report reads."""
 
 
@@ -59,11 +53,10 @@ def replaced(path: Path, kind: str) -> Path:
 
 
 NAMES = ("question.json", "train/unit.json", "train/losses.jsonl", "measure/documents.parquet")
+KINDS = ("another type", "a pipe", "a link", "a terabyte")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [*zip(NAMES, ("another type", "a pipe", "a link", "a terabyte"), strict=True)]
-)
+@pytest.mark.parametrize(("name", "kind"), [*zip(NAMES, KINDS, strict=True)])
 def test_a_strange_file_in_a_study_is_named(kind, name, sent, capsys):
     """It is neither followed, nor waited for, nor read into memory. (tests/runs tries every kind.)"""
     folder, _, file = name.rpartition("/")
@@ -144,11 +137,7 @@ def test_a_pipe_and_no_name_are_no_text(tmp_path):
 
 
 # ---- a checkpoint runs no code ---------------------------------------------------------------------------------------
-COMMANDS = {
-    "check": ["check"],
-    "show": ["show"],
-    "extend": ["extend", "--to", "256", "--method", "yarn", "--no-measure", "--out", "out"],
-}
+EXTEND = "extend --to 256 --method yarn --no-measure --out out"
 
 
 @pytest.fixture
@@ -157,16 +146,14 @@ def checkpoint(tmp_path):
     return saved("llama", tmp_path / "model"), tmp_path / "was run"
 
 
-@pytest.mark.parametrize("command", ["check", "show", "extend"])
+@pytest.mark.parametrize("command", ["check", "show", EXTEND])
 def test_modeling_code_is_not_run(command, checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder, mark = checkpoint
-    code = (
-        f"open({str(mark)!r}, 'w').close()\nfrom transformers import LlamaConfig as Config, LlamaForCausalLM as Model\n"
-    )
-    (folder / "code.py").write_text(code)
+    code = "from transformers import LlamaConfig as Config, LlamaForCausalLM as Model\n"
+    (folder / "code.py").write_text(f"open({str(mark)!r}, 'w').close()\n{code}")
     edit_config(folder, model_type="mine", auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"})
-    main([*COMMANDS[command], str(folder)])
+    main([*command.split(), str(folder)])
     assert not mark.exists()
 
 
@@ -180,11 +167,11 @@ class Runs:
         return open, (str(self.mark), "w")
 
 
-@pytest.mark.parametrize("command", ["check", "extend"])
+@pytest.mark.parametrize("command", ["check", EXTEND])
 def test_pickles_are_not_run(command, checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder, mark = checkpoint
     (folder / "model.safetensors").unlink()
     torch.save({"lm_head.weight": torch.zeros(32, 16), "other": Runs(mark)}, folder / "pytorch_model.bin")
-    assert main([*COMMANDS[command], str(folder)]) == 2
+    assert main([*command.split(), str(folder)]) == 2
     assert not mark.exists()

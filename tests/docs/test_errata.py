@@ -64,9 +64,7 @@ def test_yarn_of_other_libraries() -> None:
     near(ratio[[0, 63]], [1.0, 0.125])
     kept = (ratio - 0.125) / 0.875
     near((1 - kept + kept / 8)[[0, 63]], [0.125, 1.0])  # litgpt: the ramp upside down
-    near(
-        (ratio / 8)[[0, 63]], [0.125, 0.015625]
-    )  # levanter: positions divided on top of it, and the root of the factor
+    near((ratio / 8)[[0, 63]], [0.125, 0.015625])  # levanter: positions divided on top of it, and the factor's root
     near([YaRN(8.0, 4096).factors()[0], 1.2079442**0.5], [1.2079442, 1.0990651])
 
 
@@ -86,9 +84,7 @@ def test_yarn_truncate_per_layer_type() -> None:
     ropes = {"full_attention": yarn | {"truncate": False}, "sliding_attention": yarn | {"truncate": True}}
     size: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": 2}
     config = Gemma3TextConfig(**size, layer_types=["full_attention", "sliding_attention"], rope_parameters=ropes)
-    with pytest.raises(
-        ValueError, match="Gemma3RotaryEmbedding"
-    ):  # read as it is there, it would not be what is written
+    with pytest.raises(ValueError, match="Gemma3RotaryEmbedding"):  # what is there is not what is written
         lg.from_hugging_face(config)
     read = lg.from_hugging_face({"rope_parameters": ropes})
     assert isinstance(read, dict) and read["full_attention"] is not None
@@ -117,10 +113,8 @@ def test_positions_in_bfloat16() -> None:
 # ---- terms of the scores ---------------------------------------------------------------------------------------------
 def test_alibi_is_not_a_mask() -> None:
     q, k, v = torch.zeros(3, 1, 1, 4, 4)
-    weights = [
-        lg.attend(q, k, v, encoding=lg.ALiBi(1, slopes=[1.0]), mask=m, return_weights=True)[1][0, 0]
-        for m in (lg.NoMask(), lg.Causal())
-    ]
+    options = {"encoding": lg.ALiBi(1, slopes=[1.0]), "return_weights": True}
+    weights = [lg.attend(q, k, v, mask=mask, **options)[1][0, 0] for mask in (lg.NoMask(), lg.Causal())]
     assert bool((weights[0] > 0).all()) and bool((weights[1].triu(1) == 0).all())
     offsets = torch.arange(4)[:, None] - torch.arange(4)
     assert (-offsets.clamp(min=0)).double().softmax(-1)[0, 3] == 0.25  # future clamped to 0: as good as itself

@@ -121,10 +121,8 @@ def test_a_static_cache_that_says_it_can_be_cropped_cannot(family):
             assert cache.is_croppable
             model(input_ids=tokens[:, :wrong], cache=cache, use_cache=True)
             cache.crop(-wrong)
-        return torch.cat(
-            [model(input_ids=one, cache=cache, use_cache=True).logits for one in tokens[:, LENGTH // 2 :].split(1, 1)],
-            1,
-        )
+        parts = tokens[:, LENGTH // 2 :].split(1, 1)
+        return torch.cat([model(input_ids=part, cache=cache, use_cache=True).logits for part in parts], 1)
 
     assert apart(rest(5), rest(0)) > 0.001
 

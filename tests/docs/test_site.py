@@ -15,7 +15,6 @@ from fill_numbers import newest
 from tests.checkpoints.published import RELEASED
 
 
-# ---- the source --------------------------------------------------------------------------------------------------------
 # ---- what a page is made of --------------------------------------------------------------------------------------------
 def test_laws_that_are_kept_are_those_of_today() -> None:
     """docs/make_laws.py tries what is lacking; what is kept has its name still, and none is broken."""

@@ -1,9 +1,10 @@
-"""README and docs/ do what they say: Python runs page by page, commands parse, and cheap ones run."""
+"""README and docs/ do what they say: Python runs page by page, commands parse, cheap ones run, and figures agree."""
 
 import re
 import runpy
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, wraps
 from pathlib import Path
@@ -109,12 +110,12 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     return fill
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if python(page)]
-)
+PYTHON = [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if python(page)]
+
+
+@pytest.mark.parametrize("page", PYTHON)
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # as x-transformers is imported
 def test_python_runs(page: str, reader: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All snippets of a page in one namespace, in their order."""
     reader(page)
     module = ModuleType("a_page")
     monkeypatch.setitem(sys.modules, "a_page", module)
@@ -135,9 +136,7 @@ def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(cli, "verbs", lambda: found)
     TASKS.load()
     monkeypatch.setattr(TASKS, "factories", dict(TASKS.factories))  # what a plugin registers is forgotten
-    monkeypatch.setattr(
-        plugins, "load", lambda path: runpy.run_path(str(file)) if (file := ROOT / path).is_file() else None
-    )
+    monkeypatch.setattr(plugins, "load", lambda path: (ROOT / path).is_file() and runpy.run_path(str(ROOT / path)))
     for arguments in commands(page):
         assert cli.main(arguments) == 0, f"longitude {shlex.join(arguments)}: {capsys.readouterr().err}"
 
@@ -164,9 +163,31 @@ def test_cheap_commands_run(page: str, reader: Callable[[str], None], capsys: py
 
 @pytest.mark.parametrize("page", ["ecosystem", "errata"])
 def test_tests_that_a_page_names_are_there(page: str) -> None:
-    """They are its evidence."""
-    named = set(
-        re.findall(r"`(?:tests/[\w/]+\.py::)?(test_\w+)`", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
-    )
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    named = {*re.findall(r"`(?:tests/[\w/]+\.py::)?(test_\w+)`", text)}
     code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
     assert named and named - {*re.findall(r"def (test_\w+)", code)} == set()
+
+
+# ---- size, and figures that stand in several places ----------------------------------------------------------------------
+BLOCK = re.compile(r"<!-- numbers: ([\w-]+) -->(.*?)<!-- end -->", re.DOTALL)
+TIMED = re.compile(r"make (study|test|checkpoint)\b[^\n]*?\b(\w+) minutes")
+"""A command of make, and how long it takes, in one line."""
+
+
+def test_pages_can_be_read():
+    readme, *pages = (len((ROOT / page).read_text(encoding="utf-8").split()) for page in PAGES)
+    assert sum(pages) <= 45_000 and readme <= 900
+
+
+def test_a_table_of_a_run_and_a_time_are_the_same_on_every_page():
+    """Verdicts and numbers stand in blocks that a script fills from one run."""
+    blocks, times = defaultdict(set), defaultdict(set)
+    for page in [*PAGES, "Makefile"]:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name, block in BLOCK.findall(text):
+            blocks[name].add(block)
+        for command, time in TIMED.findall(text.replace("`", "")):
+            times[command].add(time)
+    assert {name: len(block) for name, block in blocks.items() if len(block) > 1} == {}
+    assert times["study"] == {"five"} and times["test"] == {"ten"} and times["checkpoint"] == {"five"}

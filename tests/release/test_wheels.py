@@ -119,9 +119,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         pytest.skip(f"pip refuses it on {platform.machine()}, as it should")
     assert done.returncode == 0, done.stderr
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(
-        sysconfig.get_path("purelib")
-    )  # of this Python; its own longitude comes later
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # whose longitude comes after its own
     return folder
 
 
@@ -130,9 +128,8 @@ def run(folder: Path, *arguments: object) -> str:
     clean = {"PATH": str(folder / "bin"), "HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1"}
     clean |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
     assert shutil.which("gcc", path=clean["PATH"]) is None
-    done = subprocess.run(
-        [folder / "bin/python", *map(str, arguments)], capture_output=True, text=True, env=clean, cwd=folder
-    )
+    command = [folder / "bin/python", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean, cwd=folder)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -187,10 +184,8 @@ def test_the_loops_for_arm_load_under_qemu_and_rotate(tmp_path: Path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     (tmp_path / "main.c").write_text(ROTATE)
     subprocess.run([gcc, "-o", "main", "main.c", "-lm", "-ldl"], cwd=tmp_path, check=True)
-    libraries = sorted(
-        (tmp_path / "longitude/native/compiled/aarch64").rglob("*.so"),
-        key=lambda path: not path.name.startswith("rotate-FLOAT32"),
-    )
+    libraries = [*(tmp_path / "longitude/native/compiled/aarch64").rglob("*.so")]
+    libraries.sort(key=lambda path: not path.name.startswith("rotate-FLOAT32"))
     command = [qemu, "-L", "/usr/aarch64-linux-gnu", "main", *map(str, libraries)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
