@@ -78,7 +78,6 @@ def rows() -> list[Row]:
 
 
 def test_rows_are_complete(rows):
-    """One for every encoding, backend, length and pass; each with its protocol."""
     lines = 1 + 3 * 3
     assert len(rows) == 2 * 2 * lines
     for row in rows:

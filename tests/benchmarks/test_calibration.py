@@ -22,9 +22,8 @@ def studies(tmp_path_factory):
     lengths = {"train_length": 256, "test_lengths": (256, 512, 1024)}
     labels = {"rope": LOW, "t5": SAME, "alibi": HIGH}
     write_run(folder / "text", labels, seeds=(0, 1, 2), steps=4, noise=0.001, **lengths)
-    write_answers(
-        folder / "copy", {"rope": (1.0, 1.0, 0.1, 0.0), "t5": (1.0, 1.0, 0.95, 0.9)}, seeds=(0, 1, 2), steps=4
-    )
+    shares = {"rope": (1.0, 1.0, 0.1, 0.0), "t5": (1.0, 1.0, 0.95, 0.9)}
+    write_answers(folder / "copy", shares, seeds=(0, 1, 2), steps=4)
     return folder
 
 
@@ -70,24 +69,15 @@ def test_rungs_and_publications_that_contradict_each_other_are_split(tmp_path, s
         ("four", "better", "", "text/rope/256", "text/rope/256"), ("five", "better", "", *wrong),
     )  # fmt: skip
     assert [pair.word for pair in pairs] == [AGREES, SPLIT, SPLIT, AGREES, UNCLEAR, DISAGREES]
-    found = {
-        claim: calibration.published(claim, path, studies) for claim in ("one", "two", "three", "four", "five", "six")
-    }
-    assert [*found.values()] == [SPLIT, SPLIT, SPLIT, AGREES, DISAGREES, None]
+    found = [calibration.published(claim, path, studies) for claim in "one two three four five six".split()]
+    assert found == [SPLIT, SPLIT, SPLIT, AGREES, DISAGREES, None]
     assert calibration.rate(pair.a for pair in pairs) == "4 of 6 (67%), of 5 decided 80%"
 
 
 def test_a_prediction_counts_only_where_a_table_has_a_sign():
-    rows = [
-        ("lower", "lower"),
-        ("lower", "higher"),
-        ("cannot tell", "lower"),
-        ("lower", "split"),
-        ("lower", ""),
-        ("", "lower"),
-    ]
-    outcomes = [calibration.outcome({"predicted_a": predicted, "sign": sign}, "a") for predicted, sign in rows]
-    assert outcomes == [AGREES, DISAGREES, UNCLEAR, None, None, None]
+    rows = {("lower", "lower"): AGREES, ("lower", "higher"): DISAGREES, ("cannot tell", "lower"): UNCLEAR}
+    for predicted, sign in (rows := rows | dict.fromkeys((("lower", "split"), ("lower", ""), ("", "lower")))):
+        assert calibration.outcome({"predicted_a": predicted, "sign": sign}, "a") == rows[predicted, sign]
 
 
 def test_every_committed_pair_says_where_it_was_read_and_which_rows_are_ours():

@@ -1,4 +1,4 @@
-"""Drawings of encodings against the formulas of their papers, written out by hand."""
+"""Drawings of encodings against the formulas of their papers, written out by hand, and of mixers against what they compute."""
 
 import math
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import longitude as lg
+from longitude.drawings import mixers
 from longitude.drawings.build import Shape, built
 from longitude.drawings.drawing import Grid, Lines
 from longitude.drawings.encodings import drawings, trained
@@ -131,3 +132,30 @@ def test_weights_are_a_softmax_of_what_position_adds():
 def test_rotations_of_each_head_its_own_are_drawn(label):
     """PoPE widens queries, and FoPE has series of each head of keys."""
     assert all(np.isfinite(y).all() for _, y in drawn(label, "scores").lines.values())
+
+
+# ---- mixers ----------------------------------------------------------------------------------------------------------
+def of_mixer(label: str, name: str) -> Lines | Grid:
+    shape = Shape(length=64, heads=2, head_dim=8)
+    return {each.name: each for each in mixers.drawings(built(label, shape).mixers[0].module, shape)}[name]
+
+
+def test_keys_of_a_window():
+    grid = of_mixer("window:size=3", "keys")
+    for name, row in zip(grid.rows, grid.values, strict=True):
+        want = [int(name) - key in (0, 1, 2) for key in grid.columns]
+        assert row.astype(bool).tolist() == want
+
+
+def test_influence_ends_where_a_window_does():
+    offsets, share = of_mixer("window:size=5", "influence").lines["influence"]
+    assert np.isfinite(share).tolist() == [d < 5 for d in offsets] and np.nanmax(share) == 1
+
+
+SIZED = {"window": "window:size=8", "chunks": "chunks:size=8"}
+
+
+@pytest.mark.parametrize("name", [SIZED.get(name, name) for name in lg.list_mixers()])
+def test_every_mixer_has_an_influence(name):
+    _, share = of_mixer(name, "influence").lines["influence"]
+    assert np.nanmax(share) == 1 and share[0] > 0

@@ -142,7 +142,6 @@ def answers(folder: Path) -> list[dict]:
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.slow
 def test_rows_are_those_of_the_checkpoint(chat, folder, measured, tmp_path) -> None:
-    """Perplexity in each way and by position, and the same answers, by chat and by plain completions."""
     options = [] if chat else ["--no-chat", "--methods", *METHODS, "same-targets"]
     code, own, _ = measured(folder, *options, out="own")
     assert code == 0
@@ -248,9 +247,7 @@ SERVED = {"endpoint": "http://a/v1", "model": "m", "tasks": ("passkey",)}
 OTHERS = {"model": None, "dtype": "float32", "chunk": 8, "bos": "never", "endpoint": None}
 
 
-@pytest.mark.parametrize(
-    "options", [*({name: OTHERS[name]} for name in OTHERS), {"thinking": 9, "chat": False}], ids=str
-)
+@pytest.mark.parametrize("options", [*({name: OTHERS[name]} for name in OTHERS), {"thinking": 9, "chat": False}])
 def test_options_of_a_server_and_of_a_checkpoint_exclude_each_other(options) -> None:
     with refused():
         require_consistent(MeasureConfig(**SERVED | options))

@@ -100,12 +100,10 @@ def test_variable_tracking_is_the_published_puzzle():
     assert value not in example
 
 
-@pytest.mark.parametrize(
-    ("length", "often", "seldom", "example"), [(4096, 30, 3, (40, 10, 3)), (4095, 6, 1, (20, 3, 1))]
-)
-def test_common_words_have_the_published_numbers(length, often, seldom, example):
+@pytest.mark.parametrize(("size", "often", "seldom", "example"), [(4096, 30, 3, (40, 10, 3)), (4095, 6, 1, (20, 3, 1))])
+def test_common_words_have_the_published_numbers(size, often, seldom, example):
     # RULER cwe: 10 words 30 times, others 3 times; below 4096 tokens 6 and 1
-    asked = question("common-words", length=length)
+    asked = question("common-words", length=size)
     first, second = asked.text(100).split("\nBelow is a numbered list of words.")
     listed = [re.findall(r"(\d+)\. ([a-z-]+)", text[: text.index("\nQuestion")]) for text in (first, second)]
     assert all([int(number) for number, _ in items] == list(range(1, len(items) + 1)) for items in listed)

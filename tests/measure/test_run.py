@@ -148,7 +148,7 @@ def test_one_model(llama):
 
 
 @pytest.mark.slow
-def test_the_page_needs_no_network(llama):
+def test_the_page_needs_no_network_and_is_built_again(llama, capsys):
     results, _ = llama
     text = write_report(results).read_text()
     assert "default-src 'none'" in text and '<link rel="stylesheet"' not in text and 'src="http' not in text
@@ -156,11 +156,6 @@ def test_the_page_needs_no_network(llama):
     assert all(f"{row.value:.3f}" in text for row in in_bits(results.rows) if row.method == "sliding")
     shown = [part for part in terminal(results) if hasattr(part, "columns")]
     assert [column.header for column in shown[0].columns] == ["model", "positions", "trained at", "32", "48", "64"]
-
-
-@pytest.mark.slow
-def test_its_report_is_built_again(llama, capsys):
-    results, _ = llama
     (results.path / "report.html").unlink(missing_ok=True)
     assert main(["report", str(results.path)]) == 0
     assert "bits per byte" in capsys.readouterr().out and (results.path / "report.html").exists()
@@ -170,7 +165,6 @@ def test_its_report_is_built_again(llama, capsys):
 
 
 def test_what_decides_a_number_decides_its_unit(checkpoints, config):
-    """Each option of windows or questions makes other units, where it has a part in them, and no others."""
     base = replace(config, methods=WAYS, tasks=("perplexity", "passkey"), lengths=(300, 512))
 
     def keys(**changes):

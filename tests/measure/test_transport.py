@@ -71,24 +71,19 @@ def test_the_key_goes_to_the_named_host_alone() -> None:
             assert b"Bearer secret" in asked and url.encode().removeprefix(b"http://") in asked
 
 
-def forever(connection: socket.socket) -> None:
-    """Headers, then a space now and then: no packet is late."""
-    connection.sendall(HEAD + b"\r\n")
-    drip(connection)
+def dripping(start: bytes) -> Callable[[socket.socket], None]:
+    """A start, then a space now and then: no packet is late."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(start)
+        while True:
+            connection.sendall(b" ")
+            Event().wait(0.02)
+
+    return answer
 
 
-def drip(connection: socket.socket) -> None:
-    while True:
-        connection.sendall(b" ")
-        Event().wait(0.02)
-
-
-def endless_header(connection: socket.socket) -> None:
-    connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
-    drip(connection)
-
-
-@pytest.mark.parametrize("answer", [forever, endless_header, lambda connection: Event().wait(30)])
+@pytest.mark.parametrize("answer", [dripping(HEAD + b"\r\n"), dripping(HEAD + b"X: "), lambda _: Event().wait(30)])
 def test_a_time_is_for_the_whole_answer(answer) -> None:
     """It is asked once, since it would take as long again."""
     with server(answer) as url, pytest.raises(Unreachable, match=r"0\.3 s"):

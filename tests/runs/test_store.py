@@ -184,7 +184,6 @@ Store(Path(sys.argv[1])).results([Unit("square", str(i), {"i": i}) for i in rang
 
 @pytest.mark.slow
 def test_processes_share_the_units_of_a_list(tmp_path):
-    """Each is computed once, whoever asks first; and every process has all results, in the order of the list."""
     given = [sys.executable, "-c", SHARE, str(tmp_path / "run"), str(tmp_path / "log")]
     processes = [subprocess.Popen(given) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]

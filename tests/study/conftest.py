@@ -31,9 +31,7 @@ from longitude.study.units import StudyPlan, TrialUnits, ngrams_unit, units_of
 
 SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu", "seeds": (0,)}
 WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "layers": 4, "hidden": 128}
-WRITTEN["methods"] = (
-    "non-overlapping",
-)  # tables of positions, one for each model, are written where they are asked for
+WRITTEN["methods"] = ("non-overlapping",)  # a table of positions for each model is written where it is asked for
 """The shape of text studies that `write_run` pretends to have run."""
 FEW = {"train_length": 16, "test_lengths": (16, 32, 48), "steps": 4, "batch_size": 2, "documents": 4}
 TINY = StudyConfig(encodings=("nope", "rope"), **FEW, **SHAPE)
@@ -153,8 +151,6 @@ def assert_same_runs(one: Path, other: Path) -> None:
 
 
 # ---- findings ----------------------------------------------------------------------------------------------------------
-
-
 def analysed(run: Path | analysis.Analysis) -> analysis.Analysis:
     """A second of processor time for three seeds: a test asks once."""
     return run if isinstance(run, analysis.Analysis) else analysis.analyse(run)
@@ -188,7 +184,6 @@ def values(spec: dict[str, Any], mark: str, part: dict[str, Any] | None = None) 
 
 
 # ---- run directories ---------------------------------------------------------------------------------------------------
-
 BITS = {  # bits per byte at 256, 512, 1024, 2048, 4096; None: not measured at that length
     "nope": (2.82, 2.88, 3.06, 3.42, 3.95),
     "sinusoidal": (2.91, 3.20, 3.55, 3.80, 3.95),

@@ -225,7 +225,6 @@ def test_changes_of_older_studies_are_from_the_mean_and_say_so(tmp_path):
 
 @pytest.mark.parametrize("reference", [256, 512])
 def test_what_is_not_below_ngrams_never_holds(reference, tmp_path):
-    """Level or falling, whether or not the training length was measured."""
     bits = {"level": (6.3, 6.3), "falling": (6.3, 6.0), CONTROL: (6.5, 6.5)}
     options = {"seeds": SEEDS, "test_lengths": (reference, 1024), "train_length": 256, "documents": 8}
     frame = summary(write_run(tmp_path, bits, ngrams={"2": 4.48, "3": 4.55}, **options))

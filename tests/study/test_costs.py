@@ -74,7 +74,6 @@ def test_trials_side_by_side():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU")
 def test_a_study_for_a_gpu_is_planned_without_one(tmp_path, capsys):
-    """FLOPs and memory without times, since no step was run."""
     given = ["study", "--device", "cuda", "--precision", "bfloat16", "--encodings", "rope", "--plan", "--json"]
     assert main([*given, "--out", str(tmp_path / "none")]) == 0
     training, measuring = json.loads(capsys.readouterr().out)

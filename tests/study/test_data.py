@@ -42,8 +42,6 @@ def folder(root: Path, sizes: list[int]) -> Path:
 
 
 # ---- the split --------------------------------------------------------------------------------------------------------
-
-
 def sides(data) -> dict[str, bytes]:
     """What is on each side, in one piece."""
     tensors = {"selection": data.apart, "validation": data.validation}
@@ -170,8 +168,6 @@ def test_the_hash_is_of_what_is_trained_and_measured_on():
 
 
 # ---- windows ----------------------------------------------------------------------------------------------------------
-
-
 def test_windows_never_cross_documents_and_targets_are_the_next_bytes():
     documents = [np.full(17, 0, np.uint8), np.full(33, 1, np.uint8), np.arange(100, 200, dtype=np.uint8)]
     windows = Windows(documents, 16, 200, seed=3)
@@ -215,8 +211,6 @@ def test_sampled_positions_belong_to_the_seed_and_the_window():
 
 
 # ---- sources, and bad ones ---------------------------------------------------------------------------------------------
-
-
 def test_the_standard_library_is_text_enough_for_the_defaults():
     data, most = prepare(StudyConfig()), StudyConfig().documents
     of = data.description
@@ -277,8 +271,6 @@ def test_several_texts_are_one(tmp_path, monkeypatch):
 
 
 # ---- tokens -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> str:
     """A byte-level BPE of 300 tokens, as a tokenizer.json."""

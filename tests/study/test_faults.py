@@ -100,8 +100,6 @@ def assert_kept(before: Path, after: Path) -> None:
 
 
 # ---- pure ----------------------------------------------------------------------------------------------------------------
-
-
 def test_a_finished_study_is_not_run_again(finished, monkeypatch):
     asked = json.loads((finished / "question.json").read_text())
     assert asked["configuration"]["encodings"] == ["nope", "rope"] and asked["configuration"]["steps"] == 4

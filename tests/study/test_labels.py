@@ -31,9 +31,7 @@ def test_parts_are_encodings_or_mixers():
     assert parse_label("rope+fox").encodings == parse_encoding("rope+fox")
 
 
-@pytest.mark.parametrize(
-    "label", [*ALONE, "attention+mamba", "mamba+s4d", "sinusoidal+mamba", "fox+latent", "rope+fox"]
-)
+@pytest.mark.parametrize("label", [*ALONE, *"attention+mamba mamba+s4d sinusoidal+mamba fox+latent rope+fox".split()])
 def test_the_encoding_is_the_one_that_the_model_has(label):
     """A label of mixers alone leaves the encoding to the model."""
     config = build_model(tiny(), label, 0).config
@@ -93,8 +91,6 @@ def test_labels_with_schemes_and_lists():
 
 
 # ---- characters and folders ---------------------------------------------------------------------------------------------
-
-
 STRANGE = sorted({*string.printable, *"é∞\0"} - {*string.ascii_letters, *string.digits, *"_.-+:=,"})
 
 

@@ -35,7 +35,6 @@ def test_an_encoding_breaks_where_its_loss_rises_for_good(tmp_path):
 
 
 def test_the_losses_of_one_text_add_up_to_the_loss_that_the_study_has_of_it(data):
-    """A document as long as one window is that window."""
     window = next(document[: TINY.longest + 1] for document in data.validation)
     model = build_model(TINY, "rope", 0)
     labels = {"label": "rope", "seed": 0}

@@ -25,8 +25,6 @@ ROPE = replace(SWEEP, encodings=("rope",))
 
 
 # ---- the rule ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_lowest_loss_is_chosen_and_of_equal_ones_the_lower_rate():
     losses = {0.002: 2.5, 0.004: 2.25, 0.008: 2.4}
     assert choose(losses) == Choice(0.004, losses)
@@ -70,8 +68,6 @@ def test_nothing_is_chosen_before_every_candidate_has_ended():
 
 
 # ---- the selection text ------------------------------------------------------------------------------------------------
-
-
 def test_the_loss_of_a_uniform_model_is_the_log_of_its_vocabulary(data):
     for config in (TINY, replace(COPY, data=("generated",))):
         task = task_for(config)
@@ -92,8 +88,6 @@ def test_selection_examples_are_of_the_training_length_and_nobody_elses():
 
 
 # ---- studies -----------------------------------------------------------------------------------------------------------
-
-
 def states_of(planned) -> dict[Trial, Status]:
     """How far each trial is, by its units."""
     store = Store(planned.run)
@@ -170,7 +164,6 @@ def test_a_loss_that_is_not_finite_is_never_chosen(tmp_path, losses):
 
 @pytest.mark.slow
 def test_tested_lengths_have_no_part_in_the_choice(tmp_path, losses, monkeypatch):
-    """A chosen model that is not finite at a longer length stays chosen, when lengths are added and when rates are."""
     losses |= {0.005: 1.0, 0.01: 2.0, 0.02: 3.0}
     monkeypatch.setattr(run_trial.TrialRunner, "write", lambda *_: (False, None))
     for changes in ({}, {"test_lengths": (16, 32, 48)}, {"learning_rates": (5e-3, 1e-2, 0.02)}):

@@ -119,11 +119,9 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     assert verdicts == {"rope": "1 of 3 seeds", "alibi": "1 of 3 seeds", "learned": ""}
     comparisons = analyse(run).comparisons["non-overlapping"]
     pairs = [row for row in page.rows if len(row) == 8 and row[3] in ("better", "not decided")]
-    assert [(*row[:3], row[3] == "better") for row in pairs if row[2] in ("256", "4096")] == [
-        (names[each.better], names[each.worse], str(each.length), each.decided)
-        for each in comparisons
-        if each.length in (256, 4096)
-    ]
+    shown = [(*row[:3], row[3] == "better") for row in pairs if row[2] in ("256", "4096")]
+    of_both = [each for each in comparisons if each.length in (256, 4096)]
+    assert shown == [(names[of.better], names[of.worse], str(of.length), of.decided) for of in of_both]
     specs = json.loads(re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)[1])
     assert set(specs) == set(NAMES)
     points = values(specs["by-length"], "line")
@@ -133,7 +131,6 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
 
 
 # ---- in a browser -----------------------------------------------------------------------------------------------------
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 INSTALL = "no Chromium here: install Debian's package, or run `.venv/bin/playwright install --with-deps chromium`"
 

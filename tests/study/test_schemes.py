@@ -139,8 +139,6 @@ def test_what_is_extended_by_which(label):
 
 
 # ---- searched factors ------------------------------------------------------------------------------------------------
-
-
 def test_searched_factors_are_no_worse_than_any_start_and_repeat(data):
     model = build_model(TINY, "rope", 0)
     found = searched(model, data.apart, 16, 48)
@@ -164,8 +162,6 @@ def test_the_search_reads_selection_text_alone(data, monkeypatch):
 
 
 # ---- in a study ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """A study measured plainly first; the schemes are added when its models are there."""

@@ -86,8 +86,6 @@ def test_initial_weights_follow_the_seed_and_leave_the_random_state_alone():
 
 
 # ---- killed ------------------------------------------------------------------------------------------------------------
-
-
 def die() -> None:
     raise Killed
 
@@ -124,7 +122,6 @@ def test_a_killed_trial_of_every_kind(config, positions, data, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_a_long_training_saves_by_time(unkilled, data, tmp_path, monkeypatch):
-    """Whatever its steps are: a kill costs the time between two saves."""
     trial, notes = OneTrial(tmp_path, "rope", 1, TINY, data), []
     monkeypatch.setattr(train, "SECONDS", 0)
     killed(monkeypatch, trial)  # of those by steps
@@ -152,8 +149,6 @@ def test_a_checkpoint_is_as_it_was_saved_or_refused(file, tmp_path):
 
 
 # ---- what is not a number, and what does not exist -----------------------------------------------------------------------
-
-
 def test_a_loss_that_is_not_finite_ends_the_trial_as_diverged(data, tmp_path, monkeypatch):
     plain, count = train.Steps.keep_loss, iter(range(100))
 

@@ -112,8 +112,6 @@ def test_in_one_folder_nothing_is_trained_twice_and_each_report_is_right(four, t
 
 
 # ---- what is damaged ---------------------------------------------------------------------------------------------------
-
-
 def put(**keys: Any):
     return lambda asked: asked["configuration"].update(keys)
 
