@@ -8,7 +8,7 @@ from claims.evidence import Measured
 from claims.statements import accuracy_above, accuracy_below, more_accurate, token_time
 from longitude.study.answers import SOLVED
 
-copy, randomized, recall = (partial(Measured, study) for study in ("copy-6", "copy-6-randomized", "recall"))
+copy, randomized, recall = (partial(Measured, study) for study in ("copy-6", "copy-6-randomized", "recall-16"))
 flip_flop, flip_flop_long = partial(Measured, "flip-flop-1"), partial(Measured, "flip-flop-long")
 parity, parity_of_two = partial(Measured, "parity-1"), partial(Measured, "parity-2")
 addition = partial(Measured, "addition")
@@ -128,19 +128,18 @@ register(
         title="Recall of attention and of recurrences",
         number="11a",
         clauses=(
-            Clause("Attention with RoPE recalls exactly", a=(accuracy_above(recall("rope", 64), SOLVED),)),
+            Clause("Attention with RoPE recalls exactly", a=(accuracy_above(recall("rope", 256), SOLVED),)),
             Clause(
                 "what Mamba-2, RWKV-6 and RetNet of the same width forget.",
-                a=tuple(more_accurate(recall("rope", 64), recall(other, 64)) for other in RECURRENCES),
+                a=tuple(more_accurate(recall("rope", 256), recall(other, 256)) for other in RECURRENCES),
             ),
         ),
         source="Arora et al. 2024, Zoology: Measuring and Improving Recall in Efficient Language Models, figure 2",
         link="https://arxiv.org/abs/2312.04927",
-        protocol="There: 2 layers of attention, 4 of other mixers, lengths to 512 with up to 64 pairs of 8,192 symbols, learning "
-        "rates swept. Gated convolutions and RWKV need a width that grows with the length; attention does not. Here: width 64, 4 "
-        "pairs of 256 symbols in windows of 64, one rate. RWKV-6's state of 16 times 16 numbers per head has room for 4 pairs. "
-        "Mamba-2 and retention stay at the rule without positions, so they learned nothing at this rate.",
-        costs="Rates for two mixers and 16 pairs in windows of 128: 90 processor minutes.",
+        protocol="There: 2 layers of attention, 4 of other mixers, lengths to 512, up to 64 pairs of 8,192 symbols, rates swept. "
+        "Here: width 64, 16 pairs in windows of 256, 24,000 examples, the best of four rates. RoPE and RetNet learned nothing at "
+        "any of them; RWKV-6 has 98%, Mamba-2 99% in two seeds of three. Varied: 4 pairs in windows of 64, one rate.",
+        varied=(accuracy_above(Measured("recall", "rope", 64), SOLVED),),
     )
 )
 register(
