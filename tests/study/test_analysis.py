@@ -153,6 +153,7 @@ def test_too_few_seeds_have_numbers_and_no_word(seeds, planned, tmp_path):
     assert {*verdicts_of(run).values()} == {None} and not summary(run)["change"][1::2].isna().any()
     needed = max(3, len(planned))
     assert f"No word: {len(seeds)} of {needed} seeds" in conclusion(run).result
+    assert not any(pair.decided for pair in run.compared(512))
 
 
 @pytest.mark.slow

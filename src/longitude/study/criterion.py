@@ -169,10 +169,11 @@ class Criterion(ABC):
         """Sums from which the metric is computed; None if nothing was measured."""
 
     def compared(self, length: int, method: str) -> list[Comparison]:
-        """Every pair of labels that were measured at a length, adjusted together."""
+        """Every pair of labels that were measured at a length, adjusted together; none is decided before all seeds are there."""
         sums = {label: self.sums(label, length, method) for label in self.run.labels}
         measured = {label: level for label, level in sums.items() if level is not None}
-        return compared(measured, length, self.metric, self.less_is_better)
+        pairs = compared(measured, length, self.metric, self.less_is_better)
+        return [pair._replace(decided=pair.decided and pair.seeds >= self.seeds_needed) for pair in pairs]
 
     @abstractmethod
     def within(self, finding: Finding) -> tuple[bool, str | None]:
@@ -239,15 +240,19 @@ class Criterion(ABC):
         if pair.seeds == 1 and pair.low is not None and pair.low > 0:
             return f"{better}: {by} {side} {worse} in one seed ({pair.documents} {self.things}); another training may differ"
         over = count(pair.seeds, "seed") if pair.seeds > 1 else f"one seed, {pair.documents} {self.things}"
-        if pair.seeds > 1 and pair.low is not None and pair.low > 0 and pair.p is not None:
+        if pair.seeds >= self.seeds_needed and pair.low is not None and pair.low > 0 and pair.p is not None:
             adjusted = f"p = {pair.p:.2g} after correction for all pairs"
             return f"undecided: {better} is {by} {side} {worse} ({over}), but {adjusted}"
         return f"unclear between {better} and {worse}: {by} ({over})"
 
+    @property
+    def seeds_needed(self) -> int:
+        """How many seeds a word needs: three, or as many as are planned."""
+        return max(SEEDS, len(self.run.config.seeds))
+
     def seeds_missing(self, finding: Finding) -> str:
         """How many of the seeds that a verdict needs there are, if that is too few; else empty."""
-        needed = max(SEEDS, len(self.run.config.seeds))
-        return f"{finding.seeds} of {needed} seeds" if finding.seeds < needed else ""
+        return f"{finding.seeds} of {self.seeds_needed} seeds" if finding.seeds < self.seeds_needed else ""
 
     @abstractmethod
     def cautions(self, last: Sequence[Finding]) -> list[str]:
