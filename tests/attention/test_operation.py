@@ -65,6 +65,13 @@ def test_a_formula_that_no_backend_knows_is_not_taken_for_one_that_some_do():
 
 
 # ---- weights and dropout ---------------------------------------------------------------------------------------------
+@torch.no_grad()
+def test_a_remembered_choice_is_of_the_same_dropout():
+    q, k, v = (random(1, 4, 37, 8, seed=n) for n in range(3))
+    plain, dropped = (lg.attend(q, k, v, encoding=lg.ALiBi(num_heads=4), dropout=share) for share in (0.0, 0.5))
+    assert not torch.allclose(dropped, plain)
+
+
 def test_weights_after_dropout_are_those_that_make_the_output():
     q, k, v = qkv(40, 40)
     out, weights = lg.attend(q, k, v, dropout=0.3, return_weights=True)

@@ -63,11 +63,11 @@ def test_fewer_threads_than_asked_for_do_all_the_work():
             team = team_of(given, asked)
             for library in libraries():
                 library.use_team(team)
-            assert all(map(torch.equal, results(3), expected))
+            assert all(torch.equal(a, b) for a, b in zip(results(3), expected, strict=True))
             assert len(asked) >= 5 and set(asked) == {3}
         for library in libraries():
             library.use_team(None)
-        assert all(map(torch.equal, results(3), expected))
+        assert all(torch.equal(a, b) for a, b in zip(results(3), expected, strict=True))
     finally:
         for library in libraries():
             library.use_team(ctypes.c_void_p(load.team()))

@@ -199,6 +199,21 @@ def test_calls_with_documents(name: str, chunk: int, monkeypatch: pytest.MonkeyP
     close(mixer(x[:, 40:], cache=whole, documents=documents), mixer(x, documents=documents)[:, 40:], atol=1e-10)
 
 
+def test_state_is_the_binary_counter() -> None:
+    """After 204 tokens with a window of 5 the blocks are the digits of 6 chunks, averages of the tokens' own keys."""
+    mixer, x = layer(), random(3, 204, HEADS * DIM)
+    cache = mixer.cache_layer()
+    for part in x.split(41, 1):
+        mixer(part, cache=cache)
+    state, keys = cache.state, mixer.k_proj(x).view(3, 204, KV_HEADS, -1).transpose(1, 2)
+    assert state.seen.tolist() == [204] * 3 and state.blocks.keys.shape[2] == 3
+    for level, (start, stop) in {2: (0, 128), 1: (128, 192)}.items():
+        close(state.blocks.keys[:, :, level], keys[:, :, start:stop].mean(2), atol=1e-14)
+        assert state.blocks.ends[:, 0, level].tolist() == [[start, stop - 1]] * 3
+    assert not state.blocks.keys[:, :, 0].any()
+    close(state.keys[:, :, -12:, :DIM], keys[:, :, 192:], atol=1e-14)  # the last 7, and a window of 5
+
+
 def test_the_gate_opens_to_the_window() -> None:
     """sigmoid(2) of a new layer's output is of the window."""
     assert HierarchicalAttention(HEADS * DIM, HEADS).gate_bias.tolist() == [2.0] * HEADS

@@ -59,6 +59,14 @@ def test_documents_join_the_callers_own():
     close(both, attention(x, documents=torch.tensor([[0, 0, 1, 2, 2, 3]])))
 
 
+def test_encoding_and_tables_may_be_handed_in():
+    rope = lg.Rotary(4, "half")
+    own, handed, x = layer(encoding=rope), layer(), tokens()
+    close(handed(x, encoding=rope), own(x))
+    close(handed(x, encoding=rope, tables=(rope.prepare(torch.arange(11), 11, torch.float64),)), own(x))
+    assert not torch.allclose(handed(x), own(x))
+
+
 @pytest.mark.parametrize(
     "given", [{"mask": lg.NoMask()}, {"positions": 3}, {"encoding": lg.Rotary(4, "half")}, {"return_weights": True}]
 )

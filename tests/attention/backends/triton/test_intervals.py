@@ -81,7 +81,7 @@ def test_another_stream_has_its_own(monkeypatch):
     assert other is not first and intervals_of(r) is other
     monkeypatch.setattr(intervals, "captured", lambda device: True)
     assert intervals_of(r) is not other and intervals_of(r) is not intervals_of(r)
-    assert all(map(torch.equal, intervals_of(r), first))
+    assert all(torch.equal(a, b) for a, b in zip(intervals_of(r), first, strict=True))
 
 
 def test_no_number_is_read_by_the_host():

@@ -230,7 +230,7 @@ def test_sequences_in_several_launches(monkeypatch):
     want = everything(x)
     monkeypatch.setattr(launch, "MOST", 1)
     assert launch.launches(2) == [(0, 1), (1, 1)]
-    assert all(map(torch.equal, everything(x), want))
+    assert all(torch.equal(a, b) for a, b in zip(everything(x), want, strict=True))
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_vectors_far_apart():
         for n, (name, y) in enumerate(zip("qkv", x[:3], strict=True))
     })  # fmt: skip
     assert launch.far(apart) and not launch.far(x)
-    assert all(map(torch.equal, everything(apart), everything(x)))
+    assert all(torch.equal(a, b) for a, b in zip(everything(apart), everything(x), strict=True))
 
 
 @torch.no_grad()
