@@ -125,10 +125,7 @@ CAUSAL = ((lg.Window(3) | Global([0, 4])) & lg.Causal(), lg.Causal() & Chunks(4)
 
 @pytest.mark.parametrize(
     ("encoding", "masks"),
-    [
-        *((e, PREFIXES) for e in (None, lg.Rotary(4, "half"), lg.ALiBi(4), lg.Fire(4))),
-        (lg.FoX(16, 4), CAUSAL),
-    ],
+    [*((e, PREFIXES) for e in (None, lg.Rotary(4, "half"), lg.ALiBi(4), lg.Fire(4))), (lg.FoX(16, 4), CAUSAL)],
 )
 @torch.no_grad()
 def test_patterns_in_a_cache(encoding, masks):

@@ -33,7 +33,7 @@ SLOW = {"README.md", *(f"docs/guides/{guide}.md" for guide in GUIDES)} | {
 }
 """Pages whose Python takes more than a second."""
 EXPECTED: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "docs/guides/find-a-position-bug.md": lambda names: "far_positions" in names["broken"],
+    "docs/guides/find-a-position-bug.md": lambda names: "far_positions" in names["broken"]
 }
 """What the names of a page must have come to."""
 RUN = {"list", "show", "check", "extend"}

@@ -20,12 +20,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
     "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "llama4_text": EXPERTS
-    | {
-        "intermediate_size_mlp": 24,
-        "no_rope_layers": [1, 0],
-        "attention_chunk_size": 5,
-        "floor_scale": 4,
-    },
+    | {"intermediate_size_mlp": 24, "no_rope_layers": [1, 0], "attention_chunk_size": 5, "floor_scale": 4},
     "gpt_oss": EXPERTS | {"sliding_window": 5, "num_experts_per_tok": 1},
 }
 

@@ -42,10 +42,7 @@ def byte_pairs(corpus: list[str], size: int, **special: str) -> PreTrainedTokeni
     plain = Tokenizer(models.BPE())
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
-    alphabet = {
-        "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
-        "special_tokens": sorted({*special.values()}),
-    }
+    alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "special_tokens": sorted({*special.values()})}
     plain.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=size, show_progress=False, **alphabet))
     return PreTrainedTokenizerFast(tokenizer_object=plain, **special)
 
