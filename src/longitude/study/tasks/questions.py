@@ -202,7 +202,7 @@ class Drawn(Examples):
         if task.grows:
             self.lengths = np.random.default_rng([seed]).integers(1, growing(longest, steps) + 1)
         row = {length: task.positions(length) for length in set(self.lengths.tolist())}
-        # Once: summed anew at each step, this was two thirds of a training on short words.
+        # Once: a sum at every step was two thirds of a training on short words.
         self.before = np.cumsum([0, *(row[length] for length in self.lengths.tolist())])
         self.drawn: tuple[int, Sample] | None = None
 

@@ -127,11 +127,9 @@ def limits(r: Request) -> str | None:
 def of_chip(r: Request) -> str | None:
     """Why this GPU does not run a request; None if it does, or if there is no GPU to ask. A compiled call tries no kernel."""
     compiling = torch.compiler.is_compiling()
-    if not r.q.is_cuda or (
-        needs_operator(r.q, r.k, r.v) and not compiling
-    ):  # traced, or without memory: no chip to ask
+    device, without_memory = r.q.device, needs_operator(r.q, r.k, r.v) and not compiling
+    if not r.q.is_cuda or without_memory:  # there is no chip to ask
         return None
-    device = r.q.device
     if (why := of_device(device)) is not None or compiling:
         return why
     kinds = {type(term) for term in r.terms}
