@@ -140,7 +140,7 @@ def of_chip(r: Request) -> str | None:
     return _not_compiled(device, r.q.dtype, widths, added)
 
 
-@torch.compiler.assume_constant_result  # a graph is compiled for one device, whose properties dynamo cannot trace
+@torch.compiler.assume_constant_result  # a graph is compiled for one device, and no version of dynamo need trace the query
 def of_device(device: torch.device) -> str | None:
     """Why the kernels are not written for a GPU."""
     if torch.version.hip is not None:
