@@ -36,8 +36,6 @@ RELATIONS = {
 """Where the interval lies if the relation holds: of loss / loss of the second side - 1; of the share of wrong answers minus that
 of the second side; without a second side, of the share of right answers."""
 RUNGS = ("a", "b")
-SEEDS = 3
-"""Fewer show nothing."""
 
 
 class Pair(NamedTuple):
@@ -77,22 +75,31 @@ def published(claim: str, path: Path = PUBLISHED, studies: Path = STUDIES) -> st
 
 
 def estimate(first: str, second: str, studies: Path = STUDIES) -> Estimate | None:
-    """The number that `RELATIONS` is about, paired by seed and document. ValueError if the documents are different ones."""
+    """The number that `RELATIONS` is about, paired by seed and document; None with fewer seeds than were planned.
+
+    Raises:
+        ValueError: The documents are different ones.
+    """
     criterion, ours = sums_of(first, studies)
     if not second:
-        return share(ours.of)
+        return planned(share(ours.of), criterion)
     other, theirs = sums_of(second, studies)
     if criterion.run.study["data"]["sha256"] != other.run.study["data"]["sha256"]:
         raise ValueError(f"{first} and {second} were measured on different documents; expected the same documents")
     if criterion.less_is_better:
-        return change(ours, theirs, criterion.metric)
+        return planned(change(ours, theirs, criterion.metric), criterion, other)
     found = difference(ours, theirs, criterion.metric)
-    return found and found.negative
+    return planned(found and found.negative, criterion, other)
+
+
+def planned(found: Estimate | None, *criteria: Criterion) -> Estimate | None:
+    """An estimate, if it has all seeds that its studies planned."""
+    return found if found and len(found.values) >= max(criterion.seeds_needed for criterion in criteria) else None
 
 
 def agreement(relation: str, found: Estimate | None) -> str:
     """`AGREES` if the interval lies inside the range of a relation, `DISAGREES` if it lies on one side outside."""
-    if found is None or len(found.values) < SEEDS:
+    if found is None:
         return UNCLEAR
     low, high = RELATIONS[relation]
     sides = {found.above(low) if math.isfinite(low) else HOLDS, found.below(high) if math.isfinite(high) else HOLDS}

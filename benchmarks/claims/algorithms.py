@@ -136,7 +136,7 @@ register(
         ),
         source="Arora et al. 2024, Zoology: Measuring and Improving Recall in Efficient Language Models, figure 2",
         link="https://arxiv.org/abs/2312.04927",
-        protocol="There: 2 layers of attention, 4 of other mixers, lengths to 512, up to 64 pairs of 8,192 symbols, rates swept. "
+        protocol="There: 2 layers (the configuration of figure 2), lengths to 512, up to 64 pairs of 8,192 symbols, rates swept. "
         "Here: width 64, 16 pairs in windows of 256, 24,000 examples, the best of four rates. RoPE and RetNet learned nothing at "
         "any of them; RWKV-6 has 98%, Mamba-2 99% in two seeds of three. Varied: 4 pairs in windows of 64, one rate.",
         varied=(accuracy_above(Measured("recall", "rope", 64), SOLVED),),

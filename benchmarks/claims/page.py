@@ -46,8 +46,7 @@ and more: they show that an encoding breaks, and cannot rank large models. The l
 *Does not get worse* need not mean that the length is used: a model that sees 63 bytes does not get worse, too.
 2a is judged in sliding windows at twice the length, which was decided after its rows were known.
 `make verdicts ARGS="--only 2a"` prints the planned statement, too.
-*Published* says whether our signs agree with published numbers, of up to 30 billion parameters, where we found some. At B most
-pairs have three of five planned seeds.
+*Published* says whether our signs agree with published numbers, of up to 30 billion parameters, where we found some.
 
 `make verdicts` prints every statement, from [committed results](../benchmarks/results/claims), in a minute.
 `make verdicts ARGS="runs/claims --run --only 2a"` trains and judges one claim again. `make docs` builds a page for each claim,
@@ -157,15 +156,17 @@ def _claim(judged: Judged, chances: Iterator[str], evidence: Evidence) -> list[s
 
 
 def _statements(judged: Judged, wanted: str, chances: Iterator[str]) -> str:
-    lines, clauses = [], {""}
+    lines, clauses, remarks = [], {""}, set()
     for part, statement, outcome in judged.lines:
         if part == wanted:
             clause = judged.claim.clause_of(statement)
-            word = ": ".join(filter(None, [outcome.word, outcome.remark]))
+            remark = "as above" if outcome.remark and outcome.remark in remarks else outcome.remark
+            word = ": ".join(filter(None, [outcome.word, remark]))
             lines.append(
                 [clause if clause not in clauses else "", statement.words, outcome.number, next(chances), word]
             )
             clauses.add(clause)
+            remarks.add(outcome.remark)
     columns = ["clause", "statement", "number, 95% interval", "q", "verdict"]
     bare = [0] * (len(clauses) < 3)  # one clause is the sentence above
     bare += [3] * (not any(line[3] for line in lines))  # levels have intervals alone, without q

@@ -18,9 +18,6 @@ from longitude.study.answers import AnswerCriterion, share
 from longitude.study.losses import CONTROL, FLOOR, TOLERANCE, LossCriterion
 from longitude.study.results import LAST
 
-CONTROLS = {"base": Measured("ladder-a", "alibi+window:size=32", 128)}
-"""Blind controls of studies without one, which were trained as that of another study was, and measured on its documents."""
-
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
 def loss_below(a: Measured, b: Measured) -> Statement:
@@ -47,9 +44,7 @@ def loss_at_most(a: Measured, b: Measured, margin: float = TOLERANCE) -> Stateme
 
 def level(a: Measured, at: int) -> Statement:
     """The loss of a is less than `TOLERANCE` above that of its label at the end of training windows of `at` tokens."""
-    words = (
-        f"{_name(a)} does not get worse{_place(a)}: its loss is less than {TOLERANCE:.0%} above that at the end of {at}"
-    )
+    words = f"the loss of {_name(a)}{_place(a)} is less than {TOLERANCE:.0%} above that at the end of {at}"
     reads = a, a._replace(length=at, method=LAST)
     ranged = _ranged(words, reads, "change", (-math.inf, TOLERANCE), percent, guarded=False)
 
@@ -57,7 +52,7 @@ def level(a: Measured, at: int) -> Statement:
         outcome = ranged.judge(evidence)
         if outcome.verdict != HOLDS:
             return outcome
-        if why := evidence.run(a.study).untrained(a.label) or doubt(evidence, a, True):
+        if why := evidence.run(a.study).untrained(a.label) or doubt(evidence, a):
             return outcome._replace(verdict=UNCLEAR, remark=f"{_name(a)} {why}")
         method = a.method or evidence.run(a.study).methods[0]
         return outcome._replace(remark=evidence.criterion(a.study).no_better(a.label, a.length, method) or "")
@@ -71,7 +66,8 @@ def rises(a: Measured, at: int, method: str | None = LAST) -> Statement:
     With the method None it is compared with all of these windows, which is a higher loss: for studies without that of quarters.
     A rise is one whatever was learned.
     """
-    words = f"{_name(a)} rises{_place(a)}: its loss is more than {TOLERANCE:.0%} above that at {'the end of ' * bool(method)}{at}"
+    end = "the end of " * bool(method)
+    words = f"the loss of {_name(a)}{_place(a)} is more than {TOLERANCE:.0%} above that at {end}{at}"
     reads = a, a._replace(length=at, method=method)
     return _ranged(words, reads, "change", (TOLERANCE, math.inf), percent, guarded=False)
 
@@ -122,7 +118,7 @@ def token_time(mixer: str, below: float) -> Statement:
 
 
 # ---- what was learned ------------------------------------------------------------------------------------------------
-def doubt(evidence: Evidence, of: Measured, control: bool = False) -> str:
+def doubt(evidence: Evidence, of: Measured) -> str:
     """Why a label may not have learned enough at the training length, to follow its name; empty if it has.
 
     A loss must be below that of n-grams, and of a model that sees a few bytes. Past the training length a task must have been
@@ -130,20 +126,12 @@ def doubt(evidence: Evidence, of: Measured, control: bool = False) -> str:
 
     Args:
         of: A label, at the length that is judged.
-        control: Whether a study without a blind control is a doubt, too.
     """
     criterion, run = evidence.criterion(of.study), evidence.run(of.study)
     if isinstance(criterion, LossCriterion):
-        checks = {name: verdict for name, (verdict, _) in criterion.learned[of.label].checks.items()}
-        if CONTROL not in checks and of.study in CONTROLS:
-            here = of._replace(length=run.train_length, method=None)
-            checks[CONTROL] = _estimate(evidence, "difference", (here, CONTROLS[of.study])).below(0)
-        failed = [name for name in (FLOOR, CONTROL) if checks.get(name, HOLDS) != HOLDS]
-        if failed:
-            return f"may have learned too little at {run.train_length}: not below {' and '.join(failed)}"
-        return f"is not known to have learned enough: study {of.study} has no {CONTROL}" * (
-            control and CONTROL not in checks
-        )
+        checks = criterion.learned[of.label].checks
+        failed = [name for name in (FLOOR, CONTROL) if name not in checks or checks[name][0] != HOLDS]
+        return f"may have learned too little at {run.train_length}: not below {' and '.join(failed)}" if failed else ""
     assert isinstance(criterion, AnswerCriterion)
     if of.length > run.train_length and not criterion.learned(of.label, of.method or run.methods[0]):
         return "did not learn the task, so longer inputs say nothing about position"

@@ -8,7 +8,7 @@ import calibration
 from calibration import AGREES, DISAGREES, SPLIT
 from claims.base import list_claims
 from longitude.runs.files import read_json
-from longitude.statistics.estimates import UNCLEAR, Estimate
+from longitude.statistics.estimates import UNCLEAR
 from tests.study.conftest import write_answers, write_run
 
 COLUMNS = ("claims", "relation", "against", "ours_a", "than_a", "ours_b", "than_b")
@@ -55,10 +55,16 @@ def test_a_pair_agrees_only_with_the_sign_of_the_rows(tmp_path, studies, relatio
     assert (pair.a, pair.b) == (word, None) and pair.word == word
 
 
-def test_two_seeds_show_nothing():
-    for seeds, word in ((2, UNCLEAR), (3, AGREES)):
-        found = Estimate(-1.0, -2.0, -0.5, "seeds and documents", values=(-1.0,) * seeds)
-        assert calibration.agreement("better", found) == word
+def test_missing_seeds_show_nothing(tmp_path):
+    """Of four planned seeds three show nothing, of three planned they do."""
+    pair = ("", "better", "", "text/rope/256", "text/alibi/256")
+    for seeds, word in (((0, 1, 2, 3), UNCLEAR), ((0, 1, 2), AGREES)):
+        studies = tmp_path / f"{len(seeds)}"
+        failed = {("alibi", 3): {"status": "failed"}}
+        labels, lengths = {"rope": LOW, "alibi": HIGH}, {"train_length": 256, "test_lengths": (256, 512, 1024)}
+        write_run(studies / "text", labels, failed, seeds=seeds, steps=4, noise=0.001, **lengths)
+        _, [found] = judged(tmp_path, studies, pair)
+        assert found.a == word
 
 
 def test_rungs_and_publications_that_contradict_each_other_are_split(tmp_path, studies):
