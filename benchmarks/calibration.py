@@ -81,20 +81,16 @@ def estimate(first: str, second: str, studies: Path = STUDIES) -> Estimate | Non
         ValueError: The documents are different ones.
     """
     criterion, ours = sums_of(first, studies)
-    if not second:
-        return planned(share(ours.of), criterion)
-    other, theirs = sums_of(second, studies)
+    other, theirs = sums_of(second or first, studies)
     if criterion.run.study["data"]["sha256"] != other.run.study["data"]["sha256"]:
         raise ValueError(f"{first} and {second} were measured on different documents; expected the same documents")
-    if criterion.less_is_better:
-        return planned(change(ours, theirs, criterion.metric), criterion, other)
-    found = difference(ours, theirs, criterion.metric)
-    return planned(found and found.negative, criterion, other)
-
-
-def planned(found: Estimate | None, *criteria: Criterion) -> Estimate | None:
-    """An estimate, if it has all seeds that its studies planned."""
-    return found if found and len(found.values) >= max(criterion.seeds_needed for criterion in criteria) else None
+    if not second:
+        found = share(ours.of)
+    elif criterion.less_is_better:
+        found = change(ours, theirs, criterion.metric)
+    else:
+        found = difference(theirs, ours, criterion.metric)
+    return found if found and len(found.values) >= max(criterion.seeds_needed, other.seeds_needed) else None
 
 
 def agreement(relation: str, found: Estimate | None) -> str:

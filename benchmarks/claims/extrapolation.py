@@ -25,15 +25,8 @@ HEADS = (
     "ALiBi has two heads there, with slopes 1/16 and 1/256, and is no better at 128 than in windows of 32 bytes: it learned "
     "too little. With four (study heads) it is 0.01 bits better, and level. The next size has four."
 )
-UNLEARNED = (
-    "At B {} has learned no more than a model that sees 127 bytes. Four rates and twice the steps of both: about 19 processor "
-    "hours."
-)
-
-SINUSOIDS = (
-    "Sinusoids that see 63 bytes have the same loss, 2.127 bits. At 0.4 million parameters and 256 bytes, with four rates: 6 "
-    "processor hours."
-)
+UNLEARNED = "At B {} has learned no more than a model that sees 127 bytes. Four rates, twice the steps: about 19 processor hours."
+SINUSOIDS = "Those that see 63 bytes are as good. At 0.4 million parameters and four rates: about 6 processor hours."
 
 PRESS = "Press, Smith and Lewis 2022, Train Short, Test Long"
 PRESS_LINK = "https://arxiv.org/abs/2108.12409"

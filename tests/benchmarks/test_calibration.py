@@ -56,15 +56,11 @@ def test_a_pair_agrees_only_with_the_sign_of_the_rows(tmp_path, studies, relatio
 
 
 def test_missing_seeds_show_nothing(tmp_path):
-    """Of four planned seeds three show nothing, of three planned they do."""
-    pair = ("", "better", "", "text/rope/256", "text/alibi/256")
-    for seeds, word in (((0, 1, 2, 3), UNCLEAR), ((0, 1, 2), AGREES)):
-        studies = tmp_path / f"{len(seeds)}"
-        failed = {("alibi", 3): {"status": "failed"}}
-        labels, lengths = {"rope": LOW, "alibi": HIGH}, {"train_length": 256, "test_lengths": (256, 512, 1024)}
-        write_run(studies / "text", labels, failed, seeds=seeds, steps=4, noise=0.001, **lengths)
-        _, [found] = judged(tmp_path, studies, pair)
-        assert found.a == word
+    failed, shares = {("rope", 3): {"status": "failed"}}, {"rope": (1.0, 1.0, 0.1, 0.0), "t5": (1.0, 1.0, 0.95, 0.9)}
+    for planned, word in ((4, UNCLEAR), (3, AGREES)):
+        write_answers(tmp_path / f"{planned}" / "copy", shares, states=failed, seeds=tuple(range(planned)), steps=4)
+        _, [pair] = judged(tmp_path, tmp_path / f"{planned}", ("", "better", "", "copy/t5/20", "copy/rope/20"))
+        assert pair.a == word
 
 
 def test_rungs_and_publications_that_contradict_each_other_are_split(tmp_path, studies):
