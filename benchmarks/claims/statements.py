@@ -66,8 +66,7 @@ def rises(a: Measured, at: int, method: str | None = LAST) -> Statement:
     With the method None it is compared with all of these windows, which is a higher loss: for studies without that of quarters.
     A rise is one whatever was learned.
     """
-    end = "the end of " * bool(method)
-    words = f"the loss of {_name(a)}{_place(a)} is more than {TOLERANCE:.0%} above that at {end}{at}"
+    words = f"the loss of {_name(a)}{_place(a)} is more than {TOLERANCE:.0%} above that at {'the end of ' * bool(method)}{at}"
     reads = a, a._replace(length=at, method=method)
     return _ranged(words, reads, "change", (TOLERANCE, math.inf), percent, guarded=False)
 
@@ -130,8 +129,8 @@ def doubt(evidence: Evidence, of: Measured) -> str:
     criterion, run = evidence.criterion(of.study), evidence.run(of.study)
     if isinstance(criterion, LossCriterion):
         checks = criterion.learned[of.label].checks
-        failed = [name for name in (FLOOR, CONTROL) if name not in checks or checks[name][0] != HOLDS]
-        return f"may have learned too little at {run.train_length}: not below {' and '.join(failed)}" if failed else ""
+        failed = " and ".join(name for name in (FLOOR, CONTROL) if name not in checks or checks[name][0] != HOLDS)
+        return f"may have learned too little at {run.train_length}: not known to be below {failed}" * bool(failed)
     assert isinstance(criterion, AnswerCriterion)
     if of.length > run.train_length and not criterion.learned(of.label, of.method or run.methods[0]):
         return "did not learn the task, so longer inputs say nothing about position"
