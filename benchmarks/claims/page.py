@@ -44,6 +44,7 @@ Look up whether a small test that you can repeat supports what papers say about 
 **A verdict is about the sentence at this size, not about the paper.** A has models of 0.1 million parameters, B of 0.4 million
 and more: they show that an encoding breaks, and cannot rank large models. The largest size with all planned seeds decides.
 *Does not get worse* need not mean that the length is used: a model that sees 63 bytes does not get worse, too.
+Most undecided claims compare models that are not known to be better than one that sees 63 to 255 bytes.
 2a is judged in sliding windows at twice the length, which was decided after its rows were known.
 `make verdicts ARGS="--only 2a"` prints the planned statement, too.
 *Published* says whether our signs agree with published numbers, of up to 30 billion parameters, where we found some.
@@ -156,17 +157,17 @@ def _claim(judged: Judged, chances: Iterator[str], evidence: Evidence) -> list[s
 
 
 def _statements(judged: Judged, wanted: str, chances: Iterator[str]) -> str:
-    lines, clauses, remarks = [], {""}, set()
+    lines, clauses, above = [], {""}, ""
     for part, statement, outcome in judged.lines:
         if part == wanted:
             clause = judged.claim.clause_of(statement)
-            remark = "as above" if outcome.remark and outcome.remark in remarks else outcome.remark
+            remark = "as above" if outcome.remark and outcome.remark == above else outcome.remark
             word = ": ".join(filter(None, [outcome.word, remark]))
             lines.append(
                 [clause if clause not in clauses else "", statement.words, outcome.number, next(chances), word]
             )
             clauses.add(clause)
-            remarks.add(outcome.remark)
+            above = outcome.remark
     columns = ["clause", "statement", "number, 95% interval", "q", "verdict"]
     bare = [0] * (len(clauses) < 3)  # one clause is the sentence above
     bare += [3] * (not any(line[3] for line in lines))  # levels have intervals alone, without q

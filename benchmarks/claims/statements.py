@@ -15,6 +15,7 @@ from claims.verdicts import Form, Range, in_words, verdict_of, what_decides
 from longitude.report.wording import paper, percent, with_base
 from longitude.statistics.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference
 from longitude.study.answers import AnswerCriterion, share
+from longitude.study.blind import control_of
 from longitude.study.losses import CONTROL, FLOOR, TOLERANCE, LossCriterion
 from longitude.study.results import LAST
 
@@ -128,8 +129,11 @@ def doubt(evidence: Evidence, of: Measured) -> str:
     """
     criterion, run = evidence.criterion(of.study), evidence.run(of.study)
     if isinstance(criterion, LossCriterion):
-        checks = criterion.learned[of.label].checks
-        failed = " and ".join(name for name in (FLOOR, CONTROL) if name not in checks or checks[name][0] != HOLDS)
+        start = of._replace(length=run.train_length, method=None)
+        blind = control_of(of.label, run.labels, run.train_length)
+        lower = blind and _estimate(evidence, "difference", (start, start._replace(label=blind))).below(0)
+        checks = criterion.learned[of.label].checks | {CONTROL: (lower or UNCLEAR, "")}
+        failed = " and ".join(name for name in (FLOOR, CONTROL) if checks.get(name, [""])[0] != HOLDS)
         return f"may have learned too little at {run.train_length}: not known to be below {failed}" * bool(failed)
     assert isinstance(criterion, AnswerCriterion)
     if of.length > run.train_length and not criterion.learned(of.label, of.method or run.methods[0]):
