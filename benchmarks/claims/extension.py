@@ -195,7 +195,7 @@ register(
         "512. Each of two bases is compared with itself: that of 128 bytes (72), and that of 512 bytes (518) from the switch on. "
         "Each half has a warm-up and a decay of its own. Varied: that base, "
         "or a RoPE scaling method, from the switch on, over no change.",
-        costs="Ten seeds of blind controls take about 50 processor minutes.",
+        costs="RoPE that sees 255 bytes has 2.081 bits, RoPE 2.103. Models of 0.4 million parameters take 9 processor hours.",
         varied=tuple(
             loss_below(staged(label, 512), staged("rope:base=72", 512))
             for label in (
