@@ -85,12 +85,12 @@ def estimate(first: str, second: str, studies: Path = STUDIES) -> Estimate | Non
     if criterion.run.study["data"]["sha256"] != other.run.study["data"]["sha256"]:
         raise ValueError(f"{first} and {second} were measured on different documents; expected the same documents")
     if not second:
-        found = share(ours.of)
+        number = share(ours.of)
     elif criterion.less_is_better:
-        found = change(ours, theirs, criterion.metric)
+        number = change(ours, theirs, criterion.metric)
     else:
-        found = difference(theirs, ours, criterion.metric)
-    return found if found and len(found.values) >= max(criterion.seeds_needed, other.seeds_needed) else None
+        number = difference(theirs, ours, criterion.metric)
+    return number if number and len(number.values) >= max(criterion.seeds_needed, other.seeds_needed) else None
 
 
 def agreement(relation: str, found: Estimate | None) -> str:
